@@ -1,0 +1,325 @@
+"""The same networks trained the usual way: PyTorch loop, torch.func, processes, one step per dispatch."""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import joblib
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import skip_init
+
+LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
+
+
+class LSTMTwin(nn.Module):
+    """`turbanet.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
+
+    unrolled = False  # torch.func's vmap has no rule for nn.LSTM: there the same cell runs step by step
+
+    def __init__(self, lstm: nn.LSTM, head: nn.Linear):
+        super().__init__()
+        self.lstm, self.head = lstm, head
+
+    def forward(self, x):
+        return self.head(self._unroll(x) if self.unrolled else self.lstm(x)[1][0][-1])
+
+    def _unroll(self, x):
+        lstm = self.lstm
+        inputs = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
+        hidden = carry = x.new_zeros(len(x), lstm.hidden_size)
+        for gates in inputs.unbind(1):
+            i, f, g, o = (gates + hidden @ lstm.weight_hh_l0.T).chunk(4, dim=-1)
+            carry = f.sigmoid() * carry + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * carry.tanh()
+        return hidden
+
+
+def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
+    """One member's `turbanet.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
+    if not params or not all(name.startswith("Dense_") for name in params):
+        raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
+    names = sorted(params, key=lambda name: int(name.removeprefix("Dense_")))
+    layers = [layer for name in names for layer in (_linear(params[name]), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def lstm_twin(params: Mapping[str, Any]) -> LSTMTwin:
+    """One member's `turbanet.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
+
+    Flax's cell has one bias per gate, PyTorch's two. Here `bias_ih` is zero and not trained: were both
+    trained, Adam would move their sum twice as far.
+    """
+    cells = [layer for layer in params.values() if "hi" in layer]
+    heads = [layer for layer in params.values() if "kernel" in layer]
+    if len(cells) != 1 or len(heads) != 1:
+        raise ValueError(f"lstm_twin needs one LSTM cell and one Dense layer, got {sorted(params)}.")
+    cell, head = cells[0], _linear(heads[0])
+    weight_ih, weight_hh = (
+        np.concatenate([np.asarray(cell[kind + gate]["kernel"]).T for gate in "ifgo"])  # PyTorch's gate order
+        for kind in "ih"
+    )
+    bias = np.concatenate([np.asarray(cell["h" + gate]["bias"]) for gate in "ifgo"])
+    features, hidden = weight_ih.shape[1], weight_hh.shape[1]
+    lstm = nn.LSTM(features, hidden, batch_first=True, device="meta", dtype=head.weight.dtype)
+    lstm.to_empty(device="cpu")
+    _copy(lstm.weight_ih_l0, weight_ih)
+    _copy(lstm.weight_hh_l0, weight_hh)
+    _copy(lstm.bias_hh_l0, bias)
+    _freeze_input_bias(lstm)
+    return LSTMTwin(lstm, head)
+
+
+def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
+    """A copy of the twin with PyTorch's default initialisation; an LSTM's `bias_ih` stays zero and frozen."""
+    twin = copy.deepcopy(twin)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in twin.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, nn.LSTM):
+                _freeze_input_bias(module)
+    return twin
+
+
+def train_loop(
+    twins: Sequence[nn.Module],
+    x,
+    y,
+    *,
+    loss: str,
+    learning_rate: float,
+    order=None,
+    epochs: int,
+    per_member: bool = False,
+    fused: bool = False,
+    threads: int | None = None,
+) -> np.ndarray:
+    """Train each network after the other with Adam, in place, the way people do.
+
+    Parameters
+    ----------
+    x, y : arrays [row, ...], or [member, row, ...] with `per_member`
+    loss : "cross_entropy" (logits; integer labels or one-hot) or "mse", mean over the batch
+    order : int [member, epoch, step, batch], the rows of each step; None: every row, one step per epoch
+    fused : PyTorch's fused Adam instead of its default
+    threads : PyTorch's threads during the call; None leaves them
+
+    Returns
+    -------
+    losses : float64 [epoch, member], the mean over the epoch's steps, each before its update
+
+    Raises
+    ------
+    ValueError : an unknown loss; members, epochs or rows that do not fit
+    """
+    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    losses = np.empty((epochs, len(twins)))
+    with _threads(threads):
+        for member, twin in enumerate(twins):
+            own_x, own_y = (x[member], y[member]) if per_member else (x, y)
+            optimizer = _adam(twin.parameters(), learning_rate, fused)
+            for epoch in range(epochs):
+                steps = []
+                for batch in [...] if order is None else order[member, epoch]:
+                    optimizer.zero_grad()
+                    value = loss_fn(twin(own_x[batch]), own_y[batch])
+                    value.backward()
+                    optimizer.step()
+                    steps.append(value.detach())
+                losses[epoch, member] = torch.stack(steps).double().mean().item()
+    return losses
+
+
+def train_func(
+    twins, x, y, *, loss, learning_rate, order=None, epochs, per_member=False, fused=False, threads=None
+) -> np.ndarray:
+    """Train all networks at once with torch.func's vmap; arguments, errors and losses as in `train_loop`.
+
+    One Adam moves the stacked parameters, which equals one Adam each: it is elementwise.
+    """
+    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    skeleton = copy.deepcopy(twins[0]).to("meta")
+    skeleton.unrolled = True  # only an LSTM reads it
+    params, _ = stack_module_state(list(twins))
+    optimizer = _adam(params.values(), learning_rate, fused)
+    members = torch.arange(len(twins), device=x.device)[:, None]
+    axis = None if order is None and not per_member else 0
+
+    def one(params, x, y):
+        return loss_fn(functional_call(skeleton, params, (x,)), y)
+
+    all_members = vmap(one, in_dims=(0, axis, axis))
+    losses = np.empty((epochs, len(twins)))
+    with _threads(threads):
+        for epoch in range(epochs):
+            steps = []
+            for rows in [...] if order is None else order[:, epoch].unbind(1):
+                batch = (members, rows) if per_member and order is not None else rows
+                optimizer.zero_grad()
+                values = all_members(params, x[batch], y[batch])
+                values.sum().backward()
+                optimizer.step()
+                steps.append(values.detach())
+            losses[epoch] = torch.stack(steps).double().mean(0).cpu().numpy()
+    for member, twin in enumerate(twins):
+        for name, parameter in twin.named_parameters():
+            _copy(parameter, params[name][member].detach())
+    return losses
+
+
+def train_processes(
+    twins, x, y, *, epochs, order=None, per_member=False, processes: int | None = None, **settings
+) -> np.ndarray:
+    """`train_loop` in processes of one thread each (None: one per core), members dealt out in turn."""
+    _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # mistakes show here, not in a process
+    count = min(processes or joblib.cpu_count(), len(twins))
+    settings |= {"epochs": epochs, "per_member": per_member, "threads": 1}
+    shares = [slice(first, None, count) for first in range(count)]
+    jobs = [
+        joblib.delayed(_train_share)(
+            twins[share],
+            x[share] if per_member else x,
+            y[share] if per_member else y,
+            order=None if order is None else np.asarray(order)[share],
+            **settings,
+        )
+        for share in shares
+    ]
+    losses = np.empty((epochs, len(twins)))
+    for share, result in zip(shares, joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True):
+        trained, losses[:, share] = result
+        for twin, other in zip(twins[share], trained, strict=True):
+            twin.load_state_dict(other.state_dict())
+    return losses
+
+
+def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_member: bool = False):
+    """The public TurbaNet's way: batches replicated on the host, one jitted vmapped step per dispatch.
+
+    Data, order, losses and errors as in `train_loop`; `loss_fn(params, x, y, apply_fn) -> (scalar, ...)`.
+    Returns (swarm, losses float64 [epoch, member]).
+    """
+    x, y, order = np.asarray(x), np.asarray(y), _check(len(swarm), x, y, order, epochs, per_member)
+    members = np.arange(len(swarm))[:, None]
+    swarm = swarm.set_loss_fn(loss_fn)
+    if order is None:
+        copies = [a if per_member else np.broadcast_to(a, (len(swarm), *a.shape)) for a in (x, y)]
+        whole = jax.device_put(copies)
+    losses = np.empty((epochs, len(swarm)))
+    for epoch in range(epochs):
+        steps = []
+        for rows in [None] if order is None else order[:, epoch].swapaxes(0, 1):
+            batch = (members, rows) if per_member else rows
+            swarm, values, _ = swarm.train(*(whole if rows is None else (x[batch], y[batch])))
+            steps.append(values)
+        losses[epoch] = np.mean(jax.device_get(steps), axis=0, dtype=np.float64)
+    return swarm, losses
+
+
+def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = None) -> int:
+    """The fastest number of threads for `run(threads)`: each warmed up by one call, then the better of two.
+
+    `run` does a brief piece of the work, on copies; candidates: powers of two up to the cores, and the cores.
+    """
+    cores = joblib.cpu_count()
+    seconds = {}
+    for threads in candidates or sorted({2**power for power in range(cores.bit_length())} | {cores}):
+        clock = []
+        for _ in range(3):
+            run(threads)
+            clock.append(time.perf_counter())
+        seconds[threads] = min(np.diff(clock))
+    return min(seconds, key=seconds.get)
+
+
+def torch_predict(twin: nn.Module, x) -> np.ndarray:
+    """The network's outputs [row, output] for x [row, ...]; logits where it classifies."""
+    with torch.no_grad():
+        return twin(_tensor(x).to(next(twin.parameters()))).cpu().numpy()
+
+
+def _train_share(twins, x, y, **settings):
+    losses = train_loop(twins, x, y, **settings)
+    return twins, losses
+
+
+def _linear(layer):
+    kernel = np.asarray(layer["kernel"])
+    if kernel.ndim != 2:
+        raise ValueError(f"A kernel is [input, output], this one {kernel.shape}: pass one member's params.")
+    linear = skip_init(nn.Linear, *kernel.shape, dtype=_tensor(kernel).dtype)
+    _copy(linear.weight, kernel.T)
+    _copy(linear.bias, layer["bias"])
+    return linear
+
+
+def _freeze_input_bias(lstm):
+    nn.init.zeros_(lstm.bias_ih_l0)
+    lstm.bias_ih_l0.requires_grad_(False)
+
+
+def _copy(parameter, value):
+    with torch.no_grad():
+        parameter.copy_(_tensor(value))
+
+
+def _tensor(array):
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only if it must be
+
+
+def _adam(parameters, learning_rate, fused):
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    # None, not False: False would also switch off PyTorch's own choice of implementation.
+    return torch.optim.Adam(trained, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=fused or None)
+
+
+def _prepare(twins, x, y, loss, order, epochs, per_member):
+    """What a training function needs, as tensors where the networks are: (loss function, x, y, order)."""
+    if loss not in LOSSES:
+        raise ValueError(f"Unknown loss {loss!r}; known: {', '.join(LOSSES)}.")
+    order = _check(len(twins), x, y, order, epochs, per_member)
+    weight = next(twins[0].parameters())
+    y = _tensor(y)
+    is_label = loss == "cross_entropy" and not y.is_floating_point()
+    y = y.to(weight.device, torch.long if is_label else weight.dtype)
+    order = None if order is None else torch.as_tensor(order, dtype=torch.long, device=weight.device)
+    return LOSSES[loss], _tensor(x).to(weight), y, order
+
+
+def _check(members, x, y, order, epochs, per_member):
+    """`order` as an array, or None; raises ValueError where members, epochs or rows do not fit."""
+    if members < 1 or epochs < 1:
+        raise ValueError(f"Training needs at least one network and one epoch, got {members} and {epochs}.")
+    if per_member and not len(x) == len(y) == members:
+        raise ValueError(f"x has {len(x)} members, y has {len(y)}, there are {members} networks.")
+    rows = [len(array[0] if per_member else array) for array in (x, y)]
+    if rows[0] != rows[1]:
+        raise ValueError(f"x has {rows[0]} rows, y has {rows[1]}.")
+    if order is None:
+        return None
+    order = np.asarray(order)
+    if order.ndim != 4 or order.shape[:2] != (members, epochs):
+        wanted = f"order must be [member, epoch, step, batch] with {members} members and {epochs} epochs"
+        raise ValueError(f"{wanted}, got shape {order.shape}.")
+    if order.min() < 0 or order.max() >= rows[0]:
+        raise ValueError(f"order names rows {order.min()} to {order.max()}; there are {rows[0]} rows.")
+    return order
+
+
+@contextlib.contextmanager
+def _threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,131 @@
+"""MNIST through the real tensorflow-datasets builder, from files or the network, and its stand-in."""
+
+import contextlib
+import functools
+import gzip
+import io
+import os
+import tempfile
+from unittest import mock
+
+import numpy as np
+
+SETTINGS = {}
+FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+
+
+def address():
+    """The address that is asked to find out whether there is a network."""
+    from tensorflow_datasets.image_classification import mnist
+
+    return mnist.MNIST.URL
+
+
+def from_file(folder):
+    """The four original files in `folder`; FileNotFoundError if there is none, ValueError if one is bad."""
+    if not any(os.path.lexists(folder / name) for name in FILES):
+        raise FileNotFoundError(f"none of {', '.join(FILES)} is in {folder}.")
+    if missing := [name for name in FILES if not (folder / name).is_file()]:
+        raise ValueError(
+            f"MNIST needs its four original files in {folder}, but {', '.join(missing)} cannot be read "
+            "there; add the missing ones or remove the others."
+        )
+    return _build(folder, f"put the original files into {folder}")
+
+
+def from_network():
+    """The same four files, downloaded; ConnectionError if they do not come, ValueError if they are bad."""
+    return _build(None, "run it again")
+
+
+def embedded(seed=0):
+    """scikit-learn's digits, 8 x 8 pixels of 0 to 16 stretched to 0 to 255, split 80/20 stratified."""
+    import sklearn
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_digits(return_X_y=True)
+    x = np.rint(x.reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x, y.astype(np.int32), test_size=0.2, stratify=y, random_state=seed
+    )
+    facts = {
+        "title": "scikit-learn digits, a stand-in for MNIST",
+        "real": False,
+        "versions": {"scikit-learn": sklearn.__version__},
+        "inputs": {},
+        "notes": ["8 x 8 pixels, 1797 images: scores are not comparable to MNIST's."],
+    }
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}, facts
+
+
+def _build(folder, remedy):
+    import requests
+    import tensorflow_datasets as tfds
+    from PIL import Image
+    from tensorflow_datasets.core.download import checksums, download_manager, downloader, util
+    from tensorflow_datasets.image_classification import mnist
+
+    class WithoutTensorFlow(mnist.MNIST, skip_registration=True):
+        """The original builder, except that gzip, NumPy and PIL read what it reads with TensorFlow."""
+
+        name = "mnist"
+
+        def _split_generators(self, dl_manager):
+            dl_manager.download_and_extract = dl_manager.download
+            return super()._split_generators(dl_manager)
+
+        def _generate_examples(self, num_examples, data_path, label_path):
+            images = np.frombuffer(gzip.decompress(data_path.read_bytes()), np.uint8, offset=16)
+            labels = np.frombuffer(gzip.decompress(label_path.read_bytes()), np.uint8, offset=8)
+            images = images.reshape(num_examples, 28, 28)
+            for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+                yield row, {"image": Image.fromarray(image), "label": int(label)}
+
+    tfds.disable_progress_bar()
+    with (
+        # Its messages name a folder that is about to vanish.
+        contextlib.redirect_stdout(io.StringIO()),
+        # tensorflow-datasets leaves folders of its own beside the one it is given: catch them all.
+        tempfile.TemporaryDirectory(prefix="turbanet-mnist-") as work,
+        mock.patch.object(tempfile, "tempdir", work),
+        # Its own bounds are ten retries and endless patience.
+        mock.patch.object(downloader, "MAX_RETRIES", 2),
+        mock.patch.object(downloader, "_open_url", functools.partial(downloader._open_url, timeout=(5, 15))),
+    ):
+        try:
+            builder = WithoutTensorFlow(data_dir=work, file_format="array_record")
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(
+                    manual_dir=folder, force_checksums_validation=True, try_download_gcs=False
+                )
+            )
+            arrays = _arrays(builder)
+        except download_manager.NonMatchingChecksumError as error:
+            what = " ".join(line.lstrip("* ") for line in str(error).splitlines()[:3])
+            raise ValueError(f"{what}. The file is damaged or not the original: {remedy}.") from None
+        except requests.exceptions.ChunkedEncodingError as error:
+            raise ValueError(f"A download of MNIST was cut short ({error}): {remedy}.") from None
+        except (requests.RequestException, util.DownloadError) as error:
+            raise ConnectionError(f"MNIST could not be downloaded ({error}).") from None
+    known = {url: info for url, info in checksums.get_all_url_infos().items() if url.startswith(builder.URL)}
+    facts = {
+        "title": "MNIST, the original files",
+        "real": True,
+        "versions": {"tensorflow-datasets": tfds.__version__, "builder": f"mnist {builder.version}"},
+        "inputs": {url.rsplit("/", 1)[1]: info.checksum for url, info in sorted(known.items())},
+        "notes": [],
+    }
+    return arrays, facts
+
+
+def _arrays(builder):
+    arrays = {}
+    for split in ("train", "test"):
+        rows = builder.as_data_source(split=split)
+        arrays[f"x_{split}"] = np.empty((len(rows), 28, 28), np.uint8)
+        arrays[f"y_{split}"] = np.empty(len(rows), np.int32)
+        for i, row in enumerate(rows):
+            arrays[f"x_{split}"][i] = row["image"][..., 0]
+            arrays[f"y_{split}"][i] = row["label"]
+    return arrays

@@ -1,0 +1,205 @@
+"""Daily closing prices from a file, from Yahoo through yfinance, or simulated, as one panel [day, ticker]."""
+
+import hashlib
+import time
+import zlib
+from unittest import mock
+
+import numpy as np
+
+# How many tickers and trading days to keep, the calendar days to ask the network for (end exclusive) and the
+# share of the tickers that must answer.
+SETTINGS = {"tickers": 500, "days": 505, "start": "2016-02-08", "end": "2018-02-08", "coverage": 0.9}
+CARRY = 2  # days; a longer hole excludes the ticker
+SP500_2018 = {
+    "e0edea30216667f4f0eb0b40e84550e57993a13f9d6ba67afaf7e929958197a3",
+    "affb14384f3c2479d5d071c700bc74b789ecfd880128935b017f13c8ef0ba45d",
+}
+
+
+def address():
+    """The address that is asked to find out whether there is a network."""
+    from yfinance.const import _BASE_URL_
+
+    return _BASE_URL_
+
+
+def from_file(folder, *, tickers, days, **_):
+    """The one *.csv or *.csv.gz in `folder`; FileNotFoundError if there is none, ValueError if it is bad."""
+    import pandas as pd
+
+    paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
+    if not paths:
+        raise FileNotFoundError(f"no *.csv or *.csv.gz is in {folder}.")
+    if len(paths) > 1:
+        raise ValueError(f"{folder} must hold one prices file, it holds {', '.join(p.name for p in paths)}.")
+    (path,) = paths
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # pandas' own are ValueErrors
+        raise ValueError(f"{path} is damaged or empty ({error}); put it there again.") from None
+    if "ticker" not in frame:
+        frame = frame.rename(columns={"Name": "ticker"})
+    if missing := {"date", "close", "ticker"} - set(frame.columns):
+        raise ValueError(
+            f"{path} must have the columns date, close, ticker; {', '.join(sorted(missing))} is missing, "
+            f"it has {', '.join(frame.columns)}."
+        )
+    panel = pd.DataFrame(
+        {
+            "date": pd.to_datetime(frame["date"], format="%Y-%m-%d", errors="coerce"),
+            "close": pd.to_numeric(frame["close"], errors="coerce"),
+            "ticker": frame["ticker"].replace("", None),
+        }
+    )
+    bad = panel.isna().any(axis=1) | ~(panel["close"] > 0) | np.isinf(panel["close"])
+    _first_bad(path, frame, bad, "a date YYYY-MM-DD, a close above 0 and a ticker")
+    _first_bad(path, frame, panel.duplicated(["date", "ticker"]), "one row per date and ticker")
+    wide = panel.pivot(index="date", columns="ticker", values="close").sort_index(axis=0).sort_index(axis=1)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    known = sha256 in SP500_2018
+    arrays, facts = _select(wide, tickers, days, path.name)
+    first, last = arrays["dates"][[0, -1]]
+    facts |= {
+        "title": f"{'S&P 500 ' if known else ''}daily closes {first} to {last}, from a file",
+        "real": True,
+        "versions": {"pandas": pd.__version__},
+        "inputs": {path.name: sha256},
+        "notes": [
+            "The index members of February 2018: survivorship bias.",
+            "Adjusted for most splits, not for dividends or spin-offs.",
+        ]
+        if known
+        else ["A prices file of your own, taken as it is."],
+    }
+    return arrays, facts
+
+
+def from_network(*, tickers, days, start, end, coverage):
+    """Adjusted closes of the S&P 500's members from Yahoo; ConnectionError if too few answer."""
+    import importlib.metadata
+
+    import pytickersymbols
+
+    symbols = pytickersymbols.PyTickerSymbols().get_stocks_by_index("S&P 500")
+    # Yahoo writes share classes with a dash.
+    wanted = sorted({stock["symbol"].replace(".", "-") for stock in symbols})
+    wide = _download(wanted, str(start), str(end))
+    missing = sorted(set(wanted) - set(wide.columns))
+    if len(wide.columns) / len(wanted) < coverage:
+        raise ConnectionError(
+            f"Yahoo answered for {len(wanted) - len(missing)} of {len(wanted)} tickers, at least "
+            f"{coverage:.0%} were required (data.stocks.coverage in params.yaml)."
+        )
+    if bad := sorted(wide.columns[(wide <= 0).any() | np.isinf(wide).any()]):
+        raise ValueError(f"Yahoo's closes must be positive, those of {', '.join(bad)} are not; use a file.")
+    arrays, facts = _select(wide, tickers, days, "Yahoo")
+    first, last = arrays["dates"][[0, -1]]
+    facts |= {
+        "title": f"S&P 500 daily closes {first} to {last}, from Yahoo",
+        "real": True,
+        "versions": {name: importlib.metadata.version(name) for name in ("yfinance", "pytickersymbols")},
+        "inputs": {},
+        "missing": missing,
+        "notes": ["Today's index members: survivorship bias.", "Adjusted for splits and dividends."],
+    }
+    return arrays, facts
+
+
+def embedded(*, tickers, days, seed=0, **_):
+    """Geometric random walks with one common factor; daily volatility 1 % common, 1.5 % each ticker's own."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(0.0003, 0.01, (days, 1)) * rng.uniform(0.5, 1.5, tickers)
+    steps = common + rng.normal(0, 0.015, (days, tickers))
+    steps[0] = rng.normal(4, 0.8, tickers)  # the first day's log price, around 55 US dollars
+    arrays = {
+        "close": np.exp(steps.cumsum(axis=0)).round(2).clip(0.01),
+        "dates": np.busday_offset("2000-01-03", np.arange(days)),
+        "tickers": np.array([f"SIM{i:04d}" for i in range(tickers)]),
+    }
+    facts = {
+        "title": "simulated market, not real prices",
+        "real": False,
+        "versions": {"numpy": np.__version__},
+        "inputs": {},
+        "notes": [f"Geometric random walks with a common factor, seed {seed}; the dates are made up too."],
+    }
+    return arrays, facts
+
+
+def _first_bad(path, frame, bad, expected):
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        date, close, ticker = frame.loc[row, ["date", "close", "ticker"]]
+        raise ValueError(
+            f"{path} must hold {expected}; {int(bad.sum())} rows do not, the first is line {row + 2}: "
+            f"date {date!r}, close {close!r}, ticker {ticker!r}."
+        )
+
+
+def _download(wanted, start, end, batch=50, waits=(0, 5, 15), patience=60):
+    """Closes [day, ticker] of the tickers that answered; yfinance does not raise for those that did not."""
+    import pandas as pd
+    import yfinance
+    from yfinance import cache
+    from yfinance.data import YfData
+
+    series, begun = {}, time.monotonic()
+    with (
+        # yfinance keeps time zones and cookies in the user's home otherwise.
+        mock.patch.object(cache._TzCacheManager, "_tz_cache", cache._TzCacheDummy()),
+        mock.patch.object(cache._CookieCacheManager, "_Cookie_cache", cache._CookieCacheDummy()),
+    ):
+        for wait in waits:
+            left = [ticker for ticker in wanted if ticker not in series]
+            if not left or (not series and time.monotonic() - begun > patience):
+                break
+            time.sleep(wait)
+            YfData.cache_get.cache_clear()  # it keeps failures too
+            for i in range(0, len(left), batch):
+                frame = yfinance.download(left[i : i + batch], start=start, end=end, auto_adjust=True, progress=False)
+                if "Close" in frame:
+                    series |= dict(frame["Close"].dropna(axis=1, how="all").items())
+                if not series and time.monotonic() - begun > patience:
+                    break
+    return pd.DataFrame(series).sort_index(axis=0).sort_index(axis=1)
+
+
+def _select(wide, tickers, days, origin):
+    """The last `days` days of the `tickers` tickers with the most; holes mended or their ticker excluded."""
+    if len(wide) < days:
+        raise ValueError(
+            f"{origin} has {len(wide)} days, {days} were asked for; lower data.stocks.days in params.yaml."
+        )
+    close, names = wide.to_numpy(float, copy=True), [str(name) for name in wide.columns]
+    dates = wide.index.to_numpy().astype("datetime64[D]")
+    carried, excluded = [], {}
+    for column, name in enumerate(names):
+        prices = close[:, column]
+        seen = np.flatnonzero(~np.isnan(prices))
+        if seen[-1] < len(prices) - 1:
+            excluded[name] = f"ends on {dates[seen[-1]]}"
+            continue
+        for gap in np.flatnonzero(np.diff(seen) > 1):
+            before, after = seen[gap], seen[gap + 1]
+            hole = range(max(before + 1, len(prices) - days), after)
+            if not hole:
+                continue
+            if after - before - 1 > CARRY:
+                excluded[name] = f"no price for {after - before - 1} days from {dates[before + 1]}"
+                break
+            prices[hole.start : hole.stop] = prices[before]
+            carried += [f"{name} {dates[day]}" for day in hole]
+    close, dates = close[-days:], dates[-days:]
+    held = (~np.isnan(close)).sum(axis=0)
+    whole = [i for i, name in enumerate(names) if name not in excluded]
+    kept = sorted(sorted(whole, key=lambda i: (-held[i], names[i]))[:tickers], key=names.__getitem__)
+    if not kept:
+        raise ValueError(f"{origin} has no ticker whose series runs to {dates[-1]} without a long hole.")
+    arrays = {"close": close[:, kept], "dates": dates, "tickers": np.array([names[i] for i in kept])}
+    facts = {
+        "carried_forward": [day for day in carried if day.split()[0] in arrays["tickers"]],
+        "excluded": excluded,
+        "left_out": [names[i] for i in whole if i not in kept],
+    }
+    return arrays, facts

@@ -1,0 +1,125 @@
+"""Seconds measured fairly, the line through them, and the machine they were measured on."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
+
+
+def machine() -> dict[str, str | int | float]:
+    """The machine's fingerprint: hardware, versions, JAX's devices; flat, of text and numbers.
+
+    Starts JAX's backend: the number of its devices cannot change afterwards.
+    """
+    import jax
+    import psutil
+
+    kinds = [device.device_kind for device in jax.devices()]
+    return {
+        "cpu": _cpu(),
+        "cores": _cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": _gpu(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "jax_backend": jax.default_backend(),
+        "jax_devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+    }
+
+
+def machine_line() -> str:
+    """The machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch."""
+    here = machine()
+    gpu = [] if here["gpu"] == "none" else [here["gpu"]]
+    versions = [f"jax {here['jax']}", f"torch {here['torch']}"]
+    return ", ".join([here["cpu"], f"{here['cores']} cores", *gpu, *versions])
+
+
+def interleave(ways: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of each way's calls: all ways warmed up first, then one call each in turn, `repeats` times.
+
+    Turns spread a machine's slow minutes over all ways. A call ends when its JAX arrays are ready.
+    """
+    import jax
+
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}.")
+    for way in ways.values():
+        for _ in range(warmup):
+            jax.block_until_ready(way())
+    seconds = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            with stopwatch() as watch:
+                jax.block_until_ready(way())
+            seconds[name].append(watch.seconds)
+    return seconds
+
+
+def summary(seconds: dict[str, list[float]]):
+    """A table of `interleave`'s seconds: way, median, low (least), high (greatest), repeats."""
+    import pandas as pd
+
+    rows = [(way, float(np.median(s)), min(s), max(s), len(s)) for way, s in seconds.items()]
+    return pd.DataFrame(rows, columns=["way", "median", "low", "high", "repeats"])
+
+
+def linear_fit(x, y) -> tuple[float, float, float]:
+    """The least-squares line (slope, intercept, r2); r2 = 1 - residual / total squares; constant y: nan."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if np.unique(x).size < 2:
+        raise ValueError(f"A line needs at least two different x, got {np.unique(x).tolist()}.")
+    slope, intercept = np.polyfit(x, y, 1)
+    residual, total = np.sum((y - slope * x - intercept) ** 2), np.sum((y - y.mean()) ** 2)
+    return float(slope), float(intercept), float(1 - residual / total) if total > 0 else float("nan")
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[SimpleNamespace]:
+    """Time a block: `.seconds` of what it yields is nan inside, wall-clock time after it, error or not."""
+    watch = SimpleNamespace(seconds=float("nan"))
+    start = time.perf_counter()
+    try:
+        yield watch
+    finally:
+        watch.seconds = time.perf_counter() - start
+
+
+def _cpu():
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def _cores():
+    usable = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(usable(0)) if usable else os.cpu_count()
+
+
+def _gpu():
+    if shutil.which("nvidia-smi") is None:
+        return "none"
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    names = found.stdout.strip().splitlines() if found.returncode == 0 else []
+    return ", ".join(name.strip() for name in names) or "none"
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

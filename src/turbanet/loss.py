@@ -1,0 +1,51 @@
+"""Losses of one member: `loss(params, x, y, apply_fn) -> (scalar, prediction)`."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def _check(prediction, y):
+    if prediction.shape != y.shape:
+        raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")
+
+
+def mse(params, x, y, apply_fn):
+    """Mean squared error. x: [batch, ...]; y: [batch, output]."""
+    prediction = apply_fn({"params": params}, x)
+    _check(prediction, y)
+    return jnp.mean(optax.squared_error(prediction, y)), prediction
+
+
+def l2_loss(params, x, y, apply_fn):
+    """Half the mean squared error. x: [batch, ...]; y: [batch, output]."""
+    prediction = apply_fn({"params": params}, x)
+    _check(prediction, y)
+    return jnp.mean(optax.l2_loss(prediction, y)), prediction
+
+
+def softmax_cross_entropy(params, x, y, apply_fn):
+    """Mean cross-entropy in nats of logits [batch, class] against classes y: int [batch] or one-hot [batch, class]."""
+    logits = apply_fn({"params": params}, x)
+    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim == logits.ndim - 1:
+        _check(logits[..., 0], y)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y)), logits
+    _check(logits, y)
+    return jnp.mean(optax.softmax_cross_entropy(logits, y)), logits
+
+
+def cross_entropy(params, x, y, apply_fn):
+    """Mean cross-entropy in nats of probabilities [batch, class] against one-hot y [batch, class]; finite at p = 0."""
+    probability = apply_fn({"params": params}, x)
+    _check(probability, y)
+    smallest = jnp.finfo(probability.dtype).tiny
+    log_probability = jnp.log(jnp.maximum(probability, smallest))
+    return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
+
+
+def binary_cross_entropy(params, x, y, apply_fn):
+    """Mean binary cross-entropy in nats of one logit [batch, 1] or [batch] against y in {0, 1} [batch]."""
+    logits = apply_fn({"params": params}, x)
+    flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
+    _check(flat, y)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)

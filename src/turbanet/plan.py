@@ -1,0 +1,128 @@
+"""Plan: where the members of a swarm run, over devices and in blocks that fit the cache."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+CACHE_BYTES = 4 * 2**20  # a core's share of cache that weights, gradients and moments of a block should fit in
+LARGEST_BLOCK = 8  # beyond it no gain was measured, see reports/
+
+
+def use_cores(cores: int | None = None) -> int:
+    """Make each CPU core a device of its own (all cores the process may use, if None); call it before JAX starts.
+
+    Returns the number of CPU devices. Raises RuntimeError when JAX has started with another number.
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None and hasattr(os, "sched_getaffinity") else cores
+    cores = cores or os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:
+        if len(jax.devices("cpu")) != cores:
+            raise RuntimeError(
+                f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s); "
+                "call it before the first array is made (in a notebook: restart the kernel)."
+            ) from None
+    return cores
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """`block` members train together on each of `devices`, block after block, each for a whole segment of epochs.
+
+    devices: how many of JAX's default devices, or the devices themselves, or None for all; block: members, or None
+    for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only.
+    """
+
+    devices: int | Sequence | None = None
+    block: int | None = None
+
+    def __post_init__(self):
+        if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
+            raise ValueError(f"block must be a whole number of members of at least 1, or None, got {self.block!r}.")
+        known = jax.local_devices()
+        devices = known if self.devices is None else self.devices
+        if isinstance(devices, int | np.integer):
+            if not 1 <= devices <= len(known):
+                raise ValueError(f"devices must be 1 to {len(known)} (what JAX has here), got {devices}.")
+            devices = known[:devices]
+        object.__setattr__(self, "devices", tuple(devices))
+
+    def resolve(self, swarm) -> "Plan":
+        """The plan with its block chosen by rule if none was given; a given block is kept, and filled up if need be."""
+        if self.block is not None:
+            return self
+        share = -(-len(swarm) // len(self.devices))
+        leaves = jax.tree.leaves((swarm.params, swarm.params, swarm.opt_state))  # weights, gradients, moments
+        member_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // len(swarm)
+        block = min(max(CACHE_BYTES // member_bytes, 1), LARGEST_BLOCK, share)
+        return dataclasses.replace(self, block=-(-share // -(-share // block)))  # balanced: no near-empty block
+
+    @property
+    def compiler_options(self):
+        """XLA uses 256-bit vectors on a CPU by default, also where it has wider ones."""
+        return {"xla_cpu_prefer_vector_width": 512} if self.devices[0].platform == "cpu" else None
+
+    def padded(self, members: int) -> int:
+        """The number of members after filling every block on every device."""
+        whole = self.block * len(self.devices)
+        return -(-members // whole) * whole
+
+    def place(self, tree):
+        """A copy of a [member, ...] tree, filled up with copies of its last member and split over the devices."""
+
+        def pad(leaf):
+            extra = self.padded(len(leaf)) - len(leaf)
+            return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra else jnp.copy(leaf)
+
+        return jax.device_put(jax.tree.map(pad, tree), self._sharding("member"))
+
+    def share(self, tree):
+        """A tree that all members read, once on each device."""
+        return jax.device_put(tree, self._sharding())
+
+    def vectorise(self, one):
+        """`one(own, shared)` of one member, over trees `own` [member, ...]: blocks in turn, devices at once."""
+
+        def local(own, shared):
+            return jax.lax.map(lambda member: one(member, shared), own, batch_size=self.block)
+
+        if len(self.devices) == 1:
+            return local
+        own, shared = PartitionSpec("member"), PartitionSpec()
+        # check_vma would refuse models whose scans start from constants, any RNN among them
+        return jax.shard_map(local, mesh=self._mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
+
+    @property
+    def _mesh(self):
+        return Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
+
+    def _sharding(self, *axes):
+        if len(self.devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self._mesh, PartitionSpec(*axes))
+
+
+_said = set()
+
+
+def say_once(sentence: str) -> None:
+    """Log a piece of advice the first time it applies."""
+    if sentence not in _said:
+        _said.add(sentence)
+        logging.getLogger("turbanet").warning(sentence)
+
+
+def choose(plan, swarm) -> Plan:
+    """The plan that `fit` and its like follow: the given one or all devices, its block resolved for the swarm."""
+    plan = (plan or Plan()).resolve(swarm)
+    cores = os.cpu_count() or 1
+    if plan.devices[0].platform == "cpu" and len(jax.devices("cpu")) == 1 and cores > 1 and len(swarm) > 1:
+        say_once(f"One CPU device on {cores} cores: call turbanet.use_cores() first to train on all of them.")
+    return plan

@@ -1,0 +1,298 @@
+"""fit against the same networks trained alone, by a plain Optax loop on the plain model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.fit import _program
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(30, 3))
+Y = rng.integers(0, 4, 30)
+MODEL, TX = tn.MLP((6, 4)), optax.adam(0.01)
+
+
+def make(members=5, **kwargs):
+    return tn.TurbaTrainState.swarm(MODEL, TX, members, sample_input=X[:1], **{"seed": 7, **kwargs})
+
+
+def train(swarm, **kwargs):
+    settings = {"epochs": 4, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 2), **kwargs}
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **settings)
+
+
+def alone(state, x, y, order, loss_fn=tn.softmax_cross_entropy):
+    """(params, epoch losses) of one network, a step at a time, over order [epoch, step, batch]."""
+
+    @jax.jit
+    def step(params, opt_state, x, y):
+        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, x, y, MODEL.apply)
+        updates, opt_state = TX.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    params, opt_state, losses = state.params, TX.init(state.params), []
+    for epoch in order:
+        steps = []
+        for index in epoch:
+            params, opt_state, loss = step(params, opt_state, jnp.asarray(x)[index], jnp.asarray(y)[index])
+            steps.append(loss)
+        losses.append(np.mean(steps))
+    return params, losses
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(rtol):
+    return lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * 1e-2)
+
+
+PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(2, 2), tn.Plan(2, 3), tn.Plan()]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
+def test_fit_equals_networks_alone_in_float64(plan):
+    with jax.enable_x64(True):
+        swarm = make()
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), swarm.params)
+        swarm = swarm.replace(params=params, opt_state=jax.vmap(TX.init)(params))
+        order = tn.batch_order(swarm, 30, epochs=25, batch_size=8)  # 100 steps
+        trained, history = train(swarm, epochs=25, plan=plan)
+        for i in range(len(swarm)):
+            params, losses = alone(swarm.get_state(i), X, Y, order[i])
+            jax.tree.map(close(1e-9), trained.get_state(i).params, params)
+            assert trained.params["Dense_0"]["kernel"].dtype == jnp.float64
+            np.testing.assert_allclose(history.train_loss[:, i], losses, rtol=1e-9)
+
+
+def test_fit_equals_networks_alone_in_float32():
+    swarm = make()
+    order = tn.batch_order(swarm, 30, epochs=25, batch_size=8)
+    trained, history = train(swarm, epochs=25)
+    for i in range(len(swarm)):
+        params, losses = alone(swarm.get_state(i), X, Y, order[i])
+        np.testing.assert_allclose(history.train_loss[:, i], losses, rtol=1e-4)
+        prediction = MODEL.apply({"params": params}, jnp.asarray(X))
+        np.testing.assert_allclose(tn.predict(trained, X)[i], prediction, rtol=1e-4, atol=1e-5)
+
+
+def test_fit_equals_pytorch():
+    torch = pytest.importorskip("torch")
+    swarm = make(members=2)
+    _, history = train(swarm, epochs=10, batch_size=None)
+    for i in range(2):
+        one = jax.tree.map(lambda a: torch.tensor(np.asarray(a)), swarm.get_state(i).params)
+        leaves = [one[layer][name].requires_grad_() for layer in ("Dense_0", "Dense_1") for name in ("kernel", "bias")]
+        adam, x, y = torch.optim.Adam(leaves, lr=0.01), torch.tensor(X, dtype=torch.float32), torch.tensor(Y)
+        for epoch in range(10):
+            hidden = torch.relu(x @ leaves[0] + leaves[1])
+            loss = torch.nn.functional.cross_entropy(hidden @ leaves[2] + leaves[3], y)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            np.testing.assert_allclose(history.train_loss[epoch, i], loss.item(), rtol=1e-4)
+
+
+def test_fit_of_rows_equals_networks_alone_on_their_rows():
+    swarm, rows = make(), tn.bootstrap(jax.random.key(1), members=5, rows=30, size=20)
+    order = tn.batch_order(swarm, rows, epochs=4, batch_size=8)
+    _, history = train(swarm, rows=rows)
+    for i in range(5):
+        assert set(order[i].ravel()) == set(np.asarray(rows)[i])
+        np.testing.assert_allclose(history.train_loss[:, i], alone(swarm.get_state(i), X, Y, order[i])[1], rtol=1e-5)
+
+
+def test_fit_of_ragged_rows_reads_only_the_members_own():
+    rows = tn.ragged([[0, 1, 2], range(3, 30)])
+    order = tn.batch_order(make(2), rows, epochs=2, batch_size=8)
+    assert set(order[0].ravel()) == {0, 1, 2} and order.shape == (2, 2, 4, 8)
+    poisoned = np.where(np.arange(30)[:, None] >= 3, np.nan, X)
+    _, history = tn.fit(
+        make(2), poisoned, Y, tn.softmax_cross_entropy, epochs=2, batch_size=8, rows=rows, progress=False
+    )
+    assert np.isfinite(history.train_loss[:, 0]).all() and np.isnan(history.train_loss[:, 1]).all()
+
+
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_fit_of_per_member_data_equals_shared_data(batch_size):
+    shared, a = train(make(), batch_size=batch_size)
+    own = np.tile(X, (5, 1, 1)), np.tile(Y, (5, 1))
+    separate, b = tn.fit(
+        make(), *own, tn.softmax_cross_entropy, epochs=4, batch_size=batch_size, per_member=True, progress=False,
+        plan=tn.Plan(2, 2),
+    )  # fmt: skip
+    np.testing.assert_allclose(a.train_loss, b.train_loss, rtol=1e-5)
+    jax.tree.map(close(1e-4), shared.params, separate.params)
+
+
+def test_fit_of_shared_inputs_and_per_member_targets_trains_specialists():
+    targets = (np.arange(4)[:, None] == Y).astype(int)
+    swarm = make(4)
+    order = tn.batch_order(swarm, 30, epochs=4, batch_size=8)
+    _, history = tn.fit(
+        swarm, X, targets, tn.softmax_cross_entropy, epochs=4, batch_size=8, per_member=(False, True), progress=False
+    )
+    for i in range(4):
+        losses = alone(swarm.get_state(i), X, targets[i], order[i])[1]
+        np.testing.assert_allclose(history.train_loss[:, i], losses, rtol=1e-5)
+
+
+def test_fit_takes_pytrees():
+    def weighted(params, x, y, apply_fn):
+        logits = apply_fn({"params": params}, x["features"])
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y["label"])
+        return (loss * y["weight"]).mean(), logits
+
+    x, y = {"features": X}, {"label": Y, "weight": np.ones(30)}
+    _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(2, 2))
+    np.testing.assert_allclose(history.train_loss, train(make())[1].train_loss, rtol=1e-6)
+
+
+def test_fit_computes_the_validation_loss_after_each_epoch():
+    held_out = X[:10] + 1, Y[:10]
+    trained, history = train(make(), validation=held_out)
+    x, y = map(jnp.asarray, held_out)
+    expected = [tn.softmax_cross_entropy(trained.get_state(i).params, x, y, MODEL.apply)[0] for i in range(5)]
+    np.testing.assert_allclose(history.validation_loss[-1], expected, rtol=1e-5)
+    assert history.validation_loss.shape == (4, 5)
+
+
+def test_fit_validates_each_fold_on_its_own_rows():
+    rows, held_out = tn.k_fold(jax.random.key(0), folds=4, rows=30)
+    trained, history = train(make(4), rows=rows, validation=(X, Y), validation_rows=held_out)
+    for i in range(4):
+        own = np.asarray(held_out)[i]
+        own = own[own >= 0]
+        loss, _ = tn.softmax_cross_entropy(
+            trained.get_state(i).params, jnp.asarray(X[own]), jnp.asarray(Y[own]), MODEL.apply
+        )
+        np.testing.assert_allclose(history.validation_loss[-1, i], loss, rtol=1e-5)
+
+
+def test_fit_in_two_calls_equals_one():
+    half, _ = train(make(), epochs=2, segment=2)
+    again, _ = train(half, epochs=2, segment=2)
+    whole, _ = train(make(), epochs=4, segment=2)
+    assert_same_bits(again, whole)
+    assert np.asarray(whole.epoch).tolist() == [4] * 5
+
+
+def test_fit_repeats_bit_for_bit():
+    assert_same_bits(train(make())[0], train(make())[0])
+
+
+def test_fit_does_not_depend_on_the_other_members():
+    all_five, two = train(make())[0], train(make().remove_state(0).remove_state(1).remove_state(2))[0]
+    assert np.asarray(two.id).tolist() == [1, 3]
+    assert_same_bits(jax.tree.map(lambda leaf: leaf[jnp.array([1, 3])], all_five), two)
+
+
+def test_fit_with_a_nan_neighbour_changes_no_bit():
+    swarm = make()
+    sick = swarm.replace(params=jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), swarm.params))
+    healthy = jnp.array([0, 2, 3, 4])
+    assert_same_bits(*(jax.tree.map(lambda leaf: leaf[healthy], train(s)[0]) for s in (swarm, sick)))
+
+
+def test_fit_leaves_its_arguments_and_devices_alone():
+    swarm = make()
+    before = jax.tree.map(np.array, swarm)
+    trained, _ = train(swarm)
+    assert_same_bits(swarm, before)
+    assert {leaf.sharding for leaf in jax.tree.leaves(trained)} == {leaf.sharding for leaf in jax.tree.leaves(swarm)}
+
+
+def test_fit_without_shuffle_reads_rows_in_order():
+    order = np.tile((np.arange(32) % 30).reshape(4, 8), (4, 1, 1))
+    _, history = train(make(), shuffle=False)
+    np.testing.assert_allclose(history.train_loss[:, 2], alone(make().get_state(2), X, Y, order)[1], rtol=1e-5)
+
+
+def test_fit_of_a_single_member_swarm():
+    order = tn.batch_order(make(1), 30, epochs=4, batch_size=8)
+    _, history = train(make(1))
+    np.testing.assert_allclose(history.train_loss[:, 0], alone(make(1).get_state(0), X, Y, order[0])[1], rtol=1e-5)
+
+
+def test_fit_compiles_once_for_equal_runs():
+    train(make(), epochs=3)
+    misses = _program.cache_info().misses
+    train(make(seed=8), epochs=3)
+    assert _program.cache_info().misses == misses
+
+
+def test_history_frame_is_tidy():
+    _, history = train(make(), validation=(X, Y))
+    frame = history.frame()
+    assert list(frame.columns) == ["epoch", "seed", "member", "train_loss", "validation_loss"] and len(frame) == 20
+    row = frame[(frame.epoch == 3) & (frame.member == 2)].iloc[0]
+    assert (row.train_loss, row.validation_loss) == (history.train_loss[3, 2], history.validation_loss[3, 2])
+
+
+def test_fit_shows_progress_on_a_terminal_only_if_asked(capfd):
+    train(make(), progress=False)
+    assert capfd.readouterr().err == ""
+    train(make(), progress=True)
+    assert "epoch" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": 2.5}, "batch_size must be"),
+        ({"rows": np.full((5, 3), 30)}, r"rows must lie in 0\.\.29"),
+        ({"rows": np.zeros((4, 3), int)}, "rows has 4 members, the swarm has 5"),
+        ({"per_member": True}, "it must lead with 5 members"),
+        ({"validation_rows": np.zeros((5, 3), int)}, "without validation"),
+        ({"validation": (X, Y[:-1])}, "same number of rows"),
+    ],
+)
+def test_fit_refuses_bad_input_in_one_sentence(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        train(make(), **settings)
+
+
+def test_fit_refuses_x_and_y_of_different_lengths():
+    with pytest.raises(ValueError, match="same number of rows"):
+        tn.fit(make(), X, Y[:-1], tn.softmax_cross_entropy, epochs=1)
+
+
+def test_fit_without_a_loss_says_what_to_do():
+    with pytest.raises(ValueError, match="pass loss_fn"):
+        tn.fit(make(), X, Y, epochs=1)
+
+
+def test_fit_refuses_a_loss_without_a_scalar():
+    with pytest.raises(ValueError, match="take its mean"):
+        tn.fit(make(), X, Y, lambda p, x, y, apply_fn: (apply_fn({"params": p}, x), y), epochs=1, progress=False)
+
+
+def test_evaluate_counts_each_row_once():
+    rows = tn.ragged([[0], [1, 2, 3, 4, 5, 6, 7]])
+    swarm = make(2)
+    got = tn.evaluate(swarm, X, Y, tn.softmax_cross_entropy, rows=rows)
+    for i, own in enumerate(([0], [1, 2, 3, 4, 5, 6, 7])):
+        logits = np.asarray(MODEL.apply({"params": swarm.get_state(i).params}, jnp.asarray(X[own])), np.float64)
+        expected = -np.mean((logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[range(len(own)), Y[own]])
+        np.testing.assert_allclose(got[i], expected, rtol=1e-5)
+
+
+def test_predict_equals_the_plain_model():
+    swarm = make()
+    for i, prediction in enumerate(tn.predict(swarm, X, plan=tn.Plan(2, 2))):
+        expected = MODEL.apply({"params": swarm.get_state(i).params}, jnp.asarray(X))
+        np.testing.assert_allclose(prediction, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_predict_of_per_member_rows():
+    swarm, rows = make(2), np.array([[3, 1], [2, 2]])
+    everything = tn.predict(swarm, X)
+    got = tn.predict(swarm, X, rows=rows)
+    np.testing.assert_allclose(got[0, 0], everything[0, 3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[1, 1], everything[1, 2], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,134 @@
+"""The house around the code: what installs it, builds it and keeps it clean."""
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+ON_311 = {"python_version": "3.11", "python_full_version": "3.11.9", "implementation_name": "cpython"}
+
+
+def requirements(lines):
+    """{canonical name: Requirement} of those that Python 3.11 installs."""
+    found = [Requirement(line) for line in lines]
+    return {r.name.lower().replace("_", "-"): r for r in found if not r.marker or r.marker.evaluate(ON_311)}
+
+
+def wanted():
+    """What pyproject.toml asks for, in all extras but cuda."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [lines for name, lines in project["optional-dependencies"].items() if name != "cuda"]
+    return requirements(sum(extras, project["dependencies"]))
+
+
+def locked():
+    """{name: "==version"} of requirements.lock."""
+    found = requirements((ROOT / "requirements.lock").read_text().splitlines())
+    return {name: str(r.specifier) for name, r in found.items()}
+
+
+def files():
+    """What is, or is about to be, in git."""
+    if not (ROOT / ".git").exists():  # an unpacked archive
+        folders = [ROOT / name for name in ("src", "tests", "notebooks", ".ci", ".github")]
+        return [f for f in [*ROOT.glob("*"), *(f for d in folders for f in d.rglob("*"))] if f.is_file()]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def interpreter(folder, name, script):
+    """Put a command `name` into `folder`."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def which_python(path):
+    """`make which-python` where the PATH is `path` alone."""
+    environment = {"PATH": str(path), "HOME": str(path)}
+    command = [shutil.which("make"), "--silent", "--no-print-directory", "which-python"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_environment_names_what_pyproject_names_at_the_locks_versions():
+    lines = re.findall(r"^      - ([a-z].*)$", (ROOT / "environment.yml").read_text(), re.M)
+    named = {name: str(r.specifier) for name, r in requirements(lines).items()}
+    assert named == {name: locked()[name] for name in wanted()}
+
+
+def test_lock_holds_each_dependency_at_a_version_that_pyproject_allows():
+    for name, requirement in wanted().items():
+        assert requirement.specifier.contains(locked()[name].removeprefix("==")), name
+
+
+def test_lock_pins_the_torch_that_has_a_cpu_build():
+    assert locked()["torch"] == "==2.13.0"
+
+
+def test_lock_has_only_pins():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    odd = [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[\w.]+( ; .+)?", line)]
+    assert odd == []
+    assert [line for line in lines if line.startswith(("nvidia", "cuda", "triton"))] == []
+
+
+def test_make_passes_over_an_interpreter_that_fails(tmp_path):
+    interpreter(tmp_path, "python3.11", "echo 'pyenv: python3.11: command not found' >&2; exit 127")
+    interpreter(tmp_path, "python3.12", f'exec {sys.executable} "$@"')
+    assert which_python(tmp_path).stdout.split()[0] == "python3.12"
+
+
+def test_make_looks_under_a_virtual_environment(tmp_path):
+    interpreter(tmp_path, "python3", f'exec {sys.executable} "$@"')
+    assert which_python(tmp_path).stdout.split()[1] == sys._base_executable
+
+
+def test_make_refuses_an_old_interpreter_in_one_sentence(tmp_path):
+    old = "import sys; sys.version_info = (3, 10, 0); exec(sys.argv[1])"
+    interpreter(tmp_path, "python3", f'exec {sys.executable} -c "{old}" "$2"')
+    ran = which_python(tmp_path)
+    said = [line for line in ran.stderr.splitlines() if not line.startswith("make")]
+    assert ran.returncode and len(said) == 1 and "Python 3.11 or newer" in said[0]
+
+
+def test_dvc_reports_to_nobody():
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".dvc/config")
+    assert dict(config["core"]) == {"analytics": "false", "check_update": "false", "autostage": "false"}
+
+
+def test_makefile_has_the_targets_that_the_readme_names():
+    targets = re.findall(r"^[a-z][a-z -]*(?=:)", (ROOT / "Makefile").read_text(), re.M)
+    named = re.findall(r"^\s*(?:\$ )?make ([a-z-]+)", (ROOT / "README.md").read_text(), re.M)
+    assert set(named) <= set(" ".join(targets).split())
+
+
+def test_commit_hook_strips_what_the_pipeline_strips():
+    keys = r"--extra-keys ['\"]([^'\"]+)['\"]"
+    hook = re.findall(keys, (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hook == ["metadata.kernelspec metadata.language_info"]
+    assert set(re.findall(keys, (ROOT / "dvc.yaml").read_text())) == set(hook)
+
+
+def test_no_file_names_a_package_index():
+    address = re.compile(r"--(extra-)?index-url|--find[-]links|https?://[^\s\"']*(pypi\.|pythonhosted|/simple\b)")
+    texts = {file: file.read_bytes().decode(errors="ignore") for file in files()}
+    assert [str(file) for file, text in texts.items() if address.search(text)] == []
+
+
+def test_doctor_lists_the_linked_files_and_what_the_data_says_of_itself(tmp_path):
+    from turbanet.lab import doctor
+
+    (tmp_path / "data/external/mnist").mkdir(parents=True)
+    for name in ("images.gz", ".gitignore"):
+        (tmp_path / "data/external/mnist" / name).touch()
+    (tmp_path / "data/mnist.json").write_text('{"source": "file", "rows": 60000}')
+    assert doctor.linked(tmp_path) == {"mnist": ["images.gz"]}
+    assert doctor.provenance(tmp_path) == {"mnist": {"source": "file", "rows": 60000}}
+    assert doctor.stale(tmp_path) == "no dvc.yaml here"

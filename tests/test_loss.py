@@ -1,0 +1,83 @@
+"""Each loss against NumPy, scikit-learn or PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, mean_squared_error
+
+from turbanet import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
+
+rng = np.random.default_rng(1)
+X = rng.normal(size=(6, 3)).astype(np.float32)
+W = rng.normal(size=(3, 4)).astype(np.float32)
+LABELS = np.array([0, 1, 2, 3, 1, 0])
+ONE_HOT = np.eye(4, dtype=np.float32)[LABELS]
+
+
+def linear(variables, x):
+    return x @ variables["params"]
+
+
+def probabilities(variables, x):
+    return jax.nn.softmax(linear(variables, x))
+
+
+def given(variables, x):
+    return variables["params"]
+
+
+def test_mse_equals_scikit_learn():
+    np.testing.assert_allclose(mse(W, X, ONE_HOT, linear)[0], mean_squared_error(ONE_HOT, X @ W), rtol=1e-6)
+
+
+def test_l2_loss_is_half_the_mean_squared_error():
+    np.testing.assert_allclose(l2_loss(W, X, ONE_HOT, linear)[0], mean_squared_error(ONE_HOT, X @ W) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss_fn", [mse, l2_loss])
+def test_squared_losses_return_the_prediction(loss_fn):
+    np.testing.assert_allclose(loss_fn(W, X, ONE_HOT, linear)[1], X @ W, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("y", [LABELS, ONE_HOT], ids=["integers", "one-hot"])
+def test_softmax_cross_entropy_equals_pytorch(y):
+    torch = pytest.importorskip("torch")
+    expected = torch.nn.functional.cross_entropy(torch.from_numpy(X @ W), torch.from_numpy(LABELS)).item()
+    np.testing.assert_allclose(softmax_cross_entropy(W, X, jnp.asarray(y), linear)[0], expected, rtol=1e-6)
+
+
+def test_cross_entropy_equals_scikit_learn():
+    probability = np.asarray(probabilities({"params": W}, X), np.float64)
+    expected = log_loss(LABELS, probability / probability.sum(1, keepdims=True))
+    np.testing.assert_allclose(cross_entropy(W, X, ONE_HOT, probabilities)[0], expected, rtol=1e-6)
+
+
+def test_cross_entropy_is_finite_at_probability_zero():
+    probability = jnp.array([[0.0, 1.0], [0.5, 0.5]])
+    value, grad = jax.value_and_grad(lambda p: cross_entropy(p, X, jnp.eye(2), given)[0])(probability)
+    assert np.isfinite(value) and np.isfinite(grad).all()
+
+
+def test_cross_entropy_ignores_a_zero_for_a_wrong_class():
+    probability = jnp.array([[0.0, 1.0]])
+    assert cross_entropy(probability, X, jnp.array([[0.0, 1.0]]), given)[0] == 0
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_binary_cross_entropy_equals_scikit_learn(shape):
+    logits, y = X[:, :1].reshape(shape), (LABELS > 1).astype(np.int32)
+    expected = log_loss(y, 1 / (1 + np.exp(-logits.ravel().astype(np.float64))))
+    np.testing.assert_allclose(binary_cross_entropy(logits, X, jnp.asarray(y), given)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss_fn", [mse, l2_loss, softmax_cross_entropy, cross_entropy])
+def test_a_target_of_another_shape_is_refused_not_broadcast(loss_fn):
+    with pytest.raises(ValueError, match="make them equal"):
+        loss_fn(W, X, jnp.ones((6, 1)), linear)
+
+
+@pytest.mark.parametrize("loss_fn", [mse, softmax_cross_entropy])
+def test_losses_work_under_jit_and_vmap(loss_fn):
+    many = jax.jit(jax.vmap(lambda w: loss_fn(w, X, ONE_HOT, linear)[0]))(jnp.stack([W, 2 * W]))
+    np.testing.assert_allclose(many[1], loss_fn(2 * W, X, ONE_HOT, linear)[0], rtol=1e-6)

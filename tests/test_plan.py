@@ -1,0 +1,108 @@
+"""Where members run."""
+
+import logging
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet import plan as plan_module
+
+
+def swarm(members, widths=(4, 2)):
+    return tn.TurbaTrainState.swarm(tn.MLP(widths), optax.adam(0.1), members, 3)
+
+
+def in_a_new_process(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_plan_takes_all_devices_by_default():
+    assert tn.Plan().devices == tuple(jax.devices()) and len(jax.devices()) == 2
+
+
+@pytest.mark.parametrize("devices", [0, 3])
+def test_plan_refuses_devices_that_do_not_exist(devices):
+    with pytest.raises(ValueError, match=f"devices must be 1 to 2 .*, got {devices}"):
+        tn.Plan(devices)
+
+
+@pytest.mark.parametrize("block", [0, -1, 1.5])
+def test_plan_refuses_a_block_that_is_no_count(block):
+    with pytest.raises(ValueError, match="block must be a whole number"):
+        tn.Plan(block=block)
+
+
+def test_resolve_keeps_a_given_block_so_that_bits_do_not_depend_on_the_number_of_members():
+    assert tn.Plan(2, 64).resolve(swarm(10)).block == 64
+
+
+def test_resolve_balances_its_blocks():
+    assert tn.Plan(1).resolve(swarm(10)).block == 5  # the rule says 8: 8 + 2 would leave one near-empty
+
+
+def test_resolve_takes_fewer_members_when_they_are_large():
+    assert tn.Plan(1).resolve(swarm(8, (400, 400, 2))).block < tn.Plan(1).resolve(swarm(8)).block
+
+
+def test_place_pads_with_the_last_member_and_splits_over_devices():
+    placed = tn.Plan(2, 2).place(jnp.arange(5))
+    assert np.asarray(placed).tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
+    assert len(placed.sharding.device_set) == 2
+
+
+def test_place_copies():
+    leaf = jnp.arange(4)
+    placed = tn.Plan(1, 2).place(leaf)
+    placed.delete()
+    assert leaf.sum() == 6
+
+
+@pytest.mark.parametrize("plan", [tn.Plan(1, 3), tn.Plan(2, 1), tn.Plan(2, 2)])
+def test_vectorise_maps_over_members(plan):
+    own, shared = plan.place(jnp.arange(6.0)), plan.share(jnp.array(10.0))
+    out = jax.jit(plan.vectorise(lambda member, common: member * common))(own, shared)
+    np.testing.assert_array_equal(out[:6], np.arange(6) * 10)
+
+
+def test_use_cores_too_late_says_so():
+    jax.devices()
+    with pytest.raises(RuntimeError, match=r"use_cores\(7\) came too late"):
+        tn.use_cores(7)
+
+
+def test_use_cores_again_with_the_same_number_is_fine():
+    assert tn.use_cores(2) == 2
+
+
+def test_use_cores_makes_devices_in_a_new_process():
+    done = in_a_new_process("import turbanet, jax; print(turbanet.use_cores(3), len(jax.devices()))")
+    assert done.stdout.split() == ["3", "3"], done.stderr
+
+
+def test_fit_on_one_device_of_many_cores_advises_once(caplog, monkeypatch):
+    monkeypatch.setattr(plan_module.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(plan_module.jax, "devices", lambda kind: [None])
+    monkeypatch.setattr(plan_module, "_said", set())
+    with caplog.at_level(logging.WARNING, "turbanet"):
+        for _ in range(2):
+            plan_module.choose(tn.Plan(1), swarm(2))
+    assert [r.message.count("use_cores()") for r in caplog.records] == [1]
+
+
+HEAVY = "torch matplotlib pandas sklearn papermill tensorflow_datasets yfinance IPython"
+
+
+def test_import_turbanet_loads_nothing_heavy():
+    done = in_a_new_process(f"import sys, turbanet; print([m for m in {HEAVY.split()} if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_import_turbanet_does_not_start_jax():
+    code = "import turbanet, jax; jax.config.update('jax_num_cpu_devices', 2); print(jax.device_count())"
+    assert in_a_new_process(code).stdout.strip() == "2"

@@ -1,0 +1,100 @@
+"""Which rows each member sees."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn.model_selection import KFold
+
+from turbanet import all_rows, bootstrap, k_fold, ragged, subset
+from turbanet.sampling import check_rows, epoch_order
+
+KEY = jax.random.key(0)
+
+
+def test_all_rows_counts_up_for_every_member():
+    assert np.asarray(all_rows(members=2, rows=3)).tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_subset_has_no_repetition_and_differs_by_member():
+    rows = np.asarray(subset(KEY, members=5, rows=100, portion=0.3))
+    assert rows.shape == (5, 30) and all(len(set(row)) == 30 for row in rows)
+    assert len({tuple(row) for row in rows}) == 5
+
+
+@pytest.mark.parametrize("portion", [0, 1.5, 0.001])
+def test_subset_refuses_a_portion_that_leaves_nothing(portion):
+    with pytest.raises(ValueError, match="portion"):
+        subset(KEY, members=2, rows=10, portion=portion)
+
+
+def test_bootstrap_leaves_out_about_a_third():
+    rows = np.asarray(bootstrap(KEY, members=20, rows=2000))
+    distinct = np.mean([len(set(row)) / 2000 for row in rows])
+    np.testing.assert_allclose(distinct, 1 - np.exp(-1), atol=0.01)
+
+
+def test_k_fold_partitions_with_the_sizes_of_scikit_learn():
+    train, held_out = map(np.asarray, k_fold(KEY, folds=3, rows=11))
+    sizes = [len(test) for _, test in KFold(3).split(np.zeros(11))]
+    assert (held_out >= 0).sum(1).tolist() == sizes
+    for fold in range(3):
+        both = np.concatenate([train[fold], held_out[fold]])
+        assert sorted(both[both >= 0]) == list(range(11))
+
+
+@pytest.mark.parametrize("folds", [1, 12])
+def test_k_fold_refuses_folds_that_cannot_be(folds):
+    with pytest.raises(ValueError, match="folds must be from 2 to the 11 rows"):
+        k_fold(KEY, folds=folds, rows=11)
+
+
+def test_ragged_takes_the_splits_of_scikit_learn():
+    rows = np.asarray(ragged(train for train, _ in KFold(2).split(np.zeros(5))))
+    assert rows.tolist() == [[3, 4, -1], [0, 1, 2]]
+
+
+def test_ragged_refuses_a_member_without_rows():
+    with pytest.raises(ValueError, match="at least one row"):
+        ragged([[1], []])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[[0, 5]], [[0, -2]], [[-1, 0]], [[-1, -1]]],
+    ids=["too large", "too small", "padded in front", "empty"],
+)
+def test_check_rows_refuses_rows_out_of_range(rows):
+    with pytest.raises(ValueError, match=r"rows must lie in 0\.\.4"):
+        check_rows(np.array(rows), members=1, length=5)
+
+
+def test_check_rows_refuses_another_number_of_members():
+    with pytest.raises(ValueError, match="rows has 2 members, the swarm has 3"):
+        check_rows(np.zeros((2, 4), int), members=3, length=5)
+
+
+def test_check_rows_refuses_floats():
+    with pytest.raises(ValueError, match="integers"):
+        check_rows(np.zeros((3, 4)), members=3, length=5)
+
+
+def test_epoch_order_sees_every_row_once_then_wraps():
+    order = np.asarray(epoch_order(KEY, 10, length=10, batch_size=4))
+    assert order.shape == (3, 4) and sorted(order.ravel()[:10]) == list(range(10))
+    assert order.ravel()[10:].tolist() == order.ravel()[:2].tolist()
+
+
+def test_epoch_order_of_a_short_member_sees_its_own_rows_again():
+    order = np.asarray(epoch_order(KEY, 4, length=10, batch_size=5)).ravel()
+    assert sorted(order[:4]) == [0, 1, 2, 3] and order[4:8].tolist() == order[:4].tolist()
+
+
+def test_epoch_order_differs_by_key():
+    orders = [np.asarray(epoch_order(jax.random.key(i), 50, length=50, batch_size=5)).tolist() for i in range(2)]
+    assert orders[0] != orders[1]
+
+
+def test_epoch_order_is_uniform():
+    keys = jax.random.split(KEY, 4000)
+    first = np.asarray(jax.vmap(lambda k: epoch_order(k, 5, length=8, batch_size=8)[0, 0])(keys))
+    np.testing.assert_allclose(np.bincount(first, minlength=5) / 4000, 0.2, atol=0.03)

@@ -1,0 +1,138 @@
+"""Timing: the order of calls, the line, the machine's fingerprint; no test asserts a duration."""
+
+import importlib.metadata
+import math
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from turbanet.lab import timing
+
+
+def test_interleave_warms_all_up_then_takes_turns():
+    calls = []
+    timing.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2, warmup=2)
+    assert calls == ["a", "a", "b", "b", "a", "b", "a", "b"]
+
+
+def test_interleave_counts_seconds_of_each_way(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def work(seconds):
+        clock[0] += seconds
+
+    seconds = timing.interleave({"a": lambda: work(1.0), "b": lambda: work(4.0)}, repeats=3)
+    assert seconds == {"a": [1.0] * 3, "b": [4.0] * 3}
+
+
+def test_interleave_waits_for_results_inside_the_clock(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    class Pending:
+        def block_until_ready(self):
+            clock[0] += 5.0
+            return self
+
+    assert timing.interleave({"a": lambda: {"loss": Pending()}}, repeats=1) == {"a": [5.0]}
+
+
+def test_interleave_passes_torch_and_none_through():
+    ways = {"torch": lambda: torch.ones(2), "nothing": lambda: None, "jax": lambda: jnp.ones(2)}
+    assert {way: len(s) for way, s in timing.interleave(ways, repeats=2).items()} == dict.fromkeys(ways, 2)
+
+
+def test_interleave_refuses_no_repeats():
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        timing.interleave({}, repeats=0)
+
+
+def test_summary_gives_median_and_spread():
+    table = timing.summary({"a": [3.0, 1.0, 10.0], "b": [2.0, 4.0]})
+    assert table.columns.tolist() == ["way", "median", "low", "high", "repeats"]
+    assert table.to_numpy().tolist() == [["a", 3.0, 1.0, 10.0, 3], ["b", 3.0, 2.0, 4.0, 2]]
+
+
+def test_linear_fit_equals_scipy():
+    random = np.random.default_rng(0)
+    x = np.array([1, 2, 4, 8, 16, 32, 64, 100, 128])
+    y = 0.3 * x + 2 + random.normal(size=x.size)
+    expected = stats.linregress(x, y)
+    np.testing.assert_allclose(
+        timing.linear_fit(x, y), (expected.slope, expected.intercept, expected.rvalue**2), rtol=1e-9
+    )
+
+
+def test_linear_fit_of_a_constant_has_no_r2():
+    slope, intercept, r2 = timing.linear_fit([1, 2, 3], [5, 5, 5])
+    np.testing.assert_allclose((slope, intercept), (0, 5), atol=1e-9)
+    assert math.isnan(r2)
+
+
+def test_linear_fit_needs_two_places():
+    with pytest.raises(ValueError, match="two different x, got .3"):
+        timing.linear_fit([3, 3], [1, 2])
+
+
+def test_stopwatch_reads_after_an_error_too(monkeypatch):
+    ticks = iter([10.0, 12.5])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(ticks))
+    with pytest.raises(KeyError), timing.stopwatch() as watch:
+        assert math.isnan(watch.seconds)
+        raise KeyError
+    assert watch.seconds == 2.5
+
+
+def test_machine_is_flat_text_and_numbers():
+    here = timing.machine()
+    hardware = ["cpu", "cores", "memory_gb", "gpu", "os", "python"]
+    assert list(here) == [*hardware, *timing.PACKAGES, "jax_backend", "jax_devices"]
+    assert all(isinstance(value, str | int | float) and value for value in here.values())
+    assert here["cores"] <= os.cpu_count()
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib", "flax", "optax", "torch", "numpy"])
+def test_machine_names_installed_versions(package):
+    assert timing.machine()[package] == importlib.metadata.version(package)
+
+
+def test_machine_names_jax_devices():
+    here = timing.machine()
+    assert here["jax_backend"] == jax.default_backend()
+    assert here["jax_devices"].startswith(f"{jax.device_count()} x ")
+
+
+def test_machine_says_what_is_not_installed(monkeypatch):
+    monkeypatch.setattr(timing, "PACKAGES", ("no-such-package-here",))
+    assert timing.machine()["no-such-package-here"] == "not installed"
+
+
+def test_machine_reads_gpu_names(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200'\necho 'NVIDIA L4'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert timing.machine()["gpu"] == "NVIDIA H200, NVIDIA L4"
+
+
+@pytest.mark.parametrize("script", ["echo NVIDIA-SMI has failed; exit 9", ""])
+def test_machine_without_a_gpu_says_none(monkeypatch, tmp_path, script):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert timing.machine()["gpu"] == "none"
+
+
+def test_machine_line_is_a_caption(monkeypatch):
+    here = {"cpu": "AMD EPYC", "cores": 2, "gpu": "none", "jax": "0.10.2", "torch": "2.13.0"}
+    monkeypatch.setattr(timing, "machine", lambda: here)
+    assert timing.machine_line() == "AMD EPYC, 2 cores, jax 0.10.2, torch 2.13.0"
+    here["gpu"] = "NVIDIA H200"
+    assert timing.machine_line() == "AMD EPYC, 2 cores, NVIDIA H200, jax 0.10.2, torch 2.13.0"

@@ -1,0 +1,285 @@
+"""The public TurbaNet surface, and its faults left behind."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from turbanet import MLP, TurbaTrainState, mse, softmax_cross_entropy
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(4, 8, 3)).astype(np.float32), rng.normal(size=(4, 8, 2)).astype(np.float32)
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Dense(5)(nn.LayerNorm()(x))))
+
+
+@pytest.fixture
+def swarm():
+    return TurbaTrainState.swarm(MLP((5, 2)), optax.adam(0.01), 4, sample_input=X[0], seed=3)
+
+
+def plain_steps(params, tx, x, y, steps, apply_fn):
+    """The same network trained alone, by a plain Optax loop."""
+    opt_state, losses = tx.init(params), []
+    for _ in range(steps):
+        (loss, _), grads = jax.value_and_grad(mse, has_aux=True)(params, x, y, apply_fn)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(loss)
+    return params, losses
+
+
+def test_swarm_takes_the_sample_input_as_fourth_argument():
+    assert TurbaTrainState.swarm(MLP((5, 2)), optax.sgd(0.1), 4, X[0]).shape == (4, 3, 2)
+
+
+def test_swarm_takes_an_input_size_as_fourth_argument():
+    assert TurbaTrainState.swarm(MLP((5, 2)), optax.sgd(0.1), 4, 3).shape == (4, 3, 2)
+
+
+def test_swarm_takes_one_example_without_a_batch_axis():
+    swarm = TurbaTrainState.swarm(swarm_size=4, seed=1, sample_input=X[0, 0], optimizer=optax.sgd(0.1), model=MLP((2,)))
+    assert swarm.params["Dense_0"]["kernel"].shape == (4, 3, 2)
+
+
+def test_swarm_of_an_int_seed_has_distinct_members():
+    kernels = np.asarray(TurbaTrainState.swarm(MLP((1,)), optax.sgd(0.1), 100, 3, seed=42).params["Dense_0"]["kernel"])
+    assert len(np.unique(kernels.reshape(100, -1), axis=0)) == 100
+
+
+def test_swarm_of_equal_seeds_has_equal_members():
+    kernel = TurbaTrainState.swarm(MLP((1,)), optax.sgd(0.1), 3, 3, seed=[5, 6, 5]).params["Dense_0"]["kernel"]
+    assert (kernel[0] == kernel[2]).all() and (kernel[0] != kernel[1]).all()
+
+
+def test_swarm_member_does_not_depend_on_the_number_of_members(swarm):
+    small = TurbaTrainState.swarm(MLP((5, 2)), optax.adam(0.01), 2, sample_input=X[0], seed=3)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:2], b), swarm.params, small.params)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4"])
+def test_swarm_refuses_a_size_that_is_no_count(size):
+    with pytest.raises(ValueError, match="swarm_size must be a whole number of at least 1, got"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), size, 3)
+
+
+@pytest.mark.parametrize("given", [{}, {"input_size": 3, "sample_input": X[0]}])
+def test_swarm_needs_exactly_one_description_of_the_input(given):
+    with pytest.raises(ValueError, match="either input_size"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, **given)
+
+
+def test_swarm_refuses_seeds_of_another_length():
+    with pytest.raises(ValueError, match="one int or 2 ints"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, 3, seed=[1, 2, 3])
+
+
+def test_swarm_refuses_a_model_with_more_than_params():
+    model = nn.Sequential([nn.Dense(2), nn.BatchNorm(use_running_average=False)])
+    with pytest.raises(ValueError, match="batch_stats"):
+        TurbaTrainState.swarm(model, optax.sgd(0.1), 2, 3)
+
+
+def test_train_equals_a_plain_optax_loop(swarm):
+    first = swarm
+    for _ in range(20):
+        swarm, loss, prediction = swarm.train(X, Y, mse)
+    for i in range(4):
+        params, losses = plain_steps(first.get_state(i).params, optax.adam(0.01), X[i], Y[i], 20, first.apply_fn)
+        np.testing.assert_allclose(loss[i], losses[-1], rtol=1e-5)
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6), swarm.params, params)
+    assert prediction.shape == (4, 8, 2)
+
+
+def test_train_uses_the_loss_that_was_set_and_ignores_other_keywords(swarm):
+    _, by_set, _ = swarm.set_loss_fn(mse).train(X, Y, anything=1)
+    np.testing.assert_array_equal(by_set, swarm.train(X, Y, mse)[1])
+
+
+def test_train_before_set_loss_fn_says_what_to_do(swarm):
+    with pytest.raises(ValueError, match="set_loss_fn"):
+        swarm.train(X, Y)
+
+
+def test_train_refuses_a_loss_without_a_scalar(swarm):
+    with pytest.raises(ValueError, match=r"returns \(scalar, prediction\)"):
+        swarm.train(X, Y, lambda params, x, y, apply_fn: (apply_fn({"params": params}, x), y))
+
+
+def test_train_refuses_a_wrong_leading_axis(swarm):
+    with pytest.raises(ValueError, match=r"x has shape \(3, 8, 3\); it must lead with the 4 members"):
+        swarm.train(X[:3], Y, mse)
+
+
+def test_train_returns_the_prediction_not_the_target(swarm):
+    np.testing.assert_array_equal(swarm.train(X, Y, mse)[2], swarm.predict(X))
+
+
+def test_a_nan_neighbour_changes_no_bit(swarm):
+    bad = np.where(np.arange(4)[:, None, None] == 1, np.nan, X).astype(np.float32)
+    mixed, clean = swarm.train(bad, Y, mse)[0], swarm.train(X, Y, mse)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2:], b[2:]), mixed.params, clean.params)
+
+
+def test_evaluate_equals_numpy(swarm):
+    loss, prediction = swarm.evaluate(X, Y, mse)
+    np.testing.assert_allclose(loss, np.mean((np.asarray(prediction) - Y) ** 2, axis=(1, 2)), rtol=1e-6)
+
+
+def test_predict_equals_each_network_alone(swarm):
+    for i in range(4):
+        layers = jax.tree.map(lambda a, i=i: np.asarray(a)[i], swarm.params)
+        hidden = np.maximum(X[i] @ layers["Dense_0"]["kernel"] + layers["Dense_0"]["bias"], 0)
+        alone = hidden @ layers["Dense_1"]["kernel"] + layers["Dense_1"]["bias"]
+        np.testing.assert_allclose(swarm.predict(X)[i], alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 5, 3), (4, 6, 5, 3)])
+def test_predict_takes_any_number_of_batch_axes(swarm, shape):
+    assert swarm.predict(np.zeros(shape)).shape == (*shape[:-1], 2)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (8, 5, 3), (1, 5, 3)])
+def test_a_swarm_of_one_needs_no_member_axis(shape):
+    one = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 1, 3)
+    expected = shape if shape[0] == 1 else (1, *shape)
+    assert one.predict(np.zeros(shape)).shape == (*expected[:-1], 2)
+
+
+def test_predict_captures_intermediates(swarm):
+    prediction, state = swarm.predict(X, capture_intermediates=True)
+    layer = state["intermediates"]["Dense_1"]["__call__"][0]
+    np.testing.assert_array_equal(layer, prediction)
+
+
+def test_shape_does_not_depend_on_layer_names():
+    assert TurbaTrainState.swarm(Normed(), optax.sgd(0.1), 6, 3).shape == (6, 3, 2)
+
+
+def test_shape_of_twelve_layers_without_a_sample():
+    deep = TurbaTrainState.swarm(MLP((7,) * 11 + (9,)), optax.sgd(0.1), 2, 3)
+    again = TurbaTrainState.vmap_create(apply_fn=deep.apply_fn, params=deep.params, tx=deep.tx)
+    assert again.shape == deep.shape == (2, 3, 9)
+
+
+def test_vmap_create_refuses_params_of_different_lengths():
+    with pytest.raises(ValueError, match="one member axis"):
+        TurbaTrainState.vmap_create(apply_fn=None, params={"a": jnp.ones(2), "b": jnp.ones(3)}, tx=optax.sgd(0.1))
+
+
+def test_len_of_a_single_state_is_one(swarm):
+    assert (len(swarm), len(swarm.get_state(0))) == (4, 1)
+
+
+def test_get_state_has_no_member_axis(swarm):
+    assert swarm.get_state(-1).params["Dense_0"]["kernel"].shape == (3, 5)
+
+
+@pytest.mark.parametrize("index", [4, -5])
+def test_get_state_and_remove_state_refuse_an_unknown_member(swarm, index):
+    with pytest.raises(IndexError, match=f"No member {index} in a swarm of 4"):
+        swarm.get_state(index)
+    with pytest.raises(IndexError, match=f"No member {index}"):
+        swarm.remove_state(index)
+
+
+def test_remove_state_keeps_the_others(swarm):
+    left = swarm.remove_state(1)
+    assert np.asarray(left.id).tolist() == [0, 2, 3] and len(left) == 3
+
+
+def test_remove_state_refuses_the_last_member(swarm):
+    one = swarm.remove_state(0).remove_state(0).remove_state(0)
+    with pytest.raises(ValueError, match="last one"):
+        one.remove_state(0)
+
+
+def test_append_keeps_the_first_and_renumbers_the_second(swarm):
+    both = swarm.append(swarm)
+    assert np.asarray(both.id).tolist() == list(range(8))
+    np.testing.assert_array_equal(both.params["Dense_0"]["kernel"][4:], swarm.params["Dense_0"]["kernel"])
+
+
+def test_append_refuses_another_architecture(swarm):
+    other = TurbaTrainState.swarm(MLP((6, 2)), optax.adam(0.01), 4, 3)
+    with pytest.raises(ValueError, match="their params differ"):
+        swarm.append(other)
+
+
+def test_merge_is_the_mean_and_keeps_counts_whole(swarm):
+    trained = swarm.train(X, Y, mse)[0]
+    merged = trained.merge()
+    mean = np.mean(np.asarray(trained.params["Dense_0"]["kernel"]), axis=0, keepdims=True)
+    np.testing.assert_array_equal(merged.params["Dense_0"]["kernel"], mean)
+    assert (merged.step, merged.opt_state[0].count, merged.opt_state[0].count.dtype) == (1, 1, jnp.int32)
+    assert len(merged) == 1 and merged.shape == (1, 3, 2)
+
+
+def test_apply_gradients_clips_each_member_by_itself():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+    swarm = TurbaTrainState.swarm(MLP((2,)), tx, 2, 3)
+    grads = jax.tree.map(
+        lambda p: jnp.ones_like(p) * jnp.array([1.0, 100.0]).reshape(2, *[1] * (p.ndim - 1)), swarm.params
+    )
+    moved = jax.tree.map(jnp.subtract, swarm.params, swarm.apply_gradients(grads=grads).params)
+    for i in range(2):
+        norm = np.sqrt(sum(float((leaf[i] ** 2).sum()) for leaf in jax.tree.leaves(moved)))
+        np.testing.assert_allclose(norm, 1.0, rtol=1e-5)
+
+
+def test_apply_gradients_passes_the_loss_on_to_optimizers_that_want_it():
+    tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    swarm = TurbaTrainState.swarm(MLP((2,)), tx, 2, 3)
+    zeros = jax.tree.map(jnp.zeros_like, swarm.params)
+    for _ in range(4):
+        swarm = swarm.apply_gradients(grads=zeros, value=jnp.array([1.0, jnp.nan]))
+    assert swarm.opt_state[1].scale[0] < 1
+
+
+def test_create_is_flax_train_state(swarm):
+    state = TurbaTrainState.create(apply_fn=swarm.apply_fn, params=swarm.get_state(0).params, tx=optax.sgd(0.5))
+    grads = jax.tree.map(jnp.ones_like, state.params)
+    moved = state.apply_gradients(grads=grads)
+    np.testing.assert_allclose(moved.params["Dense_0"]["bias"], -0.5)
+    assert moved.step == 1
+
+
+def test_cost_analysis_counts_the_products_of_one_member(swarm):
+    assert swarm.cost_analysis(X[0])["flops"] >= 2 * 8 * (3 * 5 + 5 * 2)
+
+
+def test_a_swarm_works_under_jit_and_tree_map(swarm):
+    doubled = jax.jit(lambda s: jax.tree.map(lambda leaf: leaf * 2, s))(swarm)
+    assert len(doubled) == 4 and doubled.apply_fn == swarm.apply_fn
+
+
+def test_setting_the_same_loss_again_compiles_nothing(swarm):
+    from turbanet.turba_train_state import _train
+
+    swarm.set_loss_fn(mse).train(X, Y)
+    size = _train._cache_size()
+    swarm.set_loss_fn(mse).train(X, Y)
+    assert _train._cache_size() == size
+
+
+def test_the_public_readme_loop_runs_unchanged():
+    x, y = rng.integers(0, 2, (10, 10)).astype(float), rng.integers(0, 2, (10, 1)).astype(float)
+    swarm = TurbaTrainState.swarm(MLP((32, 1)), optax.adam(0.01), 10, x[0].reshape(1, -1))
+    losses = np.zeros((30, 10))
+    for epoch in range(30):
+        batch = np.expand_dims(x, 0).repeat(len(swarm), axis=0), np.expand_dims(y, 0).repeat(len(swarm), axis=0)
+        swarm, losses[epoch], _ = swarm.train(*batch, mse)
+    assert (losses[-1] < losses[0] / 2).all()
+
+
+def test_evaluate_takes_the_softmax_loss_of_one_hot_targets(swarm):
+    one_hot = np.eye(2, dtype=np.float32)[rng.integers(0, 2, (4, 8))]
+    loss, logits = swarm.evaluate(X, one_hot, softmax_cross_entropy)
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(loss, -np.log((probability * one_hot).sum(-1)).mean(1), rtol=1e-5)
