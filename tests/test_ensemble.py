@@ -1,5 +1,6 @@
 """Members combined, against scikit-learn and values by hand."""
 
+import jax
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
@@ -62,3 +63,26 @@ def test_disagreement_by_hand():
 def test_disagreement_needs_two_members():
     with pytest.raises(ValueError, match="two members"):
         tn.disagreement(LOGITS[:1])
+
+
+def test_score_interval_of_one_resample_equals_scikit_learn():
+    drawn = np.random.default_rng(5).integers(40, size=40)
+    got = tn.score_interval(LOGITS, Y, resamples=1, seed=5)
+    expected = [tn.scores(one[drawn], Y[drawn]) for one in LOGITS]
+    for name, (low, high) in got.items():
+        np.testing.assert_allclose([low, high], np.mean([score[name] for score in expected]))
+
+
+def test_score_interval_of_accuracy_agrees_with_the_binomial():
+    right = np.arange(400) < 300
+    prediction = np.eye(2)[None, right.astype(int)]
+    low, high = tn.score_interval(prediction, np.ones(400, int), resamples=2000)["accuracy"]
+    half = 1.96 * np.sqrt(0.75 * 0.25 / 400)
+    np.testing.assert_allclose([low, high], [0.75 - half, 0.75 + half], atol=0.006)
+
+
+def test_accuracy_by_size_ends_at_the_whole_ensemble_and_starts_at_a_member():
+    curve = np.asarray(tn.accuracy_by_size(LOGITS, Y, key=jax.random.key(0), orders=6))
+    assert curve.shape == (6, 5)
+    np.testing.assert_allclose(curve[:, -1], accuracy_score(Y, tn.ensemble_mean(LOGITS).argmax(-1)), rtol=1e-6)
+    assert set(curve[:, 0].round(5)) <= set(np.asarray(tn.accuracy(LOGITS, Y)).round(5).tolist())

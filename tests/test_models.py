@@ -1,5 +1,8 @@
 """The architectures, against NumPy and PyTorch."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,3 +41,13 @@ def test_lstm_equals_the_equations():
 def test_outputs_have_the_last_width(model):
     x = jnp.asarray(X)
     assert model.apply(model.init(KEY, x), x).shape[-1] == 2
+
+
+def test_many_lstms_are_initialised_without_a_deadlock():
+    code = """
+import numpy as np, optax, turbanet as tn
+tn.use_cores(2)
+print(len(tn.TurbaTrainState.swarm(tn.LSTM(32), optax.sgd(0.1), 500, sample_input=np.zeros((1, 2, 1))).step.block_until_ready()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=90)
+    assert done.stdout.strip() == "500", done.stderr

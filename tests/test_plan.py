@@ -32,6 +32,12 @@ def test_plan_refuses_devices_that_do_not_exist(devices):
         tn.Plan(devices)
 
 
+def test_plan_takes_a_platform_by_name():
+    assert tn.Plan("cpu").devices == tuple(jax.devices("cpu"))
+    with pytest.raises(ValueError, match="no 'abacus' device here; it has: cpu"):
+        tn.Plan("abacus")
+
+
 @pytest.mark.parametrize("block", [0, -1, 1.5])
 def test_plan_refuses_a_block_that_is_no_count(block):
     with pytest.raises(ValueError, match="block must be a whole number"):

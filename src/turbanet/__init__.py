@@ -2,12 +2,14 @@
 
 from turbanet.ensemble import (
     accuracy,
+    accuracy_by_size,
     confusion,
     disagreement,
     ensemble_mean,
     ensemble_vote,
     mean_confusion,
     member_scores,
+    score_interval,
     scores,
 )
 from turbanet.fit import History, batch_order, evaluate, fit, predict
@@ -24,6 +26,7 @@ __all__ = [
     "Plan",
     "TurbaTrainState",
     "accuracy",
+    "accuracy_by_size",
     "all_rows",
     "batch_order",
     "binary_cross_entropy",
@@ -42,6 +45,7 @@ __all__ = [
     "mse",
     "predict",
     "ragged",
+    "score_interval",
     "scores",
     "softmax_cross_entropy",
     "subset",

@@ -1,5 +1,6 @@
 """Members combined into one prediction, and the scores of each member, of their average and of the ensemble."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import softmax
@@ -50,6 +51,46 @@ def confusion(prediction, y):
 def mean_confusion(prediction, y):
     """The average member's confusion matrix: prediction [member, row, class] -> float [true, predicted]."""
     return np.mean([confusion(one, y) for one in np.asarray(prediction)], axis=0)
+
+
+def score_interval(prediction, y, *, resamples=1000, level=0.95, seed=0):
+    """Percentile bootstrap over the rows of `scores`, averaged over members: {score: (low, high)}.
+
+    prediction: [member, row, class] (one member for a single model or an ensemble); y: int [row]. The interval says how
+    far the scores would move on another test set of this size (Efron and Tibshirani 1993, section 13.3).
+    """
+    prediction, y, rng = np.asarray(prediction), np.asarray(y), np.random.default_rng(seed)
+    classes = prediction.shape[-1]
+    cells = y * classes + prediction.argmax(-1)
+    draws = []
+    for _ in range(resamples):
+        drawn = cells[:, rng.integers(len(y), size=len(y))]
+        counts = np.stack([np.bincount(one, minlength=classes**2) for one in drawn])
+        draws.append(_confusion_scores(counts.reshape(-1, classes, classes)).mean(axis=1))
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return dict(
+        zip(("accuracy", "precision", "recall", "f1"), zip(low.tolist(), high.tolist(), strict=True), strict=True)
+    )
+
+
+def _confusion_scores(counts):
+    """[score, member] of confusion matrices [member, true, predicted]; as scikit-learn, 0 where nothing was chosen."""
+    right, true, chosen = np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)
+    precision, recall = right / np.maximum(chosen, 1), right / np.maximum(true, 1)
+    f1 = 2 * right / np.maximum(true + chosen, 1)
+    seen = (true + chosen) > 0  # a class that is neither there nor chosen has no score
+    accuracy = right.sum(1) / counts.sum((1, 2))
+    return np.stack([accuracy, *((score * seen).sum(1) / seen.sum(1) for score in (precision, recall, f1))])
+
+
+def accuracy_by_size(logits, y, *, key, orders=20):
+    """Accuracy of the mean-probability ensemble of the first 1, 2, ... members, in random orders: [order, size]."""
+
+    def one(key):
+        probability = softmax(logits, axis=-1)[jax.random.permutation(key, len(logits))]
+        return accuracy(jnp.cumsum(probability, axis=0), y)
+
+    return jax.lax.map(jax.jit(one), jax.random.split(key, orders))
 
 
 def disagreement(logits):

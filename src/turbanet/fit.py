@@ -257,7 +257,11 @@ def _run(one, swarm, task, plan):
 
 def _unplace(state, like):
     """The members of `state` that `like` has, on the devices that `like` is on."""
-    return jax.tree.map(lambda leaf, old: jax.device_put(leaf[: len(like)], old.sharding), state, like)
+
+    def unplace(leaf, old):
+        return jax.device_put(leaf if len(leaf) == len(old) else leaf[: len(old)], old.sharding)
+
+    return jax.tree.map(unplace, state, like)
 
 
 def _segment(epochs):

@@ -36,11 +36,11 @@ def use_cores(cores: int | None = None) -> int:
 class Plan:
     """`block` members train together on each of `devices`, block after block, each for a whole segment of epochs.
 
-    devices: how many of JAX's default devices, or the devices themselves, or None for all; block: members, or None
-    for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only.
+    devices: how many of JAX's default devices, "cpu" or "gpu", the devices themselves, or None for all. block: members,
+    or None for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only.
     """
 
-    devices: int | Sequence | None = None
+    devices: int | str | Sequence | None = None
     block: int | None = None
 
     def __post_init__(self):
@@ -52,6 +52,8 @@ class Plan:
             if not 1 <= devices <= len(known):
                 raise ValueError(f"devices must be 1 to {len(known)} (what JAX has here), got {devices}.")
             devices = known[:devices]
+        elif isinstance(devices, str):
+            devices = _platform_devices(devices)
         object.__setattr__(self, "devices", tuple(devices))
 
     def resolve(self, swarm) -> "Plan":
@@ -107,6 +109,14 @@ class Plan:
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self._mesh, PartitionSpec(*axes))
+
+
+def _platform_devices(platform):
+    try:
+        return jax.devices(platform)
+    except RuntimeError:
+        have = ", ".join(sorted({device.platform for device in jax.devices()}))
+        raise ValueError(f"JAX has no {platform!r} device here; it has: {have}.") from None
 
 
 _said = set()

@@ -96,7 +96,8 @@ class TurbaTrainState(TrainState):
         other = sorted(set(jax.eval_shape(variables, seeds[0], ids[0])) - {"params"})
         if other:
             raise ValueError(f"The model carries {other} beside its params, which swarms do not train yet.")
-        params = jax.jit(jax.vmap(lambda seed, id: variables(seed, id)["params"]))(seeds, ids)
+        # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
+        params = jax.jit(partial(jax.lax.map, lambda identity: variables(*identity)["params"]))((seeds, ids))
         swarm = cls.vmap_create(apply_fn=model.apply, params=params, tx=optimizer)
         return swarm.replace(
             seed=jnp.asarray(seeds, jnp.int32),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turbanet.lab import mnist, stocks
+from turbanet.lab.reports import repository
 
 SETS = {"mnist": mnist, "stocks": stocks}
 SOURCES = ("file", "network", "embedded")
@@ -77,7 +78,7 @@ def prepare(name, *, root, source="auto", **settings):
 def load(name, root=None):
     """The arrays and the provenance that `prepare` wrote: (dict of arrays, dict)."""
     _known("data set", name, SETS)
-    folder = Path(root or _repository()) / "data"
+    folder = Path(root or repository()) / "data"
     try:
         provenance = json.loads((folder / f"{name}.json").read_text())
         arrays = {key: np.load(folder / name / f"{key}.npy", allow_pickle=False) for key in provenance["arrays"]}
@@ -127,6 +128,24 @@ def forecast_windows(prices, *, window=20, validation_days, test_days, target="l
         np.where(whole, last, np.nan).astype(np.float32),
         days[:, window],
     )
+
+
+def split_rows(y, *, rows, held_out, seed=0):
+    """Stratified (train, validation, test) indices of `rows` of the examples with classes y [row], by scikit-learn.
+
+    `held_out` is the share of the rows for validation and again for test; with fewer than `rows` examples, of all.
+    """
+    from sklearn.model_selection import train_test_split
+
+    if not 0 < held_out < 0.5:
+        raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}.")
+    chosen = np.arange(len(y))
+    if rows < len(y):
+        chosen, _ = train_test_split(chosen, train_size=rows, stratify=y, random_state=seed)
+    size = round(held_out * len(chosen))
+    train, test = train_test_split(chosen, test_size=size, stratify=y[chosen], random_state=seed)
+    train, validation = train_test_split(train, test_size=size, stratify=y[train], random_state=seed)
+    return np.sort(train), np.sort(validation), np.sort(test)
 
 
 def _known(what, name, names):
@@ -195,13 +214,6 @@ def _rows(member):
     return np.where(np.take_along_axis(member, order, axis=1), order, -1).astype(np.int32)
 
 
-def _repository():
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "params.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"Neither {Path.cwd()} nor a folder above it holds params.yaml; go into the repository.")
-
-
 def main(arguments=None):
     """Prepare one data set in the repository, with the settings of its section in params.yaml."""
     import yaml
@@ -210,7 +222,7 @@ def main(arguments=None):
     parser.add_argument("name", help=", ".join(SETS))
     name = parser.parse_args(arguments).name
     try:
-        root = _repository()
+        root = repository()
         _known("data set", name, SETS)
         sections = (yaml.safe_load((root / "params.yaml").read_text()) or {}).get("data") or {}
         if not isinstance(sections.get(name), dict):

@@ -1,0 +1,151 @@
+"""What a stage leaves behind: metrics, tables and figures, the report and the numbers published before ours."""
+
+import base64
+import json
+import math
+import mimetypes
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
+STYLE = """body{max-width:54rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#222}
+img{max-width:100%} table{border-collapse:collapse;font-size:.85rem;display:block;overflow-x:auto}
+th,td{border-bottom:1px solid #ddd;padding:.25rem .6rem;text-align:left} th{border-color:#888}
+code{background:#f4f4f4;padding:0 .2rem} a{color:#0173b2}"""
+
+
+class Report:
+    """The folder of one stage's results; under the runner (TURBANET_REPORTS) or, by hand, below build/by_hand/.
+
+    Only the runner's results reach reports/, and only when the whole notebook succeeded: running a notebook by hand
+    makes no stage stale.
+    """
+
+    def __init__(self, stage, variant=None):
+        by_hand = repository() / "build" / "by_hand" / stage / (variant or "")
+        self.folder = Path(os.environ.get("TURBANET_REPORTS") or by_hand)
+
+    def metrics(self, values):
+        """Write metrics.json: flat, name to number, `data_source` text; rounded to six significant digits."""
+        clean = {}
+        for name, value in values.items():
+            if name != "data_source":
+                value = value.item() if isinstance(value, np.generic) or hasattr(value, "item") else value
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                    raise ValueError(f"The metric {name} must be a finite number, got {value!r}.")
+                value = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+            clean[name] = value
+        self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
+
+    def table(self, frame, name):
+        """Write tables/<name>.csv and .tex (booktabs); the index is left out. Returns the frame."""
+        frame = frame.map(lambda cell: float(f"{cell:.{DIGITS}g}") if isinstance(cell, float) else cell)
+        self._write(f"tables/{name}.csv", frame.to_csv(index=False))
+        latex = frame.to_latex(index=False, escape=True, float_format="%.4g")
+        self._write(f"tables/{name}.tex", latex)
+        return frame
+
+    def figure(self, fig, name):
+        """Write figures/<name>.png and .pdf, the same bytes from the same figure."""
+        (self.folder / "figures").mkdir(parents=True, exist_ok=True)
+        path = self.folder / "figures" / name
+        fig.savefig(path.with_suffix(".png"), dpi=200, metadata={"Software": None})
+        fig.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        return fig
+
+    def text(self, name, text):
+        """Write one text file, the report itself."""
+        self._write(name, text)
+
+    def _write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def repository():
+    """The folder above the working directory that holds params.yaml."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "params.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"Neither {Path.cwd()} nor a folder above it holds params.yaml; go into the repository.")
+
+
+def read_metrics(stage):
+    """The metrics of a stage, such as "mnist" or "sweep/small": a dict."""
+    path = repository() / "reports" / stage / "metrics.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path}; `dvc repro` makes it.")
+    return json.loads(path.read_text())
+
+
+def read_table(stage, name):
+    """A stage's table as a pandas frame."""
+    import pandas as pd
+
+    return pd.read_csv(repository() / "reports" / stage / "tables" / f"{name}.csv")
+
+
+def published(metrics):
+    """Every published number beside ours: what, published, here, ratio (here over published), why.
+
+    metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; a number that no
+    stage measures yet has no `here`.
+    """
+    import pandas as pd
+
+    table = pd.read_csv(Path(__file__).with_name("published.csv"))
+    here = []
+    for stage, metric, scale in table[["stage", "metric", "scale"]].itertuples(index=False):
+        if isinstance(stage, str) and metric not in metrics.get(stage, {}):
+            raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
+        here.append(metrics[stage][metric] * scale if isinstance(stage, str) else math.nan)
+    table["here"] = here
+    table["ratio"] = table.here / table.published
+    return table[["study", "what", "published", "here", "ratio", "why"]]
+
+
+def markdown(frame, digits=3):
+    """A frame as a GitHub table; numbers to `digits` significant digits, nothing for a missing one."""
+
+    def cell(value):
+        if isinstance(value, float):
+            return "" if math.isnan(value) else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return str(value).replace("|", "\\|")
+
+    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
+    lines = [[str(column) for column in frame.columns], ["---"] * len(frame.columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def html(text, folder, title):
+    """Markdown as one self-contained page: pictures, named relative to `folder`, are embedded."""
+    from nbconvert.filters.markdown_mistune import markdown2html_mistune
+
+    def embed(match):
+        path = folder / match[1]
+        data = base64.b64encode(path.read_bytes()).decode()
+        return f'src="data:{mimetypes.guess_type(path)[0]};base64,{data}"'
+
+    body = re.sub(r'src="(?!data:|https?:)([^"]+)"', embed, markdown2html_mistune(text))
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def sources():
+    """One line a stage: where its data came from; then how to get the committed reports back."""
+    lines = []
+    for path in sorted((repository() / "reports").rglob("metrics.json")):
+        stage = path.parent.relative_to(repository() / "reports")
+        lines.append(f"{stage!s:<14}{json.loads(path.read_text()).get('data_source', 'none')}")
+    return [*lines, "To get the committed reports back: git checkout -- reports dvc.lock"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--sources"]:
+        sys.exit("usage: python -m turbanet.lab.reports --sources")
+    print("\n".join(sources()))
