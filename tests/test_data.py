@@ -515,3 +515,45 @@ def test_spirals_are_opposite_and_seeded():
     assert x.dtype == np.float32 and y.dtype == np.int32 and set(y) == {0, 1} and np.bincount(y).min() > 60
     np.testing.assert_array_equal(data.spirals(seed=3)[0], data.spirals(seed=3)[0])
     assert (data.spirals(seed=3)[0] != data.spirals(seed=4)[0]).any()
+
+
+# Rows for training, validation and test.
+
+CLASSES = np.repeat([0, 1, 2], [600, 300, 103])[np.random.default_rng(0).permutation(1003)]
+
+
+def test_split_rows_has_the_sizes_asked_for():
+    parts = data.split_rows(CLASSES, rows=500, held_out=0.1)
+    assert [len(part) for part in parts] == [400, 50, 50]
+
+
+def test_split_rows_are_disjoint_and_in_order():
+    parts = data.split_rows(CLASSES, rows=500, held_out=0.1)
+    assert len(set(np.concatenate(parts))) == 500 and np.concatenate(parts).max() < 1003
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_split_rows_keep_the_shares_of_the_classes():
+    for part in data.split_rows(CLASSES, rows=500, held_out=0.1):
+        expected = np.array([600, 300, 103]) / 1003 * len(part)
+        np.testing.assert_allclose(np.bincount(CLASSES[part]), expected, atol=1)
+
+
+def test_split_rows_are_seeded():
+    one, same, other = (data.split_rows(CLASSES, rows=500, held_out=0.1, seed=seed) for seed in (3, 3, 4))
+    for a, b, c in zip(one, same, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert (a != c).any()
+
+
+@pytest.mark.parametrize("rows", [1003, 42000])
+def test_split_rows_takes_all_where_more_are_asked_for(rows):
+    parts = data.split_rows(CLASSES, rows=rows, held_out=0.25)
+    assert [len(part) for part in parts] == [501, 251, 251]
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1003))
+
+
+@pytest.mark.parametrize("held_out", [0, -0.1, 0.5, 1, float("nan")])
+def test_split_rows_refuses_a_share_that_leaves_nothing(held_out):
+    with pytest.raises(ValueError, match=f"held_out must be between 0 and 0.5, got {held_out}"):
+        data.split_rows(CLASSES, rows=500, held_out=held_out)

@@ -263,6 +263,11 @@ def test_fit_refuses_x_and_y_of_different_lengths():
         tn.fit(make(), X, Y[:-1], tn.softmax_cross_entropy, epochs=1)
 
 
+def test_fit_refuses_one_network_without_a_member_axis():
+    with pytest.raises(ValueError, match="this is one network"):
+        train(make().get_state(0))
+
+
 def test_fit_without_a_loss_says_what_to_do():
     with pytest.raises(ValueError, match="pass loss_fn"):
         tn.fit(make(), X, Y, epochs=1)

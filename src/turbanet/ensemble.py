@@ -86,11 +86,14 @@ def _confusion_scores(counts):
 def accuracy_by_size(logits, y, *, key, orders=20):
     """Accuracy of the mean-probability ensemble of the first 1, 2, ... members, in random orders: [order, size]."""
 
-    def one(key):
-        probability = softmax(logits, axis=-1)[jax.random.permutation(key, len(logits))]
-        return accuracy(jnp.cumsum(probability, axis=0), y)
+    @jax.jit
+    def curves(probability, keys):
+        def one(key):
+            return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
 
-    return jax.lax.map(jax.jit(one), jax.random.split(key, orders))
+        return jax.lax.map(one, keys)
+
+    return curves(softmax(logits, axis=-1), jax.random.split(key, orders))
 
 
 def disagreement(logits):

@@ -64,6 +64,7 @@ def fit(
     (a pair says it of x and y apart); both may be pytrees. `rows` int [member, row] says which rows each member sees
     (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation` is (x, y) of the same kind,
     its loss computed after each epoch on `validation_rows`. `segment` is the number of epochs per compiled call.
+    Raises ValueError, before anything is trained, for data, rows or numbers that do not fit the swarm or one another.
     """
     loss_fn = swarm.loss(loss_fn)
     task = _Task(swarm, x, y, rows, per_member)
@@ -125,7 +126,7 @@ def batch_order(swarm, rows, *, epochs, batch_size):
 
     each_epoch = jax.vmap(one, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
-    return np.asarray(order)
+    return np.array(order)  # writable, as PyTorch wants its arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +142,10 @@ class _Task:
     """Data checked and sorted into what each member owns and what all share."""
 
     def __init__(self, swarm, x, y, rows, per_member):
+        if jnp.ndim(swarm.step) != 1:
+            raise ValueError(
+                "A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm."
+            )
         own_x, own_y = per_member if isinstance(per_member, tuple) else (per_member, per_member)
         x, y = jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y)
         lengths = set()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turbanet.lab import mnist, stocks
-from turbanet.lab.reports import repository
+from turbanet.lab.paths import repository
 
 SETS = {"mnist": mnist, "stocks": stocks}
 SOURCES = ("file", "network", "embedded")

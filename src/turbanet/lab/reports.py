@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from turbanet.lab.paths import repository
+
 DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
 STYLE = """body{max-width:54rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#222}
 img{max-width:100%} table{border-collapse:collapse;font-size:.85rem;display:block;overflow-x:auto}
@@ -65,14 +67,6 @@ class Report:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-
-def repository():
-    """The folder above the working directory that holds params.yaml."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "params.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"Neither {Path.cwd()} nor a folder above it holds params.yaml; go into the repository.")
 
 
 def read_metrics(stage):

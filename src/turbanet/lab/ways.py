@@ -13,7 +13,9 @@ WAYS = (OURS, STEPS, FUNC, LOOP, FUSED, PROCESSES)
 
 
 def full_batch_ways(swarm, x, y, loss_fn, *, loss, learning_rate, twin, plan, threads=None, names=WAYS):
-    """{way: run(epochs) -> losses [epoch, member]}: one step of all rows an epoch, Adam, from the swarm's weights.
+    """{way: run}: one step of all rows an epoch, Adam, from the swarm's weights.
+
+    run(epochs) -> (losses [epoch, member], seconds it spent compiling, NaN where that is not apart).
 
     `loss` is PyTorch's name for `loss_fn`; `twin` makes a PyTorch network of one member's params; `threads` PyTorch's.
     """
@@ -23,15 +25,16 @@ def full_batch_ways(swarm, x, y, loss_fn, *, loss, learning_rate, twin, plan, th
     start = [{name: weight.clone() for name, weight in copy.state_dict().items()} for copy in copies]
 
     def ours(epochs):
-        return fit(swarm, x, y, loss_fn, epochs=epochs, plan=plan, progress=False)[1].train_loss
+        history = fit(swarm, x, y, loss_fn, epochs=epochs, plan=plan, progress=False)[1]
+        return history.train_loss, history.compile_seconds
 
     def steps(epochs):
-        return baselines.train_steps(swarm, x, y, loss_fn, epochs=epochs)[1]
+        return baselines.train_steps(swarm, x, y, loss_fn, epochs=epochs)[1], np.nan
 
     def torch_way(train, epochs, **more):
         for copy, weights in zip(copies, start, strict=True):
             copy.load_state_dict(weights)
-        return train(copies, x, y, epochs=epochs, loss=loss, learning_rate=learning_rate, **more)
+        return train(copies, x, y, epochs=epochs, loss=loss, learning_rate=learning_rate, **more), np.nan
 
     every = {
         OURS: ours,
@@ -46,7 +49,7 @@ def full_batch_ways(swarm, x, y, loss_fn, *, loss, learning_rate, twin, plan, th
 
 def assert_equal_losses(ways, epochs, rtol=1e-3):
     """Raise AssertionError unless every way ends `epochs` epochs with the same losses."""
-    losses = {name: np.asarray(run(epochs)) for name, run in ways.items()}
+    losses = {name: np.asarray(run(epochs)[0]) for name, run in ways.items()}
     for name, loss in losses.items():
         np.testing.assert_allclose(loss, losses[OURS], rtol=rtol, err_msg=f"{name} trains something else")
 
@@ -54,17 +57,12 @@ def assert_equal_losses(ways, epochs, rtol=1e-3):
 def time_ways(ways, epochs, *, repeats):
     """A list of {way, repeat, seconds, compile_seconds}, the ways in turn, each warm.
 
-    Ours is warmed up by a whole run, whose seconds over the median are its compilation; the others by a few epochs.
+    Ours is warmed up by a whole run, for its program is compiled for that many epochs; the others by a few epochs.
     """
-    first = {}
-    for name, run in ways.items():
-        with timing.stopwatch() as watch:
-            run(epochs if name == OURS else min(epochs, 4))
-        first[name] = watch.seconds
+    compiled = {name: run(epochs if name == OURS else min(epochs, 4))[1] for name, run in ways.items()}
     seconds = timing.interleave({n: partial(run, epochs) for n, run in ways.items()}, repeats=repeats, warmup=0)
-    compiled = {OURS: max(first[OURS] - np.median(seconds[OURS]), 0.0)}
     return [
-        {"way": name, "repeat": repeat, "seconds": second, "compile_seconds": compiled.get(name, np.nan)}
+        {"way": name, "repeat": repeat, "seconds": second, "compile_seconds": compiled[name]}
         for name, all_of in seconds.items()
         for repeat, second in enumerate(all_of)
     ]

@@ -1,0 +1,135 @@
+"""The whole study at smoke size on the embedded data, in a copy: what `dvc repro` makes, repeats and leaves alone."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from turbanet.lab import notebook
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+TIMED = re.compile("seconds|growth|over|ratio|per_|threads")  # in the names of the metrics that a clock had a part in
+SWEEP = {
+    "turbanet_seconds_{largest}",
+    "torch_loop_seconds_{largest}",
+    "hundred_over_one_torch",
+    "turbanet_growth_seconds_per_network",
+    "torch_loop_growth_seconds_per_network",
+}
+METRICS = {
+    "sweep/small": SWEEP,
+    "sweep/large": SWEEP,
+    "mnist": {
+        "ensemble_accuracy",
+        "average_accuracy",
+        "torch_accuracy",
+        "ensemble_f1",
+        "swarm_seconds",
+        "torch_seconds",
+        "members",
+        "data_source",
+    },
+    "stocks": {
+        "tickers",
+        "turbanet_seconds_per_ticker",
+        "torch_seconds_per_ticker",
+        "turbanet_mae_median",
+        "torch_mae_median",
+        "persistence_mae_median",
+        "data_source",
+    },
+}
+
+
+def status():
+    """What git says of the working tree; nothing in an unpacked archive."""
+    command = ["git", "status", "--porcelain"]
+    return subprocess.check_output(command, cwd=ROOT, text=True) if (ROOT / ".git").exists() else ""
+
+
+def repro(folder, *arguments):
+    """The stages that `dvc repro` ran."""
+    ran = notebook.repro(folder, *arguments, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return re.findall("^Running stage '(.+)'", ran.stdout, re.M)
+
+
+def metrics(folder, stage):
+    return json.loads((folder / "reports" / stage / "metrics.json").read_text())
+
+
+def sweep(folder):
+    return yaml.safe_load((folder / "params.yaml").read_text())["sweep"]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The rebuilt copy: (its folder, the stages that ran, git's status before)."""
+    before, folder = status(), tmp_path_factory.mktemp("study") / "smoke"
+    notebook.copy_study(ROOT, folder, "smoke")
+    for link in folder.glob("data/external/*/[!.]*"):
+        link.unlink()
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    for name in params["data"]:
+        params["data"][name]["source"] = "embedded"
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    return folder, repro(folder), before
+
+
+def test_repro_runs_every_stage_and_leaves_the_working_tree(study):
+    _, ran, before = study
+    assert {stage.partition("@")[0] for stage in ran} == set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+    assert status() == before
+
+
+@pytest.mark.parametrize("stage", METRICS)
+def test_metrics_are_flat_and_have_the_promised_names(study, stage):
+    found, largest = metrics(study[0], stage), max(sweep(study[0])["swarm_sizes"])
+    assert found.keys() >= {name.format(largest=largest) for name in METRICS[stage]}
+    assert all(isinstance(value, str if name == "data_source" else int | float) for name, value in found.items())
+
+
+def test_default_sweep_measures_what_its_promised_metrics_need():
+    assert max(sweep(ROOT)["swarm_sizes"]) == 128 in sweep(ROOT)["baseline_sizes"]
+    assert 100 in sweep(ROOT)["swarm_sizes"]
+
+
+def test_report_is_complete_and_says_that_the_data_are_stand_ins(study):
+    reports = study[0] / "reports"
+    assert all((reports / name).stat().st_size for name in notebook.PUBLIC)
+    assert "stand-in" in (reports / "README.md").read_text().split("\n## ")[0].lower()
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (reports / "README.md").read_text())
+    assert pictures and [name for name in pictures if not (reports / name).is_file()] == []
+
+
+def test_second_repro_runs_nothing(study):
+    assert repro(study[0]) == []
+
+
+def test_notebook_run_by_hand_makes_only_its_source_stale(study):
+    file = study[0] / "notebooks/mnist.ipynb"
+    book = nbformat.read(file, as_version=4)
+    for i, cell in enumerate(book.cells):
+        cell.id = f"by-hand-{i}"
+        if cell.cell_type == "code":
+            cell.execution_count, cell.metadata.execution = i, {"iopub.execute_input": "2020-01-01"}
+            cell.outputs = [nbformat.v4.new_output("stream", text="seen")]
+    book.metadata.language_info = {"name": "python", "version": "3.14.0"}
+    book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
+    nbformat.write(book, file)
+    assert repro(study[0]) == ["source@mnist"]
+
+
+@pytest.mark.parametrize("stage", ["mnist", "stocks"])
+def test_scores_repeat(study, stage):
+    first = metrics(study[0], stage)
+    assert repro(study[0], "--force", "--single-item", stage) == [stage]
+    again = metrics(study[0], stage)
+    assert first.keys() == again.keys()
+    scores = [name for name in first if not TIMED.search(name)]
+    assert len(scores) > 3 and {name: first[name] for name in scores} == {name: again[name] for name in scores}

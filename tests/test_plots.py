@@ -1,0 +1,214 @@
+"""turbanet.lab.plots: each figure draws the numbers it was given, on the Axes it was given, without a warning."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Circle, FancyBboxPatch
+
+from turbanet.lab import plots
+from turbanet.lab.ways import FUSED, LOOP, OURS, WAYS
+
+SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
+TIMES = pd.DataFrame(
+    [{"way": way, "members": members, "seconds": one} for (way, members), all_of in SECONDS.items() for one in all_of]
+)
+FITS = {OURS: (1.5, 0.5, 0.987), LOOP: (10.0, 0.25, 1.0)}
+X, Y = np.array([[0.0, 1], [1, 0], [0.5, 0.5]]), np.array([0, 1, 1])
+EXTENT = (-1, 1, -2, 2)
+
+
+@pytest.fixture(autouse=True)
+def drawn():
+    """The study's style; at the end every figure is drawn, where most warnings would come."""
+    with matplotlib.rc_context():
+        plots.style()
+        yield
+        for number in plt.get_fignums():
+            plt.figure(number).canvas.draw()
+        plt.close("all")
+
+
+@pytest.fixture
+def ax():
+    return plt.subplots(figsize=(plots.COLUMN, 2.5))[1]
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def curves(ax):
+    """The lines that are lines: those of error bars' markers have none."""
+    return [line for line in ax.lines if line.get_linestyle() != "None"]
+
+
+def colours(ax):
+    """{label: colour} of what has a label of its own."""
+    handles, names = ax.get_legend_handles_labels()
+    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    return {name.split(":")[0]: to_rgb(line.get_color()) for name, line in zip(names, lines)}
+
+
+def test_colours_tell_the_ways_apart():
+    assert len({plots.COLOURS[way] for way in WAYS}) == len({plots.MARKERS[way] for way in WAYS}) == len(WAYS)
+
+
+def test_colours_are_those_of_the_way_in_every_figure():
+    first, second, third = plt.subplots(1, 3)[1]
+    times = colours(plots.time_against_size(first, TIMES, FITS))
+    ratios = colours(plots.ratio_against_size(second, TIMES))
+    frame = pd.DataFrame({"epoch": [0, 1], "seed": 0, "member": 0, "train_loss": [1.0, 2.0]})
+    assert times == ratios == {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
+    assert colours(plots.losses(third, frame)) == {"median member": times[OURS]}
+
+
+def test_style_lays_figures_out_by_itself():
+    assert plt.figure().get_layout_engine() is not None
+
+
+def test_caption_leaves_room_below_the_axes(ax):
+    assert plots.caption(ax.figure, "simulated market") is ax.figure
+    (text,) = ax.figure.texts
+    ax.set_xlabel("days")
+    ax.figure.canvas.draw()
+    assert text.get_text() == "simulated market"
+    assert text.get_window_extent().y1 < ax.xaxis.label.get_window_extent().y0
+
+
+def test_concept_draws_one_network_then_four_in_one_lane_then_one_in_each_lane():
+    axes = plt.subplots(1, 3)[1]
+    assert plots.concept(axes, lanes=6) is axes
+    boxes = [[p for p in ax.patches if isinstance(p, FancyBboxPatch)] for ax in axes]
+    assert [len(some) for some in boxes] == [1, 4, 6]
+    assert [len({box.get_y() for box in some}) for some in boxes] == [1, 1, 6]
+    assert [len({box.get_x() for box in some}) for some in boxes] == [1, 4, 1]
+    assert [sum(isinstance(p, Circle) for p in ax.patches) for ax in axes] == [3, 12, 18]
+
+
+def test_spirals_draws_each_point_in_its_class_colour(ax):
+    assert plots.spirals(ax, X, Y) is ax
+    (points,) = ax.collections
+    np.testing.assert_array_equal(points.get_offsets(), X)
+    np.testing.assert_array_equal(points.get_array(), Y)
+
+
+def test_decision_draws_the_probability_and_the_points(ax):
+    probability = np.array([[0.0, 0.2], [0.9, 1.0]])
+    assert plots.decision(ax, probability, X, Y, EXTENT) is ax
+    (image,), (points,) = ax.images, ax.collections
+    np.testing.assert_array_equal(image.get_array(), probability)
+    np.testing.assert_array_equal(points.get_offsets(), X)
+    assert tuple(image.get_extent()) == EXTENT and image.get_clim() == (0, 1) and image.origin == "lower"
+
+
+def test_decision_wall_has_a_picture_a_member():
+    probability = np.random.default_rng(0).random((5, 4, 4))
+    grid = plots.decision_wall(plt.figure(), probability, X, Y, EXTENT)
+    assert grid.shape == (2, 3) and [len(ax.images) for ax in grid.flat] == [1, 1, 1, 1, 1, 0]
+    np.testing.assert_array_equal([ax.images[0].get_array() for ax in grid.flat[:5]], probability)
+    assert not any(ax.axison for ax in grid.flat)
+
+
+def test_losses_draws_every_member_and_their_median(ax):
+    loss = np.array([[3.0, 5, 10], [1, 2, 9]])  # [epoch, member]
+    frame = pd.DataFrame(
+        {"epoch": np.repeat([0, 1], 3), "seed": 0, "member": [0, 1, 2] * 2, "train_loss": loss.ravel()}
+    )
+    assert plots.losses(ax, frame) is ax
+    np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [*loss.T, [5, 2]])
+
+
+def test_losses_keeps_equal_members_of_two_seeds_apart(ax):
+    frame = pd.DataFrame({"epoch": [0, 1, 0, 1], "seed": [0, 0, 1, 1], "member": 0, "train_loss": [1.0, 2, 3, 4]})
+    np.testing.assert_array_equal([line.get_ydata() for line in plots.losses(ax, frame).lines[:2]], [[1, 2], [3, 4]])
+
+
+def test_time_against_size_draws_one_fitted_line_a_way(ax):
+    assert plots.time_against_size(ax, TIMES, FITS) is ax
+    np.testing.assert_allclose([line.get_xdata() for line in curves(ax)], [[1, 4], [1, 4]])
+    np.testing.assert_allclose([line.get_ydata() for line in curves(ax)], [[2, 6.5], [10.25, 40.25]])
+
+
+def test_time_against_size_draws_medians_and_ranges(ax):
+    ours, loop = plots.time_against_size(ax, TIMES, FITS).containers
+    np.testing.assert_allclose(ours.lines[0].get_xydata(), [[1, 2], [4, 5]])
+    np.testing.assert_allclose(loop.lines[0].get_xydata(), [[1, 10], [4, 41]])
+    bars = ours.lines[2][0].get_segments()
+    np.testing.assert_allclose(bars, [[[1, 1], [1, 3]], [[4, 4], [4, 9]]])
+
+
+def test_time_against_size_says_each_ways_slope(ax):
+    plots.time_against_size(ax, TIMES, FITS)
+    assert labels(ax) == ["TurbaNet: 1.5 s per network, R² 0.987", "PyTorch loop: 10 s per network, R² 1.000"]
+
+
+def test_ratio_against_size_equals_values_by_hand(ax):
+    assert plots.ratio_against_size(ax, TIMES) is ax
+    ratio, one = ax.lines
+    np.testing.assert_allclose(ratio.get_xydata(), [[1, 10 / 2], [4, 41 / 5]])
+    assert set(one.get_ydata()) == {1} and [ratio.get_label(), one.get_label()] == [LOOP, OURS]
+
+
+def test_ratio_against_size_leaves_out_the_sizes_that_a_way_lacks(ax):
+    times = TIMES[(TIMES.way == OURS) | (TIMES.members == 4)]
+    np.testing.assert_allclose(plots.ratio_against_size(ax, times).lines[0].get_xydata(), [[4, 8.2]])
+
+
+def test_ratio_against_size_takes_another_base(ax):
+    plots.ratio_against_size(ax, TIMES.replace(OURS, FUSED), base=FUSED)
+    assert [line.get_label() for line in ax.lines] == [LOOP, FUSED] and FUSED in ax.get_ylabel()
+
+
+def test_confusion_writes_the_shares(ax):
+    assert plots.confusion(ax, np.array([[90.2, 9.8], [0.04, 99.96]]), "average") is ax
+    assert [text.get_text() for text in ax.texts] == ["90", "10", "", "100"]
+    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("average", "predicted", "true")
+
+
+def test_confusion_writes_the_sign_of_a_difference(ax):
+    plots.confusion(ax, np.array([[1.26, -1.26], [0, 0.01]]), "one − other", difference=True)
+    assert [text.get_text() for text in ax.texts] == ["+1.3", "-1.3", "", ""]
+    assert ax.collections[0].get_clim() == (-2, 2)
+
+
+def test_accuracy_against_size_draws_mean_range_and_member(ax):
+    assert plots.accuracy_against_size(ax, np.array([[0.5, 0.8, 0.9], [0.7, 0.8, 0.9]]), 0.6, "bootstrap") is ax
+    mean, member = ax.lines
+    np.testing.assert_allclose(mean.get_xydata(), [[1, 0.6], [2, 0.8], [3, 0.9]])
+    assert set(member.get_ydata()) == {0.6} and mean.get_color() == member.get_color()
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[band[:, 0] == 1, 1].min() == 0.5 and band[band[:, 0] == 1, 1].max() == 0.7
+
+
+def test_error_distribution_shows_all_tickers_of_each_name(ax):
+    rng = np.random.default_rng(0)
+    errors = {
+        "TurbaNet": rng.lognormal(size=70),
+        "PyTorch": rng.lognormal(size=9),
+        "persistence": rng.lognormal(size=70),
+    }
+    assert plots.error_distribution(ax, errors) is ax
+    sums = [patch.get_xy()[1:-1:2, 1].sum() for patch in ax.patches]  # a step's heights
+    np.testing.assert_allclose(sums, 100)
+
+
+def test_error_distribution_says_and_draws_the_medians(ax):
+    plots.error_distribution(ax, {"TurbaNet, level": np.array([1.0, 2, 4]), "persistence": np.array([1.0, 1.5, 8])})
+    assert labels(ax) == ["TurbaNet, level (median 2.00 %)", "persistence (median 1.50 %)"]
+    assert [line.get_xdata()[0] for line in ax.lines] == [2, 1.5]
+    assert [to_rgb(line.get_color()) for line in ax.lines] == [plots.COLOURS[OURS], plots.COLOURS["persistence"]]
+
+
+def test_forecast_draws_the_truth_and_every_prediction(ax):
+    days, truth = np.datetime64("2018-01-01") + np.arange(50), np.arange(50.0)
+    values = {"TurbaNet": truth + 1, "persistence": truth - 1}
+    assert plots.forecast(ax, days, truth, values, "AAPL") is ax
+    np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [truth, truth + 1, truth - 1])
+    assert [line.get_label() for line in ax.lines] == ["truth", "TurbaNet", "persistence"]
+    assert ax.get_title() == "AAPL" and ax.lines[1].get_color() == plots.COLOURS[OURS]

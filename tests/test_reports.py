@@ -1,0 +1,233 @@
+"""turbanet.lab.reports: what a stage may leave behind, and how the report reads it."""
+
+import base64
+import json
+import re
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from turbanet.lab import plots, reports
+
+STAGES = {"sweep/small", "sweep/large", "mnist", "stocks"}
+FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty repository, the working directory a folder in it."""
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.delenv("TURBANET_REPORTS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def report(root, monkeypatch):
+    """A stage's report as under the runner."""
+    monkeypatch.setenv("TURBANET_REPORTS", str(root / "run"))
+    return reports.Report("mnist")
+
+
+def written(report):
+    return json.loads((report.folder / "metrics.json").read_text())
+
+
+def table():
+    return pd.read_csv(reports.__file__.replace("reports.py", "published.csv"))
+
+
+def measured(value):
+    """Every metric that published.csv asks for, all of one value: {stage: {name: value}}."""
+    found = {stage: {} for stage in STAGES}
+    for row in table().dropna(subset="stage").itertuples():
+        found[row.stage][row.metric] = value
+    return found
+
+
+def test_repository_is_the_folder_with_the_parameters(root):
+    assert reports.repository() == root
+
+
+def test_repository_says_where_it_looked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"Neither {tmp_path} nor a folder above it holds params.yaml"):
+        reports.repository()
+
+
+def test_report_goes_where_the_runner_says(root, monkeypatch):
+    monkeypatch.setenv("TURBANET_REPORTS", str(root / "run"))
+    reports.Report("sweep", "small").text("README.md", "a report")
+    assert (root / "run/README.md").read_text() == "a report"
+
+
+def test_report_by_hand_goes_below_build(root):
+    reports.Report("sweep", "small").metrics({"seconds": 1.5})
+    reports.Report("mnist").metrics({"seconds": 2.5})
+    found = {str(path.relative_to(root)) for path in root.rglob("metrics.json")}
+    assert found == {"build/by_hand/sweep/small/metrics.json", "build/by_hand/mnist/metrics.json"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.float32("nan"), "0.9", True, np.True_, None, [0.9]])
+def test_metrics_refuses_what_is_no_finite_number(report, value):
+    with pytest.raises(ValueError, match=r"^The metric accuracy must be a finite number, got .*\.$"):
+        report.metrics({"seconds": 1.0, "accuracy": value})
+    assert not (report.folder / "metrics.json").exists()
+
+
+def test_metrics_takes_the_text_of_the_data_source(report):
+    report.metrics({"data_source": "MNIST, from a file", "rows": 42000})
+    assert written(report) == {"data_source": "MNIST, from a file", "rows": 42000}
+
+
+def test_metrics_are_rounded_to_six_digits(report):
+    report.metrics({"a": 1.23456789, "b": 12345678.9, "c": 0.000123456789, "d": 12345678})
+    assert written(report) == {"a": 1.23457, "b": 12345700.0, "c": 0.000123457, "d": 12345678}
+
+
+@pytest.mark.parametrize("make", [np.float32, np.float64, np.asarray, np.float16, "jax"])
+def test_metrics_takes_scalars_of_numpy_and_jax(report, make):
+    import jax.numpy as jnp
+
+    report.metrics({"a": (jnp.asarray if make == "jax" else make)(0.125), "b": np.int32(3)})
+    assert written(report) == {"a": 0.125, "b": 3}
+
+
+def test_read_metrics_gives_what_metrics_wrote(root, monkeypatch):
+    monkeypatch.setenv("TURBANET_REPORTS", str(root / "reports/sweep/small"))
+    reports.Report("sweep", "small").metrics({"data_source": "simulated", "ratio": 3.5})
+    assert reports.read_metrics("sweep/small") == {"data_source": "simulated", "ratio": 3.5}
+
+
+def test_read_metrics_of_a_missing_stage_says_what_makes_it(root):
+    with pytest.raises(FileNotFoundError, match="reports/mnist/metrics.json; `dvc repro` makes it"):
+        reports.read_metrics("mnist")
+
+
+def test_table_is_written_as_csv(report):
+    report.table(FRAME, "times")
+    lines = (report.folder / "tables/times.csv").read_text().splitlines()
+    assert lines == ["way,seconds,members", "PyTorch_loop,1.23457,1", "50 %,2000.0,128"]
+
+
+def test_table_is_written_as_latex(report):
+    report.table(FRAME, "times")
+    latex = (report.folder / "tables/times.tex").read_text()
+    assert r"\toprule" in latex and r"PyTorch\_loop & 1.235 & 1 \\" in latex and r"50 \% & 2000 & 128 \\" in latex
+
+
+def test_table_gives_the_rounded_frame_and_leaves_its_argument(report):
+    before = FRAME.copy()
+    assert report.table(FRAME, "times").seconds.tolist() == [1.23457, 2000]
+    pd.testing.assert_frame_equal(FRAME, before)
+
+
+def test_read_table_gives_what_table_wrote(root, monkeypatch):
+    monkeypatch.setenv("TURBANET_REPORTS", str(root / "reports/mnist"))
+    kept = reports.Report("mnist").table(FRAME, "times")
+    pd.testing.assert_frame_equal(reports.read_table("mnist", "times"), kept, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf"])
+def test_figure_has_the_same_bytes_at_another_time(report, monkeypatch, kind):
+    with matplotlib.rc_context():
+        plots.style()
+        saved = []
+        for second in ("0", "1000000000"):  # what matplotlib takes for now
+            monkeypatch.setenv("SOURCE_DATE_EPOCH", second)
+            fig, ax = plt.subplots()
+            ax.plot([1, 2], label="a line")
+            ax.legend()
+            report.figure(plots.caption(fig, "a caption"), "line")
+            saved.append((report.folder / f"figures/line.{kind}").read_bytes())
+            plt.close(fig)
+    assert saved[0] == saved[1] and len(saved[0]) > 1000
+
+
+def test_figure_gives_the_figure_back(report):
+    fig, _ = plt.subplots()
+    assert report.figure(fig, "empty") is fig
+    plt.close(fig)
+    assert {path.name for path in (report.folder / "figures").iterdir()} == {"empty.png", "empty.pdf"}
+
+
+def test_published_ratio_is_here_over_published():
+    metrics = measured(0.5) | {"mnist": measured(0.5)["mnist"] | {"torch_seconds": 87.24}}
+    row = reports.published(metrics).set_index("what").loc["PyTorch, one model: training time (s)"]
+    assert row.here == 87.24 and row.published == 43.62 and row.ratio == pytest.approx(2)
+
+
+def test_published_applies_the_scale():
+    got = reports.published(measured(0.25)).set_index("what").here
+    assert got["small network, CPU: PyTorch's growth (s per network)"] == 1  # 256 epochs of the published 1024
+    assert got["small network, CPU: PyTorch's growth over TurbaNet's"] == 0.25
+
+
+def test_published_names_a_metric_that_its_stage_lacks():
+    metrics = measured(1.0)
+    del metrics["stocks"]["turbanet_seconds"]
+    with pytest.raises(ValueError, match="asks for 'turbanet_seconds' of 'stocks'"):
+        reports.published(metrics)
+
+
+def test_published_ratio_is_finite_wherever_a_stage_measures():
+    got, has_stage = reports.published(measured(1.0)), table().stage.notna()
+    np.testing.assert_array_equal(np.isfinite(got.ratio), has_stage)
+    assert got.ratio[~has_stage].isna().all() and (got.published[has_stage] > 0).all()
+
+
+def test_published_names_only_known_stages_and_says_why():
+    rows = table()
+    assert set(rows.stage.dropna()) == STAGES and (rows.stage.isna() == rows.metric.isna()).all()
+    assert rows.why.str.strip().str.len().min() > 0 and not rows[["study", "what"]].duplicated().any()
+
+
+def test_markdown_by_hand():
+    frame = pd.DataFrame({"way": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
+    lines = ["| way | seconds | ratio |", "| --- | --- | --- |", r"| a\|b | 1,234,568 | 0.123 |", "| c |  | -12.3 |"]
+    assert reports.markdown(frame).splitlines() == lines
+
+
+def test_markdown_gives_as_many_digits_as_asked():
+    assert reports.markdown(pd.DataFrame({"accuracy": [0.94444]}), 4).endswith("| 0.9444 |")
+
+
+def test_html_embeds_its_pictures(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures/one.png").write_bytes(b"a picture")
+    page = reports.html("![one](figures/one.png)\n\n![two](figures/one.png)", tmp_path, "The report")
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert [base64.b64decode(picture) for picture in pictures] == [b"a picture"] * 2
+
+
+def test_html_needs_nothing_from_elsewhere(tmp_path):
+    (tmp_path / "one.png").write_bytes(b"a picture")
+    page = reports.html("# Title\n\n![one](one.png) and [a link](https://example.org)\n", tmp_path, "The report")
+    assert re.findall(r'src="(?!data:)', page) == [] and "<script" not in page and "<link" not in page
+    assert "<title>The report</title>" in page and "https://example.org" in page
+
+
+def test_html_makes_tables_of_markdown(tmp_path):
+    page = reports.html(reports.markdown(pd.DataFrame({"a": [1.5]})), tmp_path, "t")
+    assert re.search(r"<th>a</th>.*<td>1.5</td>", page, re.S)
+
+
+def test_html_names_a_picture_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone.png"):
+        reports.html("![one](gone.png)", tmp_path, "t")
+
+
+def test_sources_has_a_line_a_stage_and_the_way_back(root):
+    for stage, text in {"sweep/small": '{"ratio": 2}', "mnist": '{"data_source": "MNIST, from a file"}'}.items():
+        (root / "reports" / stage).mkdir(parents=True)
+        (root / "reports" / stage / "metrics.json").write_text(text)
+    mnist, sweep, git = reports.sources()
+    assert mnist.split(maxsplit=1) == ["mnist", "MNIST, from a file"] and sweep.split() == ["sweep/small", "none"]
+    assert "git checkout -- reports dvc.lock" in git

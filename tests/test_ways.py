@@ -1,0 +1,88 @@
+"""turbanet.lab.ways: every way trains the same networks, again and again from the same weights."""
+
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.lab import baselines, data, ways
+from turbanet.lab.ways import FUSED, LOOP, OURS, PROCESSES, WAYS
+
+X, Y = data.spirals(32)
+RATE, EPOCHS = 0.01, 6
+
+
+@pytest.fixture(scope="module")
+def swarm():
+    return tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(RATE), 2, sample_input=X[:1], seed=0)
+
+
+def make(swarm, **changed):
+    how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": baselines.mlp_twin, "plan": tn.Plan(2, 1)} | changed
+    return ways.full_batch_ways(swarm, X, Y, tn.softmax_cross_entropy, **how)
+
+
+@pytest.fixture(scope="module")
+def every(swarm):
+    return make(swarm)
+
+
+def test_full_batch_ways_are_those_asked_for(swarm, every):
+    assert list(every) == list(WAYS)
+    assert list(make(swarm, names=(FUSED, OURS))) == [FUSED, OURS]
+
+
+def test_full_batch_ways_without_pytorch_make_no_twins(swarm):
+    def never(params):
+        raise AssertionError("a twin was made")
+
+    assert make(swarm, names=(OURS,), twin=never)[OURS](2)[0].shape == (2, 2)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != PROCESSES])
+def test_full_batch_ways_start_from_the_swarms_weights_each_time(swarm, every, way):
+    logits = np.asarray(tn.predict(swarm, X), np.float64)
+    expected = np.log(np.exp(logits).sum(-1)) - logits[:, np.arange(len(Y)), Y]
+    first, again = np.asarray(every[way](EPOCHS)[0]), np.asarray(every[way](EPOCHS)[0])
+    np.testing.assert_allclose(first[0], expected.mean(-1), rtol=1e-5)
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == (EPOCHS, 2) and (first[-1] < first[0]).all()
+
+
+def test_full_batch_ways_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(baselines, "train_loop", lambda twins, x, y, **how: seen.append(how))
+    for run in make(swarm, names=(LOOP, FUSED), threads=3).values():
+        run(5)
+    common = {"epochs": 5, "loss": "cross_entropy", "learning_rate": RATE, "threads": 3}
+    assert seen == [common, common | {"fused": True}]
+
+
+@pytest.mark.slow
+def test_assert_equal_losses_passes_for_every_way(every):
+    ways.assert_equal_losses(every, EPOCHS)
+
+
+def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
+    other = make(swarm, names=(OURS, LOOP), learning_rate=2 * RATE)  # the swarm's own optimizer stays
+    with pytest.raises(AssertionError, match="PyTorch loop trains something else"):
+        ways.assert_equal_losses(other, EPOCHS)
+
+
+def test_time_ways_has_a_row_a_repeat():
+    run = lambda epochs: (None, 1.5)  # noqa: E731
+    rows = ways.time_ways({OURS: run, LOOP: run}, 9, repeats=3)
+    assert [(row["way"], row["repeat"]) for row in rows] == [(way, i) for way in (OURS, LOOP) for i in range(3)]
+    assert {row["compile_seconds"] for row in rows} == {1.5}
+
+
+def test_time_ways_warms_up_ours_by_a_whole_run():
+    seen = {OURS: [], LOOP: []}
+    runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}
+    ways.time_ways(runs, 9, repeats=2)
+    assert seen == {OURS: [9, 9, 9], LOOP: [4, 9, 9]}
+
+
+def test_full_batch_ways_tell_the_compilation_of_ours_alone(swarm):
+    seconds = {way: run(3)[1] for way, run in make(swarm, names=(OURS, LOOP), plan=tn.Plan(1, 2)).items()}
+    assert seconds[OURS] > 0 and np.isnan(seconds[LOOP])
