@@ -557,3 +557,8 @@ def test_split_rows_takes_all_where_more_are_asked_for(rows):
 def test_split_rows_refuses_a_share_that_leaves_nothing(held_out):
     with pytest.raises(ValueError, match=f"held_out must be between 0 and 0.5, got {held_out}"):
         data.split_rows(CLASSES, rows=500, held_out=held_out)
+
+
+def test_split_rows_may_leave_out_fewer_rows_than_there_are_classes():
+    parts = data.split_rows(np.arange(100) % 10, rows=95, held_out=0.1)
+    assert sum(map(len, parts)) == 95

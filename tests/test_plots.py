@@ -99,7 +99,7 @@ def test_spirals_draws_each_point_in_its_class_colour(ax):
 
 
 def test_decision_draws_the_probability_and_the_points(ax):
-    probability = np.array([[0.0, 0.2], [0.9, 1.0]])
+    probability = np.array([[0.1, 0.2], [0.8, 0.9]])
     assert plots.decision(ax, probability, X, Y, EXTENT) is ax
     (image,), (points,) = ax.images, ax.collections
     np.testing.assert_array_equal(image.get_array(), probability)
@@ -212,3 +212,9 @@ def test_forecast_draws_the_truth_and_every_prediction(ax):
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [truth, truth + 1, truth - 1])
     assert [line.get_label() for line in ax.lines] == ["truth", "TurbaNet", "persistence"]
     assert ax.get_title() == "AAPL" and ax.lines[1].get_color() == plots.COLOURS[OURS]
+
+
+def test_error_distribution_counts_a_ticker_without_error(ax):
+    plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
+    heights = [patch.get_xy()[:, 1].max() for patch in ax.patches]
+    np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest

@@ -46,7 +46,7 @@ def table():
 
 def measured(value):
     """Every metric that published.csv asks for, all of one value: {stage: {name: value}}."""
-    found = {stage: {} for stage in STAGES}
+    found = {stage: {"epochs": 256} for stage in STAGES}
     for row in table().dropna(subset="stage").itertuples():
         found[row.stage][row.metric] = value
     return found
@@ -164,7 +164,7 @@ def test_published_ratio_is_here_over_published():
     assert row.here == 87.24 and row.published == 43.62 and row.ratio == pytest.approx(2)
 
 
-def test_published_applies_the_scale():
+def test_published_scales_times_to_the_published_epochs():
     got = reports.published(measured(0.25)).set_index("what").here
     assert got["small network, CPU: PyTorch's growth (s per network)"] == 1  # 256 epochs of the published 1024
     assert got["small network, CPU: PyTorch's growth over TurbaNet's"] == 0.25
@@ -186,13 +186,35 @@ def test_published_ratio_is_finite_wherever_a_stage_measures():
 def test_published_names_only_known_stages_and_says_why():
     rows = table()
     assert set(rows.stage.dropna()) == STAGES and (rows.stage.isna() == rows.metric.isna()).all()
-    assert rows.why.str.strip().str.len().min() > 0 and not rows[["study", "what"]].duplicated().any()
+    assert rows.why.fillna("").str.strip().all() and not rows[["study", "what"]].duplicated().any()
 
 
 def test_markdown_by_hand():
     frame = pd.DataFrame({"way": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
     lines = ["| way | seconds | ratio |", "| --- | --- | --- |", r"| a\|b | 1,234,568 | 0.123 |", "| c |  | -12.3 |"]
     assert reports.markdown(frame).splitlines() == lines
+
+
+def test_markdown_writes_no_exponent_for_a_rounded_thousand_and_nothing_for_none():
+    assert reports.markdown(pd.DataFrame({"a|b": [999.7, None]}, dtype=object)).splitlines() == [
+        r"| a\|b |",
+        "| --- |",
+        "| 1,000 |",
+        "|  |",
+    ]
+
+
+def test_metrics_refuses_an_array_and_a_data_source_that_is_no_text(report):
+    for bad in ({"a": np.ones(3)}, {"data_source": float("nan")}):
+        with pytest.raises(ValueError, match=f"The metric {next(iter(bad))} must be"):
+            report.metrics(bad)
+
+
+def test_figure_keeps_a_dot_in_its_name(report):
+    fig, _ = plt.subplots()
+    report.figure(fig, "share_0.5")
+    plt.close(fig)
+    assert {path.name for path in (report.folder / "figures").iterdir()} == {"share_0.5.png", "share_0.5.pdf"}
 
 
 def test_markdown_gives_as_many_digits_as_asked():

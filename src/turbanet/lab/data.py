@@ -136,12 +136,13 @@ def split_rows(y, *, rows, held_out, seed=0):
     `held_out` is the share of the rows for validation and again for test; with fewer than `rows` examples, of all.
     """
     from sklearn.model_selection import train_test_split
+    from sklearn.utils import resample
 
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}.")
     chosen = np.arange(len(y))
     if rows < len(y):
-        chosen, _ = train_test_split(chosen, train_size=rows, stratify=y, random_state=seed)
+        chosen = resample(chosen, replace=False, n_samples=rows, stratify=y, random_state=seed)
     size = round(held_out * len(chosen))
     train, test = train_test_split(chosen, test_size=size, stratify=y[chosen], random_state=seed)
     train, validation = train_test_split(train, test_size=size, stratify=y[train], random_state=seed)

@@ -151,12 +151,14 @@ def accuracy_against_size(ax, curve, member, label):
 def error_distribution(ax, errors):
     """Distributions of each ticker's error, overlaid: errors {name: percent [ticker]}, on a log axis."""
     every = np.concatenate(list(errors.values()))
-    bins = np.geomspace(every.min(), every.max(), 40)
+    bins = np.geomspace(every[every > 0].min(), every.max(), 40)
     for name, values in errors.items():
         way = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
         weights = np.full(len(values), 100 / len(values))
         label = f"{name} (median {np.median(values):.2f} %)"
-        ax.hist(values, bins, weights=weights, histtype="step", color=COLOURS[way], lw=1.2, label=label)
+        ax.hist(
+            np.maximum(values, bins[0]), bins, weights=weights, histtype="step", color=COLOURS[way], lw=1.2, label=label
+        )
         ax.axvline(np.median(values), color=COLOURS[way], lw=0.8, ls=":")
     ax.set(xscale="log", xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
     _legend_above(ax, fontsize=6)
@@ -171,7 +173,7 @@ def forecast(ax, dates, truth, predictions, title):
         way = "persistence" if name == "persistence" else OURS
         ax.plot(dates, values, color=COLOURS[way], lw=0.9, ls=":" if way == "persistence" else "-", label=name)
     ax.set_title(title, fontsize=7)
-    locator = AutoDateLocator(maxticks=5)
+    locator = AutoDateLocator(minticks=2, maxticks=6)
     ax.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
     ax.tick_params(labelsize=5)
     sns.despine(ax=ax)

@@ -36,10 +36,12 @@ class Report:
         clean = {}
         for name, value in values.items():
             if name != "data_source":
-                value = value.item() if isinstance(value, np.generic) or hasattr(value, "item") else value
+                value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise ValueError(f"The metric {name} must be a finite number, got {value!r}.")
                 value = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+            elif not isinstance(value, str):
+                raise ValueError(f"The metric data_source must be text, got {value!r}.")
             clean[name] = value
         self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
 
@@ -54,9 +56,9 @@ class Report:
     def figure(self, fig, name):
         """Write figures/<name>.png and .pdf, the same bytes from the same figure."""
         (self.folder / "figures").mkdir(parents=True, exist_ok=True)
-        path = self.folder / "figures" / name
-        fig.savefig(path.with_suffix(".png"), dpi=200, metadata={"Software": None})
-        fig.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        path = str(self.folder / "figures" / name)
+        fig.savefig(f"{path}.png", dpi=200, metadata={"Software": None})
+        fig.savefig(f"{path}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
         return fig
 
     def text(self, name, text):
@@ -71,32 +73,37 @@ class Report:
 
 def read_metrics(stage):
     """The metrics of a stage, such as "mnist" or "sweep/small": a dict."""
-    path = repository() / "reports" / stage / "metrics.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}; `dvc repro` makes it.")
-    return json.loads(path.read_text())
+    return json.loads(_existing(stage, "metrics.json").read_text())
 
 
 def read_table(stage, name):
     """A stage's table as a pandas frame."""
     import pandas as pd
 
-    return pd.read_csv(repository() / "reports" / stage / "tables" / f"{name}.csv")
+    return pd.read_csv(_existing(stage, f"tables/{name}.csv"))
+
+
+def _existing(stage, name):
+    path = repository() / "reports" / stage / name
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path}; `dvc repro` makes it.")
+    return path
 
 
 def published(metrics):
     """Every published number beside ours: what, published, here, ratio (here over published), why.
 
     metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; a number that no
-    stage measures yet has no `here`.
+    stage measures yet has no `here`. Where it names epochs, ours is scaled from our epochs to those.
     """
     import pandas as pd
 
     table = pd.read_csv(Path(__file__).with_name("published.csv"))
     here = []
-    for stage, metric, scale in table[["stage", "metric", "scale"]].itertuples(index=False):
+    for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
         if isinstance(stage, str) and metric not in metrics.get(stage, {}):
             raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
+        scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]
         here.append(metrics[stage][metric] * scale if isinstance(stage, str) else math.nan)
     table["here"] = here
     table["ratio"] = table.here / table.published
@@ -107,12 +114,15 @@ def markdown(frame, digits=3):
     """A frame as a GitHub table; numbers to `digits` significant digits, nothing for a missing one."""
 
     def cell(value):
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
         if isinstance(value, float):
-            return "" if math.isnan(value) else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+            short = float(f"{value:.{digits}g}")
+            return f"{short:.10g}" if abs(short) < 1000 else f"{value:,.0f}"
         return str(value).replace("|", "\\|")
 
     rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    lines = [[str(column) for column in frame.columns], ["---"] * len(frame.columns), *rows]
+    lines = [[cell(column) for column in frame.columns], ["---"] * len(frame.columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
