@@ -114,8 +114,6 @@ def test_notebook_starts_from_the_values_of_params_yaml(name):
 @pytest.mark.parametrize("stage", RUNS)
 def test_run_stage_declares_the_modules_that_its_notebook_uses(stage):
     name = f"{stage.partition('@')[0]}.ipynb"
-    if name not in NOTEBOOKS:
-        pytest.skip(f"notebooks/{name} is not there")
     used = closure(code(name))
     missing, superfluous = sorted(used - declared(stage)), sorted(declared(stage) - used)
     assert not missing and not superfluous, f"dvc.yaml, {stage}: missing {missing}, superfluous {superfluous}"
@@ -145,7 +143,6 @@ def test_run_stage_runs_the_copy_that_a_source_stage_makes(stage):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("tour.ipynb" not in NOTEBOOKS, reason="notebooks/tour.ipynb is not there")
 def test_tour_runs_from_its_folder(tmp_path):
     papermill.execute_notebook(
         ROOT / "notebooks/tour.ipynb",

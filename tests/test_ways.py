@@ -70,7 +70,9 @@ def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
 
 
 def test_time_ways_has_a_row_a_repeat():
-    run = lambda epochs: (None, 1.5)  # noqa: E731
+    def run(epochs):
+        return None, 1.5
+
     rows = ways.time_ways({OURS: run, LOOP: run}, 9, repeats=3)
     assert [(row["way"], row["repeat"]) for row in rows] == [(way, i) for way in (OURS, LOOP) for i in range(3)]
     assert {row["compile_seconds"] for row in rows} == {1.5}
