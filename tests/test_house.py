@@ -1,6 +1,8 @@
 """The house around the code: what installs it, builds it and keeps it clean."""
 
+import ast
 import configparser
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -132,3 +134,14 @@ def test_doctor_lists_the_linked_files_and_what_the_data_says_of_itself(tmp_path
     assert doctor.linked(tmp_path) == {"mnist": ["images.gz"]}
     assert doctor.provenance(tmp_path) == {"mnist": {"source": "file", "rows": 60000}}
     assert doctor.stale(tmp_path) == "no dvc.yaml here"
+
+
+def test_pyproject_names_every_package_that_the_source_imports():
+    distributions, used = importlib.metadata.packages_distributions(), set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module] if isinstance(node, ast.ImportFrom) else []
+            used |= {name.partition(".")[0] for name in named}
+    foreign = used - set(sys.stdlib_module_names) - {"turbanet"}
+    assert foreign and {distributions[name][0].lower() for name in foreign} <= wanted().keys()

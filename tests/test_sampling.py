@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, k_fold, ragged, subset
@@ -87,6 +89,17 @@ def test_epoch_order_sees_every_row_once_then_wraps():
 def test_epoch_order_of_a_short_member_sees_its_own_rows_again():
     order = np.asarray(epoch_order(KEY, 4, length=10, batch_size=5)).ravel()
     assert sorted(order[:4]) == [0, 1, 2, 3] and order[4:8].tolist() == order[:4].tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_epoch_order_visits_rows_equally_often_whatever_the_sizes(data):
+    length = data.draw(st.integers(1, 12))
+    count, batch_size = data.draw(st.integers(1, length)), data.draw(st.integers(1, length))
+    order = np.asarray(epoch_order(KEY, count, length=length, batch_size=batch_size))
+    visits = np.bincount(order.ravel(), minlength=count)
+    assert order.shape == (-(-length // batch_size), batch_size)
+    assert len(visits) == count and visits.max() - visits.min() <= 1
 
 
 def test_epoch_order_differs_by_key():
