@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.metadata
+import json
 import re
 import shutil
 import subprocess
@@ -111,11 +112,11 @@ def test_makefile_has_the_targets_that_the_readme_names():
     assert set(named) <= set(" ".join(targets).split())
 
 
-def test_commit_hook_strips_what_the_pipeline_strips():
-    keys = r"--extra-keys ['\"]([^'\"]+)['\"]"
-    hook = re.findall(keys, (ROOT / ".pre-commit-config.yaml").read_text())
-    assert hook == ["metadata.kernelspec metadata.language_info"]
-    assert set(re.findall(keys, (ROOT / "dvc.yaml").read_text())) == set(hook)
+def test_committed_notebooks_name_their_kernel_and_the_pipelines_copies_do_not():
+    for file in (ROOT / "notebooks").glob("*.ipynb"):
+        assert json.loads(file.read_text())["metadata"].keys() == {"kernelspec"}, file
+    keys = re.findall(r"--extra-keys '([^']+)'", (ROOT / "dvc.yaml").read_text())
+    assert keys == ["metadata.kernelspec metadata.language_info"]
 
 
 def test_no_file_names_a_package_index():
