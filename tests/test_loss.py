@@ -47,6 +47,20 @@ def test_softmax_cross_entropy_equals_pytorch(y):
     np.testing.assert_allclose(softmax_cross_entropy(W, X, jnp.asarray(y), linear)[0], expected, rtol=1e-6)
 
 
+def test_softmax_cross_entropy_takes_classes_ruled_out():
+    logits = jnp.array([[0.0, -jnp.inf, jnp.log(3.0)]])
+    value, grad = jax.value_and_grad(lambda p: softmax_cross_entropy(p, X, jnp.array([2]), given)[0])(logits)
+    np.testing.assert_allclose(value, -np.log(0.75), rtol=1e-6)
+    np.testing.assert_allclose(grad, [[0.25, 0.0, -0.25]], rtol=1e-6)
+
+
+def test_softmax_cross_entropy_equals_pytorch_on_sequences():
+    torch = pytest.importorskip("torch")
+    logits, labels = rng.normal(size=(5, 7, 4)).astype(np.float32), rng.integers(0, 4, (5, 7))
+    expected = torch.nn.functional.cross_entropy(torch.from_numpy(logits).movedim(-1, 1), torch.from_numpy(labels))
+    np.testing.assert_allclose(softmax_cross_entropy(logits, X, jnp.asarray(labels), given)[0], expected, rtol=1e-6)
+
+
 def test_cross_entropy_equals_scikit_learn():
     probability = np.asarray(probabilities({"params": W}, X), np.float64)
     expected = log_loss(LABELS, probability / probability.sum(1, keepdims=True))

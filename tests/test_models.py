@@ -21,6 +21,35 @@ def test_mlp_is_dense_relu_dense():
     np.testing.assert_allclose(MLP((3, 4)).apply({"params": params}, X[:, 0]), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(100, 3), (3,), (4, 30, 3)], ids=str)
+def test_features_first_is_the_same_network(shape):
+    x = np.random.default_rng(0).normal(size=shape)
+    rows, first = MLP((5, 2), features_first=False), MLP((5, 2), features_first=True)
+    params = rows.init(KEY, x)
+    jax.tree.map(np.testing.assert_array_equal, params, first.init(KEY, x))
+
+    def loss(model, params):
+        return (model.apply(params, x) ** 2).sum()
+
+    np.testing.assert_allclose(rows.apply(params, x), first.apply(params, x), rtol=1e-5, atol=1e-6)
+    gradients = (jax.grad(lambda params, model=model: loss(model, params))(params) for model in (rows, first))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *gradients)
+
+
+@pytest.mark.parametrize("rows, expected", [(128, True), (8, False)])
+def test_narrow_layers_on_many_rows_compute_features_first(rows, expected):
+    model, x = MLP((16, 2)), np.zeros((rows, 2), np.float32)
+    params = model.init(KEY, x)
+    text = str(jax.make_jaxpr(lambda x: model.apply(params, x))(x))
+    assert (f"[16,{rows}]" in text) == expected and (f"[{rows},16]" in text) != expected
+
+
+def test_wide_inputs_stay_rows_first():
+    model, x = MLP((16, 2)), np.zeros((128, 784), np.float32)
+    params = model.init(KEY, x)
+    assert "[16,128]" not in str(jax.make_jaxpr(lambda x: model.apply(params, x))(x))
+
+
 def test_lstm_equals_the_equations():
     model = LSTM(3, 2)
     params = model.init(KEY, X)["params"]

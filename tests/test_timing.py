@@ -48,6 +48,23 @@ def test_interleave_passes_torch_and_none_through():
     assert {way: len(s) for way, s in timing.interleave(ways, repeats=2).items()} == dict.fromkeys(ways, 2)
 
 
+def test_interleave_hands_over_what_the_timed_calls_returned():
+    count, results = iter(range(9)), {}
+    timing.interleave({"a": lambda: next(count)}, repeats=3, warmup=1, results=results)
+    assert results == {"a": [1, 2, 3]}
+
+
+def test_interval_is_students():
+    # 2.776445 is Student's t at 0.975 with 4 degrees of freedom, from a table
+    low, high = timing.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    half = 2.776445 * math.sqrt(2.5) / math.sqrt(5)
+    assert (low, high) == (pytest.approx(3 - half, rel=1e-6), pytest.approx(3 + half, rel=1e-6))
+
+
+def test_interval_of_one_run_is_not_known():
+    assert all(math.isnan(edge) for edge in timing.interval([2.0]))
+
+
 def test_interleave_refuses_no_repeats():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         timing.interleave({}, repeats=0)

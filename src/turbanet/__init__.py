@@ -1,5 +1,6 @@
 """TurbaNet: train hundreds of small neural networks at once."""
 
+from turbanet.conv import matmul_conv
 from turbanet.ensemble import (
     accuracy,
     accuracy_by_size,
@@ -12,9 +13,9 @@ from turbanet.ensemble import (
     score_interval,
     scores,
 )
-from turbanet.fit import History, batch_order, evaluate, fit, predict
+from turbanet.fit import History, batch_order, evaluate, fit, measured_plan, predict
 from turbanet.loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
-from turbanet.models import LSTM, MLP
+from turbanet.models import LSTM, MLP, LeNet
 from turbanet.plan import Plan, use_cores
 from turbanet.sampling import all_rows, bootstrap, k_fold, ragged, subset
 from turbanet.turba_train_state import TurbaTrainState
@@ -23,6 +24,7 @@ __all__ = [
     "LSTM",
     "MLP",
     "History",
+    "LeNet",
     "Plan",
     "TurbaTrainState",
     "accuracy",
@@ -40,7 +42,9 @@ __all__ = [
     "fit",
     "k_fold",
     "l2_loss",
+    "matmul_conv",
     "mean_confusion",
+    "measured_plan",
     "member_scores",
     "mse",
     "predict",

@@ -2,16 +2,17 @@
 
 import dataclasses
 import time
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.plan import choose
+from turbanet import autoplan
+from turbanet.plan import Plan, choose, resized, say_once
+from turbanet.program import Evaluate, Layout, Predict, Train, compiled, fits
 from turbanet.sampling import check_rows, epoch_order
-from turbanet.turba_train_state import SHUFFLE, checked, member_key, train_step
+from turbanet.turba_train_state import SHUFFLE, member_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class History:
     member: np.ndarray
     compile_seconds: float
     steady_seconds: float
+    plan: Plan
 
     def frame(self):
         """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss."""
@@ -63,7 +65,9 @@ def fit(
     x [row, ...] and y [row, ...] are shared by all members, or lead with the member axis where `per_member` is true
     (a pair says it of x and y apart); both may be pytrees. `rows` int [member, row] says which rows each member sees
     (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation` is (x, y) of the same kind,
-    its loss computed after each epoch on `validation_rows`. `segment` is the number of epochs per compiled call.
+    its loss computed after each epoch on `validation_rows`. `segment` is the number of epochs per compiled call. `plan`
+    says where members run: a `Plan`, None for one by rule, "auto" for one measured after the first segment where the
+    rest is long enough to spend 5 % of it (or in an earlier run: it is remembered); `history.plan` is the last one.
     Raises ValueError, before anything is trained, for data, rows or numbers that do not fit the swarm or one another.
     """
     loss_fn = swarm.loss(loss_fn)
@@ -76,42 +80,52 @@ def fit(
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
     batch_size = min(batch_size or task.length, task.length)
     segment = min(segment or _segment(epochs), epochs)
-    plan = choose(plan, swarm)
 
-    one = _Train(loss_fn, segment, batch_size, shuffle, task.layout, held_out and held_out.layout)
-    own = plan.place({"train": task.own, "validation": held_out and held_out.own})
-    shared = plan.share({"train": task.shared, "validation": held_out and held_out.shared})
-    state, losses, compile_seconds, steady_seconds = plan.place(swarm), [], 0.0, 0.0
+    one = Train(loss_fn, segment, batch_size, shuffle, task.layout, held_out and held_out.layout)
+    own = {"train": task.own, "validation": held_out and held_out.own}
+    shared = {"train": task.shared, "validation": held_out and held_out.shared}
+    auto, plan = plan == "auto", choose(plan, swarm)
+    known = autoplan.recall(one, swarm, task.own, task.shared, devices=plan.devices) if auto else None
+    run = _Run(one, swarm, own, shared, known or plan)
     with tqdm(total=epochs, unit="epoch", **({} if progress else {"disable": True})) as bar:
-        for start in range(0, epochs, segment):
-            length = min(segment, epochs - start)
-            begin = time.perf_counter()
-            program = _compile(dataclasses.replace(one, epochs=length), plan, state, own, shared)
-            compiled = time.perf_counter()
-            state, loss = jax.block_until_ready(program(state, own, shared))
-            compile_seconds += compiled - begin
-            steady_seconds += time.perf_counter() - compiled
-            losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: len(swarm)].T, loss))
-            bar.update(length)
-            bar.set_postfix(loss=f"{losses[-1][0][-1].mean():.4g}")
+        while run.done < epochs:
+            run.segment(min(segment, epochs - run.done))
+            bar.update(run.done - bar.n)
+            bar.set_postfix(loss=f"{run.losses[-1][0][-1].mean():.4g}")
+            if auto and not known and run.done == segment < epochs:
+                run.search(epochs)
     train_loss, validation_loss = (
-        None if part[0] is None else np.concatenate(part) for part in zip(*losses, strict=True)
+        None if part[0] is None else np.concatenate(part) for part in zip(*run.losses, strict=True)
     )
     identity = np.asarray(swarm.seed), np.asarray(swarm.id)
-    history = History(train_loss, validation_loss, *identity, compile_seconds, steady_seconds)
-    return _unplace(state, swarm), history
+    history = History(train_loss, validation_loss, *identity, run.compile_seconds, run.steady_seconds, run.plan)
+    return _unplace(run.state, swarm), history
+
+
+def measured_plan(
+    swarm, x, y, loss_fn=None, *, batch_size=None, rows=None, per_member=False, shuffle=True, devices=None, seconds=60.0
+) -> Plan:
+    """The fastest plan for training on these data (see `fit`), searched for at most about `seconds`, and remembered.
+
+    `fit(plan="auto")` takes a remembered one, and searches itself where a run is long enough; `print` it to see why.
+    """
+    task = _Task(swarm, x, y, rows, per_member)
+    batch_size = min(batch_size or task.length, task.length)
+    one = Train(swarm.loss(loss_fn), 1, batch_size, shuffle, task.layout, None)
+    plan = choose(Plan(devices), swarm)
+    return autoplan.search(one, swarm, task.own, task.shared, devices=plan.devices, start=plan.block, seconds=seconds)
 
 
 def evaluate(swarm, x, y, loss_fn=None, *, rows=None, per_member=False, plan=None):
     """Every member's loss [member] on its rows of x, y (see `fit`), each row counted once."""
     task = _Task(swarm, x, y, rows, per_member)
-    return _run(_Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)
+    return _run(Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)
 
 
 def predict(swarm, x, *, rows=None, per_member=False, plan=None):
     """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it (padding predicts row 0)."""
     task = _Task(swarm, x, None, rows, per_member)
-    return _run(_Predict(task.layout), swarm, task, plan)
+    return _run(Predict(task.layout), swarm, task, plan)
 
 
 def batch_order(swarm, rows, *, epochs, batch_size):
@@ -127,15 +141,6 @@ def batch_order(swarm, rows, *, epochs, batch_size):
     each_epoch = jax.vmap(one, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
     return np.array(order)  # writable, as PyTorch wants its arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """How one member's data are read: through an index or not, of equal lengths or not."""
-
-    length: int
-    indexed: bool
-    ragged: bool
 
 
 class _Task:
@@ -164,129 +169,80 @@ class _Task:
             rows, counts = check_rows(rows, members=len(swarm), length=length)
             length = rows.shape[1]
         self.length = length
-        self.layout = _Layout(length, rows is not None, rows is not None and bool((counts < length).any()))
+        self.layout = Layout(length, rows is not None, rows is not None and bool((counts < length).any()))
         self.own = {"x": x if own_x else None, "y": y if own_y else None, "rows": rows, "count": counts}
         self.shared = {"x": None if own_x else x, "y": None if own_y else y}
 
 
-def _read(own, shared, index):
-    """Rows `index` of one member's (x, y); all of them for None."""
-    data = [shared[name] if own[name] is None else own[name] for name in "xy"]
-    return data if index is None else jax.tree.map(lambda leaf: leaf[index], data)
+class _Run:
+    """A training under way: where it stands, what it cost, under which plan."""
 
+    def __init__(self, one, swarm, own, shared, plan):
+        self.one, self.data, self.members = one, (own, shared), len(swarm)
+        self.done, self.losses, self.compile_seconds, self.steady_seconds = 0, [], 0.0, 0.0
+        self.start = swarm
+        self._place(swarm, plan)
 
-@dataclasses.dataclass(frozen=True)
-class _Train:
-    """Some epochs of one member: ((state, data), shared) -> (state, (loss [epoch], validation loss [epoch])).
+    def _place(self, state, plan):
+        own, shared = self.data
+        state = state if len(state) == self.members else resized(state, self.members)
+        self.plan, self.state = plan, plan.place(state)
+        self.own, self.shared = plan.place(own), plan.share(shared)
 
-    A value, not a closure: equal ones share one compiled program.
-    """
+    def segment(self, epochs):
+        """Train on for some epochs; out of memory at the first, with half the block."""
+        try:
+            self._segment(epochs)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if self.done or self.plan.block == 1 or "RESOURCE_EXHAUSTED" not in repr(error):
+                raise
+            plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
+            say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
+            self._place(self.start, plan)
+            self.segment(epochs)
 
-    loss_fn: object
-    epochs: int
-    batch_size: int
-    shuffle: bool
-    layout: _Layout
-    held_out: _Layout | None
-    donates = True
+    def _segment(self, epochs):
+        begin = time.perf_counter()
+        program = compiled(dataclasses.replace(self.one, epochs=epochs), self.plan, self.state, self.own, self.shared)
+        self.compile_seconds += time.perf_counter() - begin
+        if not (need := fits(program, self.plan)).enough:
+            raise MemoryError(
+                f"RESOURCE_EXHAUSTED: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
+                "train fewer members at a time (Plan(block=...)) or smaller batches."
+            )
+        begin = time.perf_counter()
+        self.state, loss = jax.block_until_ready(program(self.state, self.own, self.shared))
+        self.steady_seconds += time.perf_counter() - begin
+        self.losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: self.members].T, loss))
+        self.done += epochs
 
-    def __call__(self, own, shared):
-        state, data = own
-
-        def epoch(state, _):
-            state, loss = self._epoch(state, data["train"], shared["train"])
-            validation = None
-            if self.held_out:
-                held_out = _Evaluate(self.loss_fn, self.held_out)
-                validation = held_out((state, data["validation"]), shared["validation"])
-            return state.replace(epoch=state.epoch + 1), (loss, validation)
-
-        return jax.lax.scan(epoch, state, length=self.epochs)
-
-    def _epoch(self, state, own, shared):
-        length = self.layout.length
-        if self.batch_size == length and not self.layout.ragged:  # one step sees every row: nothing to shuffle
-            return train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
-        count = own["count"] if self.layout.indexed else length
-        key = jax.random.fold_in(member_key(state.seed, state.id, SHUFFLE), state.epoch)
-        order = epoch_order(key if self.shuffle else None, count, length=length, batch_size=self.batch_size)
-
-        def step(state, index):
-            index = own["rows"][index] if self.layout.indexed else index
-            return train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
-
-        state, losses = jax.lax.scan(step, state, order)
-        return state, losses.mean()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Evaluate:
-    """The loss of one member over its rows; padding does not count."""
-
-    loss_fn: object
-    layout: _Layout
-    donates = False
-
-    def __call__(self, own, shared):
-        state, data = own
-
-        def loss(rows):
-            x, y = _read(data, shared, rows)
-            return checked(self.loss_fn)(state.params, x, y, state.apply_fn)[0]
-
-        if not self.layout.ragged:
-            return loss(data["rows"])
-        real = jnp.arange(self.layout.length) < data["count"]
-        each = jax.vmap(lambda row: loss(row[None]))(data["rows"])
-        return jnp.where(real, each, 0).sum() / data["count"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Predict:
-    """The prediction of one member for its rows."""
-
-    layout: _Layout
-    donates = False
-
-    def __call__(self, own, shared):
-        state, data = own
-        return state.apply_fn({"params": state.params}, _read(data, shared, data["rows"])[0])
+    def search(self, epochs):
+        """After the first segment its seconds are known, and so is what a search may cost."""
+        plan, seconds = self.plan, autoplan.SHARE * self.steady_seconds * epochs / self.done
+        job = {"devices": plan.devices, "start": plan.block, "seconds": seconds}
+        own, shared = self.data
+        data = own["train"], shared["train"]
+        found = autoplan.search(self.one, self.start, *data, compile_seconds=self.compile_seconds, **job)
+        if found.block != plan.block:
+            self._place(self.state, found)
+        self.plan = found
 
 
 def _run(one, swarm, task, plan):
     plan = choose(plan, swarm)
     state, own, shared = plan.place(swarm), plan.place(task.own), plan.share(task.shared)
-    out = _compile(one, plan, state, own, shared)(state, own, shared)
-    return jax.device_put(out[: len(swarm)], swarm.step.sharding)
+    out = compiled(one, plan, state, own, shared)(state, own, shared)
+    return jax.device_put(resized(out, len(swarm)), swarm.step.sharding)
 
 
 def _unplace(state, like):
     """The members of `state` that `like` has, on the devices that `like` is on."""
 
-    def unplace(leaf, old):
-        return jax.device_put(leaf if len(leaf) == len(old) else leaf[: len(old)], old.sharding)
-
-    return jax.tree.map(unplace, state, like)
+    own = resized(state, len(like)) if len(state) > len(like) else state
+    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), own, like)
 
 
 def _segment(epochs):
     """About a tenth of the epochs; a whole divisor where there is one near, for then one program serves all."""
     near = range(max(1, epochs // 20), max(1, epochs // 5) + 1)
     return min(near, key=lambda k: (epochs % k > 0, abs(k - epochs / 10)))
-
-
-def _compile(one, plan, *args):
-    """The compiled program of `one` over all members, from memory if it was compiled before."""
-    leaves, tree = jax.tree.flatten(args)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding, weak_type=a.weak_type) for a in leaves]
-    return _program(one, plan, tree, tuple(types))
-
-
-@lru_cache(maxsize=64)
-def _program(one, plan, tree, types):
-    def every(state, own, shared):
-        return plan.vectorise(one)((state, own), shared)
-
-    donated = (0,) if one.donates else ()
-    jitted = jax.jit(every, donate_argnums=donated, compiler_options=plan.compiler_options)
-    return jitted.lower(*jax.tree.unflatten(tree, types)).compile()

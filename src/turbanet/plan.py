@@ -4,14 +4,15 @@ import dataclasses
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-CACHE_BYTES = 4 * 2**20  # a core's share of cache that weights, gradients and moments of a block should fit in
-LARGEST_BLOCK = 8  # beyond it no gain was measured, see reports/
+CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
+LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
 
 
 def use_cores(cores: int | None = None) -> int:
@@ -33,15 +34,27 @@ def use_cores(cores: int | None = None) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A block that was tried: seconds per member and step (infinite: out of memory), seconds to compile, memory."""
+
+    block: int
+    seconds: float
+    compile_seconds: float
+    megabytes: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """`block` members train together on each of `devices`, block after block, each for a whole segment of epochs.
 
     devices: how many of JAX's default devices, "cpu" or "gpu", the devices themselves, or None for all. block: members,
-    or None for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only.
+    or None for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only. `print` it
+    to see why: `candidates` are the blocks that were measured, none where the block was given or is the rule's.
     """
 
     devices: int | str | Sequence | None = None
     block: int | None = None
+    candidates: tuple[Candidate, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
@@ -60,11 +73,28 @@ class Plan:
         """The plan with its block chosen by rule if none was given; a given block is kept, and filled up if need be."""
         if self.block is not None:
             return self
-        share = -(-len(swarm) // len(self.devices))
         leaves = jax.tree.leaves((swarm.params, swarm.params, swarm.opt_state))  # weights, gradients, moments
         member_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // len(swarm)
-        block = min(max(CACHE_BYTES // member_bytes, 1), LARGEST_BLOCK, share)
-        return dataclasses.replace(self, block=-(-share // -(-share // block)))  # balanced: no near-empty block
+        return dataclasses.replace(self, block=min(max(CACHE_BYTES // member_bytes, 1), LARGEST_BLOCK)).balanced(
+            len(swarm)
+        )
+
+    def balanced(self, members: int) -> "Plan":
+        """As many blocks a device as this plan's block makes, as equal as they can be: no near-empty one."""
+        share = -(-members // len(self.devices))
+        return dataclasses.replace(self, block=-(-share // -(-share // min(self.block, share))))
+
+    def __str__(self):
+        kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
+        how = "measured" if self.candidates else "not measured"
+        lines = [f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block} members ({how})"]
+        for c in self.candidates:
+            cost = "out of memory" if c.seconds == float("inf") else f"{1e6 * c.seconds:10.2f} us a member and step"
+            chosen = "  <- chosen" if c.block == self.block else ""
+            lines.append(
+                f"  block {c.block:>5}: {cost}, {c.megabytes:8.1f} MB, compiled in {c.compile_seconds:.1f} s{chosen}"
+            )
+        return "\n".join(lines)
 
     @property
     def compiler_options(self):
@@ -78,12 +108,8 @@ class Plan:
 
     def place(self, tree):
         """A copy of a [member, ...] tree, filled up with copies of its last member and split over the devices."""
-
-        def pad(leaf):
-            extra = self.padded(len(leaf)) - len(leaf)
-            return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra else jnp.copy(leaf)
-
-        return jax.device_put(jax.tree.map(pad, tree), self._sharding("member"))
+        members = len(jax.tree.leaves(tree)[0]) if jax.tree.leaves(tree) else 0
+        return jax.device_put(resized(tree, self.padded(members)), self._sharding("member"))
 
     def share(self, tree):
         """A tree that all members read, once on each device."""
@@ -111,6 +137,17 @@ class Plan:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
 
+@partial(jax.jit, static_argnums=1)
+def resized(tree, members):
+    """A copy of a [member, ...] tree with its first `members` members, or filled up with copies of its last one."""
+
+    def resize(leaf):
+        extra = members - len(leaf)
+        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else jnp.copy(leaf[:members])
+
+    return jax.tree.map(resize, tree)
+
+
 def _platform_devices(platform):
     try:
         return jax.devices(platform)
@@ -130,8 +167,10 @@ def say_once(sentence: str) -> None:
 
 
 def choose(plan, swarm) -> Plan:
-    """The plan that `fit` and its like follow: the given one or all devices, its block resolved for the swarm."""
-    plan = (plan or Plan()).resolve(swarm)
+    """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
+    if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
+        raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
+    plan = (plan if isinstance(plan, Plan) else Plan()).resolve(swarm)
     cores = os.cpu_count() or 1
     if plan.devices[0].platform == "cpu" and len(jax.devices("cpu")) == 1 and cores > 1 and len(swarm) > 1:
         say_once(f"One CPU device on {cores} cores: call turbanet.use_cores() first to train on all of them.")

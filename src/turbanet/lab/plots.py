@@ -122,6 +122,7 @@ def ratio_against_size(ax, times, base=OURS):
         ax.plot(ratio.index, ratio, color=COLOURS[way], marker=MARKERS[way], ms=3, lw=1, label=way)
     ax.axhline(1, color=COLOURS[base], lw=1, label=base)
     ax.set(xlabel="networks trained", ylabel=f"time over {base}'s", xscale="log", yscale="log")
+    _legend_above(ax, fontsize=5.5)
     sns.despine(ax=ax)
     return ax
 

@@ -146,7 +146,7 @@ def sources():
     for path in sorted((repository() / "reports").rglob("metrics.json")):
         stage = path.parent.relative_to(repository() / "reports")
         lines.append(f"{stage!s:<14}{json.loads(path.read_text()).get('data_source', 'none')}")
-    return [*lines, "To get the committed reports back: git checkout -- reports dvc.lock"]
+    return [*lines, "To get the committed reports back: git checkout -- reports dvc.lock && dvc checkout"]
 
 
 if __name__ == "__main__":

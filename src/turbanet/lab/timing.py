@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,10 +48,13 @@ def machine_line() -> str:
     return ", ".join([here["cpu"], f"{here['cores']} cores", *gpu, *versions])
 
 
-def interleave(ways: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1) -> dict[str, list[float]]:
+def interleave(
+    ways: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1, results: dict[str, list] | None = None
+) -> dict[str, list[float]]:
     """Seconds of each way's calls: all ways warmed up first, then one call each in turn, `repeats` times.
 
-    Turns spread a machine's slow minutes over all ways. A call ends when its JAX arrays are ready.
+    Turns spread a machine's slow minutes over all ways. A call ends when its JAX arrays are ready. What the timed calls
+    returned is added to `results`, if that is given.
     """
     import jax
 
@@ -64,9 +67,21 @@ def interleave(ways: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: 
     for _ in range(repeats):
         for name, way in ways.items():
             with stopwatch() as watch:
-                jax.block_until_ready(way())
+                result = jax.block_until_ready(way())
             seconds[name].append(watch.seconds)
+            if results is not None:
+                results.setdefault(name, []).append(result)
     return seconds
+
+
+def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Student's interval for the mean of repeated runs, (low, high); (nan, nan) for a single run."""
+    from scipy import stats
+
+    if len(seconds) < 2:
+        return float("nan"), float("nan")
+    low, high = stats.t.interval(level, len(seconds) - 1, np.mean(seconds), stats.sem(seconds))
+    return float(low), float(high)
 
 
 def summary(seconds: dict[str, list[float]]):

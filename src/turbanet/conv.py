@@ -1,0 +1,106 @@
+"""Convolution as matrix products, and max pooling by comparison: fast on a CPU where XLA's own are slow in a swarm."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def matmul_conv(
+    lhs,
+    rhs,
+    window_strides,
+    padding,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    dimension_numbers=None,
+    feature_group_count=1,
+    batch_group_count=1,
+    precision=None,
+    preferred_element_type=None,
+):
+    """`jax.lax.conv_general_dilated` with channels last: `nn.Conv(16, (5, 5), conv_general_dilated=matmul_conv)`.
+
+    lhs: [batch, *space, channel], rhs: [*window, channel / groups, feature] -> [batch, *space, feature], in any number
+    of dimensions. What each window sees is laid side by side and multiplied by the kernel once; where each channel is a
+    group of its own (depthwise), shifted copies are weighted and added. The gradients follow from that. Raises
+    ValueError on other layouts, groups of the batch and a window larger than the input; else what JAX's own raises.
+    """
+    *window, _, features = rhs.shape
+    space, groups, ones = range(1, lhs.ndim - 1), feature_group_count, [1] * len(window)
+    outer = (0, lhs.ndim - 1, *space)
+    given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    if given != (outer, (rhs.ndim - 1, rhs.ndim - 2, *range(len(window))), outer) or batch_group_count != 1:
+        raise ValueError(
+            "matmul_conv needs channels last as flax.linen.Conv has them, ('NHWC', 'HWIO', 'NHWC'), and "
+            f"batch_group_count 1, got dimension_numbers {dimension_numbers} and {batch_group_count}."
+        )
+    how = dict(precision=precision, preferred_element_type=preferred_element_type)
+    rest = (lhs_dilation, rhs_dilation, dimension_numbers, groups)
+    out = jax.eval_shape(lambda x, w: lax.conv_general_dilated(x, w, window_strides, padding, *rest, **how), lhs, rhs)
+    if 0 in out.shape[1:-1]:
+        raise ValueError(f"The window {tuple(window)} is larger than the padded input, got an input of {lhs.shape}.")
+
+    stretch, dilation = lhs_dilation or ones, rhs_dilation or ones
+    if isinstance(padding, str):
+        seen = [d * (k - 1) + 1 for k, d in zip(window, dilation)]
+        padding = lax.padtype_to_pads(lhs.shape[1:-1], seen, window_strides, padding)
+    pads = [(0, 0, 0), *((low, high, d - 1) for (low, high), d in zip(padding, stretch)), (0, 0, 0)]
+    x = lax.pad(lhs, jnp.zeros((), lhs.dtype), pads)
+    moves = list(zip(space, window, window_strides, dilation))
+
+    if 1 < groups == lhs.shape[-1]:
+        wide = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
+        views = [jnp.repeat(x, features // groups, axis=-1).astype(wide)]  # bfloat16 is summed in float32
+        for move in moves:
+            views = [view for wider in views for view in _views(wider, *move)]
+        return sum(view * tap for view, tap in zip(views, rhs.reshape(-1, features))).astype(out.dtype)
+
+    if groups > 1:
+        x = x.reshape(*x.shape[:-1], groups, -1)
+    for move in reversed(moves):  # the last axis first: the order of the kernel's own reshape
+        x = lax.concatenate(_views(x, *move), x.ndim - 1)
+    if groups == 1:
+        return jnp.matmul(x, rhs.reshape(-1, features), **how)
+    return jnp.einsum("...gk,kgo->...go", x, rhs.reshape(x.shape[-1], groups, -1), **how).reshape(out.shape)
+
+
+def default_conv():
+    """`matmul_conv` where JAX's default backend is the CPU, else None, with which `nn.Conv` takes XLA's own."""
+    return matmul_conv if jax.default_backend() == "cpu" else None
+
+
+@jax.custom_jvp
+def max_pool(x):
+    """The largest of each 2 x 2 window: x [..., height, width, channel] -> [..., height // 2, width // 2, channel].
+
+    Equals `nn.max_pool(x, (2, 2), (2, 2))`: an odd last row or column is left out, of equal values the first has the
+    gradient.
+    """
+    return _windows(x).max((-4, -2))
+
+
+@max_pool.defjvp
+def _max_pool_jvp(primals, tangents):
+    x, best = _windows(primals[0]), max_pool(primals[0])
+    largest = ~(x < best[..., :, None, :, None, :])  # true for NaN as well, so that its gradient is seen
+    free, first = True, []
+    for i, j in itertools.product(range(2), range(2)):
+        first.append(largest[..., i, :, j, :] & free)
+        free = free & ~first[-1]
+    first = jnp.stack([jnp.stack(first[:2], -2), jnp.stack(first[2:], -2)], -4)
+    return best, jnp.where(first, _windows(tangents[0]), 0).sum((-4, -2))
+
+
+def _windows(x):
+    """x [..., height, width, channel] -> [..., height // 2, 2, width // 2, 2, channel]."""
+    *lead, height, width, channel = x.shape
+    x = x[..., : height // 2 * 2, : width // 2 * 2, :]
+    return x.reshape(*lead, height // 2, 2, width // 2, 2, channel)
+
+
+def _views(x, axis, size, stride, dilation):
+    """What each of the `size` places of a window sees along one axis as the window moves by `stride`."""
+    last = (x.shape[axis] - dilation * (size - 1) - 1) // stride * stride
+    return [lax.slice_in_dim(x, i * dilation, i * dilation + last + 1, stride, axis) for i in range(size)]

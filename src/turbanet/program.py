@@ -1,0 +1,156 @@
+"""What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
+
+import dataclasses
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import psutil
+
+from turbanet.sampling import epoch_order
+from turbanet.turba_train_state import SHUFFLE, checked, member_key, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one member's data are read: through an index or not, of equal lengths or not."""
+
+    length: int
+    indexed: bool
+    ragged: bool
+
+
+def _read(own, shared, index):
+    """Rows `index` of one member's (x, y); all of them for None."""
+    data = [shared[name] if own[name] is None else own[name] for name in "xy"]
+    return data if index is None else jax.tree.map(lambda leaf: leaf[index], data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Some epochs of one member: ((state, data), shared) -> (state, (loss [epoch], validation loss [epoch])).
+
+    A value, not a closure: equal ones share one compiled program.
+    """
+
+    loss_fn: object
+    epochs: int
+    batch_size: int
+    shuffle: bool
+    layout: Layout
+    held_out: Layout | None
+    most_steps: int | None = None
+    donates: bool = True
+
+    @property
+    def steps(self):
+        """Steps of one call."""
+        length = self.layout.length
+        whole = -(-length // self.batch_size)
+        return self.epochs * min(whole, self.most_steps or whole)
+
+    def probe(self, steps):
+        """A call of about so many steps, for timing: it keeps its arguments, and no epoch's shuffle weighs on them."""
+        whole = dataclasses.replace(self, epochs=1, most_steps=None, held_out=None, donates=False, shuffle=False)
+        return dataclasses.replace(whole, epochs=-(-steps // whole.steps), most_steps=min(steps, whole.steps))
+
+    def __call__(self, own, shared):
+        state, data = own
+
+        def epoch(state, _):
+            state, loss = self._epoch(state, data["train"], shared["train"])
+            validation = None
+            if self.held_out:
+                held_out = Evaluate(self.loss_fn, self.held_out)
+                validation = held_out((state, data["validation"]), shared["validation"])
+            return state.replace(epoch=state.epoch + 1), (loss, validation)
+
+        return jax.lax.scan(epoch, state, length=self.epochs)
+
+    def _epoch(self, state, own, shared):
+        length = self.layout.length
+        if self.batch_size == length and not self.layout.ragged:  # one step sees every row: nothing to shuffle
+            return train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
+        count = own["count"] if self.layout.indexed else length
+        key = jax.random.fold_in(member_key(state.seed, state.id, SHUFFLE), state.epoch)
+        order = epoch_order(key if self.shuffle else None, count, length=length, batch_size=self.batch_size)
+
+        def step(state, index):
+            index = own["rows"][index] if self.layout.indexed else index
+            return train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
+
+        state, losses = jax.lax.scan(step, state, order[: self.most_steps])
+        return state, losses.mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """The loss of one member over its rows; padding does not count."""
+
+    loss_fn: object
+    layout: Layout
+    donates = False
+
+    def __call__(self, own, shared):
+        state, data = own
+
+        def loss(rows):
+            x, y = _read(data, shared, rows)
+            return checked(self.loss_fn)(state.params, x, y, state.apply_fn)[0]
+
+        if not self.layout.ragged:
+            return loss(data["rows"])
+        real = jnp.arange(self.layout.length) < data["count"]
+        each = jax.vmap(lambda row: loss(row[None]))(data["rows"])
+        return jnp.where(real, each, 0).sum() / data["count"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """The prediction of one member for its rows."""
+
+    layout: Layout
+    donates = False
+
+    def __call__(self, own, shared):
+        state, data = own
+        return state.apply_fn({"params": state.params}, _read(data, shared, data["rows"])[0])
+
+
+def compiled(one, plan, *args):
+    """The compiled program of `one` over all members, from memory if it was compiled before."""
+    leaves, tree = jax.tree.flatten(args)
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding, weak_type=a.weak_type) for a in leaves]
+    return _program(one, plan, tree, tuple(types))
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """Memory in bytes that a program needs beside its arguments, and whether its devices have it."""
+
+    bytes: int
+    enough: bool
+
+
+def fits(program, plan) -> Need:
+    """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return Need(0, True)
+    need = sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
+    if plan.devices[0].platform == "cpu":  # the devices share one memory, and running out of it ends the process
+        need *= len(plan.devices)
+        return Need(need, need < psutil.virtual_memory().available)
+    stats = plan.devices[0].memory_stats() or {}
+    free = stats.get("bytes_limit", float("inf")) - stats.get("bytes_in_use", 0)
+    return Need(need, need < free)
+
+
+@lru_cache(maxsize=64)
+def _program(one, plan, tree, types):
+    def every(state, own, shared):
+        return plan.vectorise(one)((state, own), shared)
+
+    donated = (0,) if one.donates else ()
+    jitted = jax.jit(every, donate_argnums=donated, compiler_options=plan.compiler_options)
+    return jitted.lower(*jax.tree.unflatten(tree, types)).compile()
