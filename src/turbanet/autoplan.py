@@ -16,7 +16,7 @@ from turbanet.plan import Candidate, Plan, resized, say_once
 from turbanet.program import compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
-PROBE_SECONDS, PROBE_STEPS = 0.1, 32  # of each candidate: at least these seconds, in calls of so many steps
+PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these seconds, in calls of so many steps
 FORMAT = 1  # of the file; another one is ignored
 
 
@@ -75,14 +75,12 @@ def _probe(one, swarm, own, shared, plan):
     compile_seconds = time.perf_counter() - begin
     need = fits(program, plan)
     seconds = []
-    if need.enough:
-        jax.block_until_ready(program(state, data, shared))
-        while len(seconds) < 3 or sum(seconds) < PROBE_SECONDS:
-            begin = time.perf_counter()
-            jax.block_until_ready(program(state, data, shared))
-            seconds.append(time.perf_counter() - begin)
+    while need.enough and (len(seconds) < 2 or sum(seconds[1:]) < PROBE_SECONDS):  # the first call warms up
+        begin = time.perf_counter()
+        state, _ = jax.block_until_ready(program(state, data, shared))
+        seconds.append(time.perf_counter() - begin)
     filled = plan.padded(len(swarm)) / len(swarm)  # members that only fill a block cost as much as others
-    each = filled * min(seconds, default=math.inf) / (few * one.steps)
+    each = filled * min(seconds[1:], default=math.inf) / (few * one.steps)
     return Candidate(plan.block, each, compile_seconds, need.bytes / 2**20)
 
 

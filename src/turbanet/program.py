@@ -40,7 +40,7 @@ class Train:
     layout: Layout
     held_out: Layout | None
     most_steps: int | None = None
-    donates: bool = True
+    donates = True
 
     @property
     def steps(self):
@@ -50,8 +50,8 @@ class Train:
         return self.epochs * min(whole, self.most_steps or whole)
 
     def probe(self, steps):
-        """A call of about so many steps, for timing: it keeps its arguments, and no epoch's shuffle weighs on them."""
-        whole = dataclasses.replace(self, epochs=1, most_steps=None, held_out=None, donates=False, shuffle=False)
+        """A call of about so many steps, for timing; their rows are drawn, as a whole shuffle would weigh on so few."""
+        whole = dataclasses.replace(self, epochs=1, most_steps=None, held_out=None)
         return dataclasses.replace(whole, epochs=-(-steps // whole.steps), most_steps=min(steps, whole.steps))
 
     def __call__(self, own, shared):
@@ -73,13 +73,16 @@ class Train:
             return train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
         count = own["count"] if self.layout.indexed else length
         key = jax.random.fold_in(member_key(state.seed, state.id, SHUFFLE), state.epoch)
-        order = epoch_order(key if self.shuffle else None, count, length=length, batch_size=self.batch_size)
+        if self.most_steps:
+            order = jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
+        else:
+            order = epoch_order(key if self.shuffle else None, count, length=length, batch_size=self.batch_size)
 
         def step(state, index):
             index = own["rows"][index] if self.layout.indexed else index
             return train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
 
-        state, losses = jax.lax.scan(step, state, order[: self.most_steps])
+        state, losses = jax.lax.scan(step, state, order)
         return state, losses.mean()
 
 
