@@ -100,6 +100,7 @@ def train_loop(
     per_member: bool = False,
     fused: bool = False,
     threads: int | None = None,
+    optimizers: Sequence[torch.optim.Adam] | None = None,
 ) -> np.ndarray:
     """Train each network after the other with Adam, in place, the way people do.
 
@@ -110,6 +111,7 @@ def train_loop(
     order : int [member, epoch, step, batch], the rows of each step; None: every row, one step per epoch
     fused : PyTorch's fused Adam instead of its default
     threads : PyTorch's threads during the call; None leaves them
+    optimizers : what `adams` made, to go on where an earlier call ended; None begins anew
 
     Returns
     -------
@@ -122,9 +124,9 @@ def train_loop(
     loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
     losses = np.empty((epochs, len(twins)))
     with _threads(threads):
-        for member, twin in enumerate(twins):
+        optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
+        for member, (twin, optimizer) in enumerate(zip(twins, optimizers, strict=True)):
             own_x, own_y = (x[member], y[member]) if per_member else (x, y)
-            optimizer = _adam(twin.parameters(), learning_rate, fused)
             for epoch in range(epochs):
                 steps = []
                 for batch in [...] if order is None else order[member, epoch]:
@@ -135,6 +137,11 @@ def train_loop(
                     steps.append(value.detach())
                 losses[epoch, member] = torch.stack(steps).double().mean().item()
     return losses
+
+
+def adams(twins: Sequence[nn.Module], *, learning_rate: float, fused: bool = False) -> list[torch.optim.Adam]:
+    """One Adam a network, PyTorch's default or its fused one, for `train_loop` to go on with."""
+    return [_adam(twin.parameters(), learning_rate, fused) for twin in twins]
 
 
 def train_func(
