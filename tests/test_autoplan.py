@@ -90,7 +90,7 @@ def test_a_remembered_plan_serves_with_validation_too(swarm, searches):
     assert train(swarm, plan="auto", validation=(X, Y))[1].plan.candidates and len(searches) == 1
 
 
-@pytest.mark.parametrize("other", [{"batch_size": 4}, {"shuffle": False, "batch_size": 40}])
+@pytest.mark.parametrize("other", [{"batch_size": 4}, {"batch_size": 40}])
 def test_another_task_is_not_given_a_remembered_plan(swarm, searches, eager, other):
     tn.measured_plan(swarm, X, Y, tn.softmax_cross_entropy, batch_size=8)
     train(swarm, plan="auto", **other)
@@ -172,6 +172,12 @@ def test_fits_counts_what_xla_says(swarm):
             return Sizes
 
     assert program.fits(Made(), tn.Plan(2, 1)) == program.Need(28, True)  # two devices share one memory
+
+
+@pytest.mark.parametrize("batch_size", [0, 2.5])
+def test_measured_plan_refuses_a_batch_that_is_none(swarm, batch_size):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
+        tn.measured_plan(swarm, X, Y, tn.softmax_cross_entropy, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("plan", ["fast", 3, ("auto",)])

@@ -300,7 +300,7 @@ def test_best_threads_takes_the_fastest(monkeypatch):
     def run(threads):
         clock[0] += seconds[threads] + slow_first.pop(threads, 0.0)
 
-    monkeypatch.setattr(baselines.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(baselines.timing.time, "perf_counter", lambda: clock[0])
     assert baselines.best_threads(run, candidates=(1, 2, 4)) == 2
 
 

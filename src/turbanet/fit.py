@@ -75,9 +75,7 @@ def fit(
     held_out = None if validation is None else _Task(swarm, *validation, validation_rows, per_member)
     if validation is None and validation_rows is not None:
         raise ValueError("validation_rows came without validation=(x, y): give the data they index.")
-    for name, number in {"epochs": epochs, "batch_size": batch_size, "segment": segment}.items():
-        if number is not None and (not isinstance(number, int | np.integer) or number < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
+    _check_whole(epochs=epochs, batch_size=batch_size, segment=segment)
     batch_size = min(batch_size or task.length, task.length)
     segment = min(segment or _segment(epochs), epochs)
 
@@ -86,7 +84,7 @@ def fit(
     shared = {"train": task.shared, "validation": held_out and held_out.shared}
     auto, plan = plan == "auto", choose(plan, swarm)
     known = autoplan.recall(one, swarm, task.own, task.shared, devices=plan.devices) if auto else None
-    run = _Run(one, swarm, own, shared, known or plan)
+    run = _Training(one, swarm, own, shared, known or plan)
     with tqdm(total=epochs, unit="epoch", **({} if progress else {"disable": True})) as bar:
         while run.done < epochs:
             run.segment(min(segment, epochs - run.done))
@@ -103,15 +101,16 @@ def fit(
 
 
 def measured_plan(
-    swarm, x, y, loss_fn=None, *, batch_size=None, rows=None, per_member=False, shuffle=True, devices=None, seconds=60.0
+    swarm, x, y, loss_fn=None, *, batch_size=None, rows=None, per_member=False, devices=None, seconds=60.0
 ) -> Plan:
     """The fastest plan for training on these data (see `fit`), searched for at most about `seconds`, and remembered.
 
     `fit(plan="auto")` takes a remembered one, and searches itself where a run is long enough; `print` it to see why.
     """
     task = _Task(swarm, x, y, rows, per_member)
+    _check_whole(batch_size=batch_size)
     batch_size = min(batch_size or task.length, task.length)
-    one = Train(swarm.loss(loss_fn), 1, batch_size, shuffle, task.layout, None)
+    one = Train(swarm.loss(loss_fn), 1, batch_size, True, task.layout, None)
     plan = choose(Plan(devices), swarm)
     return autoplan.search(one, swarm, task.own, task.shared, devices=plan.devices, start=plan.block, seconds=seconds)
 
@@ -119,13 +118,13 @@ def measured_plan(
 def evaluate(swarm, x, y, loss_fn=None, *, rows=None, per_member=False, plan=None):
     """Every member's loss [member] on its rows of x, y (see `fit`), each row counted once."""
     task = _Task(swarm, x, y, rows, per_member)
-    return _run(Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)
+    return _apply(Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)
 
 
 def predict(swarm, x, *, rows=None, per_member=False, plan=None):
     """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it (padding predicts row 0)."""
     task = _Task(swarm, x, None, rows, per_member)
-    return _run(Predict(task.layout), swarm, task, plan)
+    return _apply(Predict(task.layout), swarm, task, plan)
 
 
 def batch_order(swarm, rows, *, epochs, batch_size):
@@ -174,7 +173,7 @@ class _Task:
         self.shared = {"x": None if own_x else x, "y": None if own_y else y}
 
 
-class _Run:
+class _Training:
     """A training under way: where it stands, what it cost, under which plan."""
 
     def __init__(self, one, swarm, own, shared, plan):
@@ -206,9 +205,7 @@ class _Run:
         begin = time.perf_counter()
         program = compiled(dataclasses.replace(self.one, epochs=epochs), self.plan, self.state, self.own, self.shared)
         self.compile_seconds += time.perf_counter() - begin
-        if (
-            not self.fits_memory and not (need := fits(program, self.plan)).enough
-        ):  # asked once, for it takes milliseconds
+        if not self.fits_memory and not (need := fits(program, self.plan)).enough:  # asked once: it takes milliseconds
             raise MemoryError(
                 f"RESOURCE_EXHAUSTED: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
                 "train fewer members at a time (Plan(block=...)) or smaller batches."
@@ -232,7 +229,7 @@ class _Run:
         self.plan = found
 
 
-def _run(one, swarm, task, plan):
+def _apply(one, swarm, task, plan):
     plan = choose(plan, swarm)
     state, own, shared = plan.place(swarm), plan.place(task.own), plan.share(task.shared)
     out = compiled(one, plan, state, own, shared)(state, own, shared)
@@ -241,9 +238,14 @@ def _run(one, swarm, task, plan):
 
 def _unplace(state, like):
     """The members of `state` that `like` has, on the devices that `like` is on."""
-
     own = resized(state, len(like)) if len(state) > len(like) else state
     return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), own, like)
+
+
+def _check_whole(**numbers):
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int | np.integer) or number < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
 def _segment(epochs):

@@ -75,9 +75,8 @@ class Plan:
             return self
         leaves = jax.tree.leaves((swarm.params, swarm.params, swarm.opt_state))  # weights, gradients, moments
         member_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // len(swarm)
-        return dataclasses.replace(self, block=min(max(CACHE_BYTES // member_bytes, 1), LARGEST_BLOCK)).balanced(
-            len(swarm)
-        )
+        block = min(max(CACHE_BYTES // member_bytes, 1), LARGEST_BLOCK)
+        return dataclasses.replace(self, block=block).balanced(len(swarm))
 
     def balanced(self, members: int) -> "Plan":
         """As many blocks a device as this plan's block makes, as equal as they can be: no near-empty one."""

@@ -2,8 +2,8 @@
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import skip_init
+
+from turbanet.lab import timing
 
 LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
 
@@ -231,19 +233,14 @@ def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_
 
 
 def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = None) -> int:
-    """The fastest number of threads for `run(threads)`: each warmed up by one call, then the better of two.
+    """The fastest number of threads for `run(threads)`: each warmed up by one call, then the best of three in turn.
 
     `run` does a brief piece of the work, on copies; candidates: powers of two up to the cores, and the cores.
     """
     cores = joblib.cpu_count()
-    seconds = {}
-    for threads in candidates or sorted({2**power for power in range(cores.bit_length())} | {cores}):
-        clock = []
-        for _ in range(3):
-            run(threads)
-            clock.append(time.perf_counter())
-        seconds[threads] = min(np.diff(clock))
-    return min(seconds, key=seconds.get)
+    candidates = candidates or sorted({2**power for power in range(cores.bit_length())} | {cores})
+    seconds = timing.interleave({threads: partial(run, threads) for threads in candidates}, repeats=3)
+    return min(seconds, key=lambda threads: min(seconds[threads]))
 
 
 def torch_predict(twin: nn.Module, x) -> np.ndarray:
