@@ -175,7 +175,7 @@ def test_fits_counts_what_xla_says(swarm):
 
 
 @pytest.mark.parametrize("batch_size", [0, 2.5])
-def test_measured_plan_refuses_a_batch_that_is_none(swarm, batch_size):
+def test_measured_plan_refuses_what_is_no_batch_size(swarm, batch_size):
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
         tn.measured_plan(swarm, X, Y, tn.softmax_cross_entropy, batch_size=batch_size)
 
