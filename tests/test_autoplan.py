@@ -1,6 +1,5 @@
 """plan="auto": measured, remembered, explained; it changes roundings only."""
 
-import importlib
 import json
 import math
 
@@ -10,10 +9,9 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import autoplan, program
+from turbanet import autoplan, program, training
 from turbanet import plan as plan_module
 
-fit_module = importlib.import_module("turbanet.fit")  # turbanet.fit itself is the function
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
 
@@ -141,7 +139,7 @@ def test_a_candidate_without_memory_is_passed_over(swarm, monkeypatch):
 
 
 def test_out_of_memory_halves_the_block_and_goes_on(swarm, monkeypatch, caplog):
-    monkeypatch.setattr(fit_module, "fits", lambda made, plan: program.Need(2**20, plan.block <= 2))
+    monkeypatch.setattr(training, "fits", lambda made, plan: program.Need(2**20, plan.block <= 2))
     history = train(swarm, plan=tn.Plan(2, 6))[1]
     assert history.plan.block == 1 and history.train_loss.shape == (4, 12)  # 6, 3, 1
     np.testing.assert_array_equal(history.train_loss, train(swarm, plan=tn.Plan(2, 1))[1].train_loss)
@@ -149,7 +147,7 @@ def test_out_of_memory_halves_the_block_and_goes_on(swarm, monkeypatch, caplog):
 
 
 def test_out_of_memory_with_one_member_stops_with_a_sentence(swarm, monkeypatch):
-    monkeypatch.setattr(fit_module, "fits", lambda made, plan: program.Need(3 * 2**30, False))
+    monkeypatch.setattr(training, "fits", lambda made, plan: program.Need(3 * 2**30, False))
     with pytest.raises(MemoryError, match="training needs 3.0 GiB, more than is free; train"):
         train(swarm, plan=tn.Plan(2, 1))
 
@@ -158,7 +156,7 @@ def test_an_error_of_another_kind_is_not_taken_for_memory(swarm, monkeypatch):
     def fails(*args):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    monkeypatch.setattr(fit_module, "fits", fails)
+    monkeypatch.setattr(training, "fits", fails)
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         train(swarm, plan=tn.Plan(2, 4))
 

@@ -3,7 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.special import softmax
+from scipy.stats import gmean
+from sklearn.datasets import make_classification
+from sklearn.ensemble import BaggingClassifier
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
+from sklearn.tree import DecisionTreeClassifier
 
 import turbanet as tn
 
@@ -86,3 +92,61 @@ def test_accuracy_by_size_ends_at_the_whole_ensemble_and_starts_at_a_member():
     assert curve.shape == (6, 5)
     np.testing.assert_allclose(curve[:, -1], accuracy_score(Y, tn.ensemble_mean(LOGITS).argmax(-1)), rtol=1e-6)
     assert set(curve[:, 0].round(5)) <= set(np.asarray(tn.accuracy(LOGITS, Y)).round(5).tolist())
+
+
+def test_weighted_mean_by_hand():
+    probability = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    weights = np.array([1, 0, 0, 3, 0])
+    np.testing.assert_allclose(
+        tn.ensemble_mean(LOGITS, weights), 0.25 * probability[0] + 0.75 * probability[3], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [0] * 5, [1, 1, 1, 1, -1]])
+def test_weights_that_are_none_are_refused(weights):
+    with pytest.raises(ValueError, match="weights must be 5 numbers"):
+        tn.ensemble_mean(LOGITS, weights)
+
+
+def test_geometric_mean_equals_scipy():
+    product = gmean(softmax(LOGITS, axis=-1), axis=0)
+    expected = product / product.sum(-1, keepdims=True)
+    np.testing.assert_allclose(tn.ensemble_geometric_mean(LOGITS), expected, rtol=1e-5)
+
+
+def test_stacking_weights_minimise_the_likelihood():
+    own = softmax(LOGITS, axis=-1)[:, np.arange(40), Y]
+
+    def loss(w):
+        return -np.log(np.abs(w) @ own / np.abs(w).sum()).mean()
+
+    found = np.asarray(tn.stacking_weights(LOGITS, Y, rounds=3000))
+    best = min(minimize(loss, rng.random(5), method="Nelder-Mead", options={"maxiter": 5000}).fun for _ in range(3))
+    assert found.sum() == pytest.approx(1, rel=1e-5) and loss(found) < best + 1e-4
+
+
+def test_greedy_weights_take_the_best_member_first():
+    right = 4 * (np.arange(3) == Y[:, None]).astype(np.float32)
+    members = np.stack([LOGITS[0], right, LOGITS[1]])
+    np.testing.assert_array_equal(tn.greedy_weights(members, Y, size=1), [0, 1, 0])
+    found = tn.greedy_weights(LOGITS, Y)
+    own = softmax(LOGITS, axis=-1)[:, np.arange(40), Y]
+    assert found.sum() == pytest.approx(1) and -np.log(found @ own).mean() <= -np.log(own).mean(1).min()
+
+
+def test_out_of_bag_averages_members_that_did_not_see_a_row():
+    prediction = rng.normal(size=(3, 4, 2))
+    rows = np.array([[0, 1, 1], [0, 2, -1], [0, 1, 3]])
+    found = tn.out_of_bag(prediction, rows)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1], prediction[1, 1])
+    np.testing.assert_allclose(found[2], (prediction[0, 2] + prediction[2, 2]) / 2)
+    np.testing.assert_allclose(found[3], (prediction[0, 3] + prediction[1, 3]) / 2)
+
+
+def test_out_of_bag_equals_scikit_learn():
+    x, y = make_classification(80, n_classes=3, n_informative=5, random_state=0)
+    bagging = BaggingClassifier(DecisionTreeClassifier(max_depth=2), 15, oob_score=True, random_state=0).fit(x, y)
+    each = np.stack([tree.predict_proba(x) for tree in bagging.estimators_])
+    found = tn.out_of_bag(each, np.stack(bagging.estimators_samples_))
+    np.testing.assert_allclose(found, bagging.oob_decision_function_)

@@ -301,3 +301,18 @@ def test_predict_of_per_member_rows():
     got = tn.predict(swarm, X, rows=rows)
     np.testing.assert_allclose(got[0, 0], everything[0, 3], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got[1, 1], everything[1, 2], rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_its_own_ride_along_with_shared_data():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 3)).astype(np.float32), rng.integers(0, 2, 12)
+    rows = np.array([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]])
+    weights = np.zeros((2, 12), np.float32)
+    weights[[[0], [1]], rows] = 1
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.1), 2, sample_input=x[:1])
+    how = {"epochs": 3, "progress": False}
+    loss = tn.weighted(tn.softmax_cross_entropy)
+    weighed, history = tn.fit(swarm, x, (y, weights), loss, per_member=(False, (False, True)), **how)
+    chosen, expected = tn.fit(swarm, x, y, tn.softmax_cross_entropy, rows=rows, **how)
+    np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-5)
+    np.testing.assert_allclose(weighed.params["Dense_0"]["kernel"], chosen.params["Dense_0"]["kernel"], rtol=1e-4)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, mean_squared_error
 
+import turbanet as tn
 from turbanet import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
 
 rng = np.random.default_rng(1)
@@ -95,3 +96,11 @@ def test_a_target_of_another_shape_is_refused_not_broadcast(loss_fn):
 def test_losses_work_under_jit_and_vmap(loss_fn):
     many = jax.jit(jax.vmap(lambda w: loss_fn(w, X, ONE_HOT, linear)[0]))(jnp.stack([W, 2 * W]))
     np.testing.assert_allclose(many[1], loss_fn(2 * W, X, ONE_HOT, linear)[0], rtol=1e-6)
+
+
+def test_weighted_loss_by_hand():
+    x, y, weight = np.ones((4, 1), np.float32), np.arange(4.0, dtype=np.float32)[:, None], np.array([0, 1, 2, 0.5])
+    value, prediction = tn.weighted(tn.mse)(None, x, (y, weight), lambda variables, x: 2 * x)
+    assert value == pytest.approx((0 * 4 + 1 * 1 + 2 * 0 + 0.5 * 1) / 3.5) and prediction.shape == (4, 1)
+    nothing, _ = tn.weighted(tn.mse)(None, x, (y, np.zeros(4)), lambda variables, x: 2 * x)
+    assert nothing == 0

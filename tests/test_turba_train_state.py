@@ -80,12 +80,6 @@ def test_swarm_refuses_seeds_of_another_length():
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, 3, seed=[1, 2, 3])
 
 
-def test_swarm_refuses_a_model_with_more_than_params():
-    model = nn.Sequential([nn.Dense(2), nn.BatchNorm(use_running_average=False)])
-    with pytest.raises(ValueError, match="batch_stats"):
-        TurbaTrainState.swarm(model, optax.sgd(0.1), 2, 3)
-
-
 def test_train_equals_a_plain_optax_loop(swarm):
     first = swarm
     for _ in range(20):
@@ -283,3 +277,29 @@ def test_evaluate_takes_the_softmax_loss_of_one_hot_targets(swarm):
     loss, logits = swarm.evaluate(X, one_hot, softmax_cross_entropy)
     probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(loss, -np.log((probability * one_hot).sum(-1)).mean(1), rtol=1e-5)
+
+
+def test_members_are_selected_by_their_ids():
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 5, 3).remove_state(1)
+    chosen = swarm[[4, 0]]
+    assert chosen.id.tolist() == [4, 0]
+    np.testing.assert_array_equal(chosen.params["Dense_0"]["kernel"][0], swarm.params["Dense_0"]["kernel"][3])
+    assert len(swarm[2]) == 1 and [state.id for state in swarm] == [0, 2, 3, 4]
+
+
+def test_members_of_several_seeds_are_selected_by_pairs():
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3, seed=[5, 6, 7])
+    assert swarm[[(7, 0), (5, 0)]].seed.tolist() == [7, 5]
+    with pytest.raises(ValueError, match="0 names more than one member"):
+        swarm[[0]]
+
+
+def test_a_member_that_is_not_there_is_named():
+    with pytest.raises(KeyError, match="No member 9 in this swarm"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3)[[0, 9]]
+
+
+def test_append_tells_the_new_ids():
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3)
+    both, ids = swarm.append(swarm[[2, 0]], return_ids=True)
+    assert ids.tolist() == [3, 4] and both.id.tolist() == [0, 1, 2, 3, 4]

@@ -1,31 +1,50 @@
 """TurbaNet: train hundreds of small neural networks at once."""
 
+from turbanet.calibration import (
+    brier_score,
+    diversity,
+    expected_calibration_error,
+    negative_log_likelihood,
+    prediction_interval,
+    temperature,
+)
+from turbanet.checkpoint import Checkpoints
 from turbanet.conv import matmul_conv
 from turbanet.ensemble import (
     accuracy,
     accuracy_by_size,
     confusion,
     disagreement,
+    ensemble_geometric_mean,
     ensemble_mean,
     ensemble_vote,
+    greedy_weights,
     mean_confusion,
     member_scores,
+    out_of_bag,
     score_interval,
     scores,
+    stacking_weights,
 )
 from turbanet.fit import History, batch_order, evaluate, fit, measured_plan, predict
-from turbanet.loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
-from turbanet.models import LSTM, MLP, LeNet
+from turbanet.loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
+from turbanet.models import LSTM, MLP, VGG, LeNet, MobileNet, ResNet
 from turbanet.plan import Plan, use_cores
 from turbanet.sampling import all_rows, bootstrap, k_fold, ragged, subset
+from turbanet.schedules import hyperparameters, with_hyperparameters, with_schedule
+from turbanet.search import draw, grid, halving
 from turbanet.turba_train_state import TurbaTrainState
 
 __all__ = [
     "LSTM",
     "MLP",
+    "VGG",
+    "Checkpoints",
     "History",
     "LeNet",
+    "MobileNet",
     "Plan",
+    "ResNet",
     "TurbaTrainState",
     "accuracy",
     "accuracy_by_size",
@@ -33,13 +52,22 @@ __all__ = [
     "batch_order",
     "binary_cross_entropy",
     "bootstrap",
+    "brier_score",
     "confusion",
     "cross_entropy",
     "disagreement",
+    "diversity",
+    "draw",
+    "ensemble_geometric_mean",
     "ensemble_mean",
     "ensemble_vote",
     "evaluate",
+    "expected_calibration_error",
     "fit",
+    "greedy_weights",
+    "grid",
+    "halving",
+    "hyperparameters",
     "k_fold",
     "l2_loss",
     "matmul_conv",
@@ -47,11 +75,19 @@ __all__ = [
     "measured_plan",
     "member_scores",
     "mse",
+    "negative_log_likelihood",
+    "out_of_bag",
     "predict",
+    "prediction_interval",
     "ragged",
     "score_interval",
     "scores",
     "softmax_cross_entropy",
+    "stacking_weights",
     "subset",
+    "temperature",
     "use_cores",
+    "weighted",
+    "with_hyperparameters",
+    "with_schedule",
 ]

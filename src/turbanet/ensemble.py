@@ -3,18 +3,75 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import softmax
+from jax.nn import log_softmax, softmax
 
 
-def ensemble_mean(logits):
-    """The mean over members of the class probabilities: logits [member, row, class] -> [row, class]."""
-    return softmax(logits, axis=-1).mean(axis=0)
+def ensemble_mean(logits, weights=None):
+    """The mean over members of the class probabilities: logits [member, row, class] -> [row, class].
+
+    weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some.
+    """
+    if weights is None:
+        return softmax(logits, axis=-1).mean(axis=0)
+    weights = np.asarray(weights)
+    if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
+        raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
+    return jnp.einsum("m,mrc->rc", weights / weights.sum(), softmax(logits, axis=-1))
+
+
+def ensemble_geometric_mean(logits):
+    """The normalised geometric mean of the members' probabilities: [member, row, class] -> [row, class]."""
+    return softmax(log_softmax(logits, axis=-1).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits):
     """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
     classes = jnp.arange(logits.shape[-1])
     return (logits.argmax(-1)[..., None] == classes).mean(axis=0)
+
+
+def stacking_weights(logits, y, *, rounds=200):
+    """Weights [member] of the mean under which rows that nobody trained on are likeliest: logits [member, row, class].
+
+    Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): no round is worse.
+    """
+    own = true_class(softmax(logits, axis=-1), y)
+
+    def better(_, weights):
+        share = weights[:, None] * own
+        return (share / share.sum(0)).mean(1)
+
+    return jax.lax.fori_loop(0, rounds, better, jnp.full(len(own), 1 / len(own)))
+
+
+def greedy_weights(logits, y, *, size=20):
+    """Weights [member] that sum to 1, of `size` members taken one by one, the one that helps most, with repetition.
+
+    What helps is the likelihood of rows that nobody trained on; of all sizes up to `size` the best is kept (Caruana et
+    al. 2004).
+    """
+    own = np.asarray(true_class(softmax(logits, axis=-1), y), np.float64)
+    taken, total, best = [], np.zeros(own.shape[1]), (np.inf, 0)
+    for count in range(1, size + 1):
+        loss = -np.log(np.maximum((total + own) / count, np.finfo(float).tiny)).mean(1)
+        taken.append(int(loss.argmin()))
+        total = total + own[taken[-1]]
+        best = min(best, (loss.min(), count))
+    return np.bincount(taken[: best[1]], minlength=len(own)) / best[1]
+
+
+def out_of_bag(prediction, rows):
+    """The mean prediction of the members that did not see a row: [member, row, ...] -> [row, ...], NaN if all did.
+
+    rows: int [member, row], what each member trained on (see `sampling`). It scores without test rows (Breiman 1996).
+    """
+    prediction = np.asarray(prediction)
+    seen = np.zeros(prediction.shape[:2], bool)
+    for own, which in zip(seen, np.asarray(rows), strict=True):
+        own[which[which >= 0]] = True
+    unseen = ~seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2))
+    count = unseen.sum(0)
+    return np.where(count, (prediction * unseen).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def accuracy(prediction, y):
@@ -103,3 +160,11 @@ def disagreement(logits):
         raise ValueError("Disagreement needs at least two members.")
     counts = ensemble_vote(logits) * members
     return 1 - (counts * (counts - 1)).sum(-1) / (members * (members - 1))
+
+
+def true_class(prediction, y):
+    """The entry of the true class: [..., row, class], int [row] -> [..., row]."""
+    if prediction.ndim < 2 or prediction.shape[-2] != len(y):
+        raise ValueError(f"A prediction of {len(y)} rows is [..., row, class], got shape {prediction.shape}.")
+    index = jnp.broadcast_to(jnp.asarray(y)[:, None], (*prediction.shape[:-1], 1))
+    return jnp.take_along_axis(jnp.asarray(prediction), index, axis=-1)[..., 0]

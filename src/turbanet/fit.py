@@ -1,23 +1,26 @@
 """Train, evaluate and predict whole swarms: epochs compiled into one program, data shared by index."""
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet import autoplan
-from turbanet.plan import Plan, choose, resized, say_once
-from turbanet.program import Evaluate, Layout, Predict, Train, compiled, fits
+from turbanet import autoplan, checkpoint, schedules, stopping
+from turbanet.member import SHUFFLE, member_key
+from turbanet.plan import Plan, choose, resized
+from turbanet.program import Evaluate, Layout, Predict, Train, compiled
 from turbanet.sampling import check_rows, epoch_order
-from turbanet.turba_train_state import SHUFFLE, member_key
+from turbanet.training import Training
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What `fit` saw: losses [epoch, member] (validation_loss None without validation data), identities, seconds."""
+    """What `fit` saw: losses [epoch, member] (validation_loss None without validation data), identities, seconds.
+
+    epochs int [member]: how many each member trained for; its losses are NaN after that.
+    """
 
     train_loss: np.ndarray
     validation_loss: np.ndarray | None
@@ -26,6 +29,7 @@ class History:
     compile_seconds: float
     steady_seconds: float
     plan: Plan
+    epochs: np.ndarray
 
     def frame(self):
         """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss."""
@@ -54,6 +58,9 @@ def fit(
     rows=None,
     validation=None,
     validation_rows=None,
+    patience=None,
+    min_delta=0.0,
+    checkpoints=None,
     per_member=False,
     shuffle=True,
     plan=None,
@@ -62,12 +69,17 @@ def fit(
 ):
     """Train every member for `epochs` epochs: -> (swarm, History).
 
-    x [row, ...] and y [row, ...] are shared by all members, or lead with the member axis where `per_member` is true
-    (a pair says it of x and y apart); both may be pytrees. `rows` int [member, row] says which rows each member sees
-    (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation` is (x, y) of the same kind,
-    its loss computed after each epoch on `validation_rows`. `segment` is the number of epochs per compiled call. `plan`
-    says where members run: a `Plan`, None for one by rule, "auto" for one measured after the first segment where the
-    rest is long enough to spend 5 % of it (or in an earlier run: it is remembered); `history.plan` is the last one.
+    x [row, ...] and y [row, ...] are shared by all members, or lead with the member axis where `per_member` is true (a
+    pair says it of x and y apart, a tree in it of their leaves); both may be pytrees. `rows` int [member, row] says
+    which rows each member sees (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation`
+    is (x, y) of the same kind, its loss computed after each epoch on `validation_rows`. With `patience` a member stops
+    after so many epochs in a row that did not better its best validation loss by more than `min_delta`; every member
+    ends with its best weights, and stopped ones cost nothing from the next segment on that starts with half as many.
+    `checkpoints` (a folder or `Checkpoints`) keeps the training after each segment: killed and called again as before,
+    it ends bit for bit where it would have ended, by the plan and the segments it began with. `segment` is the number
+    of epochs per compiled call. `plan` says where members run: a `Plan`, None for one by rule, "auto" for one measured
+    after the first segment where the rest is long enough to spend 5 % of it (or in an earlier run: it is remembered);
+    `history.plan` is the last one.
     Raises ValueError, before anything is trained, for data, rows or numbers that do not fit the swarm or one another.
     """
     loss_fn = swarm.loss(loss_fn)
@@ -75,29 +87,48 @@ def fit(
     held_out = None if validation is None else _Task(swarm, *validation, validation_rows, per_member)
     if validation is None and validation_rows is not None:
         raise ValueError("validation_rows came without validation=(x, y): give the data they index.")
-    _check_whole(epochs=epochs, batch_size=batch_size, segment=segment)
+    if validation is None and (patience is not None or schedules.needs_validation(swarm)):
+        raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
+    _check_whole(epochs=epochs, batch_size=batch_size, segment=segment, patience=patience)
     batch_size = min(batch_size or task.length, task.length)
     segment = min(segment or _segment(epochs), epochs)
 
     one = Train(loss_fn, segment, batch_size, shuffle, task.layout, held_out and held_out.layout)
     own = {"train": task.own, "validation": held_out and held_out.own}
     shared = {"train": task.shared, "validation": held_out and held_out.shared}
-    auto, plan = plan == "auto", choose(plan, swarm)
+    auto, given, plan = plan == "auto", isinstance(plan, Plan), choose(plan, swarm)
     known = autoplan.recall(one, swarm, task.own, task.shared, devices=plan.devices) if auto else None
-    run = _Training(one, swarm, own, shared, known or plan)
-    with tqdm(total=epochs, unit="epoch", **({} if progress else {"disable": True})) as bar:
-        while run.done < epochs:
+    start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
+    keeper = None if checkpoints is None else checkpoint.Keeper(checkpoints, checkpoint.facts(start, one, own, shared))
+    kept = keeper and keeper.latest()
+    if kept:
+        segment = kept[1]["segment"]
+        known = None if given else Plan(plan.devices[: kept[1]["devices"]], kept[1]["block"])
+    run = Training(one, start, own, shared, known or plan)
+    if kept:
+        run.resume(*kept)
+    with tqdm(
+        total=epochs, initial=min(run.done, epochs), unit="epoch", **({} if progress else {"disable": True})
+    ) as bar:
+        while run.done < epochs and len(run.training):
             run.segment(min(segment, epochs - run.done))
             bar.update(run.done - bar.n)
-            bar.set_postfix(loss=f"{run.losses[-1][0][-1].mean():.4g}")
+            if keeper:
+                keeper.save(run.done, *run.kept(segment))
+            bar.set_postfix(loss=f"{run.loss:.4g}")
             if auto and not known and run.done == segment < epochs:
                 run.search(epochs)
+    if keeper:
+        keeper.close()
     train_loss, validation_loss = (
         None if part[0] is None else np.concatenate(part) for part in zip(*run.losses, strict=True)
     )
     identity = np.asarray(swarm.seed), np.asarray(swarm.id)
-    history = History(train_loss, validation_loss, *identity, run.compile_seconds, run.steady_seconds, run.plan)
-    return _unplace(run.state, swarm), history
+    state = run.everyone()
+    seconds = run.compile_seconds, run.steady_seconds
+    trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
+    history = History(train_loss, validation_loss, *identity, *seconds, run.plan, trained)
+    return _unplace(state if patience is None else stopping.restored(state), swarm), history
 
 
 def measured_plan(
@@ -150,11 +181,12 @@ class _Task:
             raise ValueError(
                 "A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm."
             )
-        own_x, own_y = per_member if isinstance(per_member, tuple) else (per_member, per_member)
-        x, y = jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y)
+        both = per_member if isinstance(per_member, tuple) else (per_member, per_member)
+        data = {"x": jax.tree.map(jnp.asarray, x), "y": jax.tree.map(jnp.asarray, y)}
+        owned = {name: jax.tree.broadcast(flag, data[name]) for name, flag in zip("xy", both, strict=True)}
         lengths = set()
-        for name, data, own in (("x", x, own_x), ("y", y, own_y)):
-            for leaf in jax.tree.leaves(data):
+        for name in data:
+            for leaf, own in zip(jax.tree.leaves(data[name]), jax.tree.leaves(owned[name]), strict=True):
                 if own and leaf.shape[:1] != (len(swarm),):
                     raise ValueError(
                         f"{name} has shape {leaf.shape}; per_member, it must lead with {len(swarm)} members."
@@ -169,64 +201,8 @@ class _Task:
             length = rows.shape[1]
         self.length = length
         self.layout = Layout(length, rows is not None, rows is not None and bool((counts < length).any()))
-        self.own = {"x": x if own_x else None, "y": y if own_y else None, "rows": rows, "count": counts}
-        self.shared = {"x": None if own_x else x, "y": None if own_y else y}
-
-
-class _Training:
-    """A training under way: where it stands, what it cost, under which plan."""
-
-    def __init__(self, one, swarm, own, shared, plan):
-        self.one, self.data, self.members = one, (own, shared), len(swarm)
-        self.done, self.losses, self.compile_seconds, self.steady_seconds = 0, [], 0.0, 0.0
-        self.start = swarm
-        self._place(swarm, plan)
-
-    def _place(self, state, plan):
-        own, shared = self.data
-        state = state if len(state) == self.members else resized(state, self.members)
-        self.plan, self.state = plan, plan.place(state)
-        self.own, self.shared = plan.place(own), plan.share(shared)
-        self.fits_memory = False
-
-    def segment(self, epochs):
-        """Train on for some epochs; out of memory at the first, with half the block."""
-        try:
-            self._segment(epochs)
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if self.done or self.plan.block == 1 or "RESOURCE_EXHAUSTED" not in repr(error):
-                raise
-            plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
-            say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
-            self._place(self.start, plan)
-            self.segment(epochs)
-
-    def _segment(self, epochs):
-        begin = time.perf_counter()
-        program = compiled(dataclasses.replace(self.one, epochs=epochs), self.plan, self.state, self.own, self.shared)
-        self.compile_seconds += time.perf_counter() - begin
-        if not self.fits_memory and not (need := fits(program, self.plan)).enough:  # asked once: it takes milliseconds
-            raise MemoryError(
-                f"RESOURCE_EXHAUSTED: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
-                "train fewer members at a time (Plan(block=...)) or smaller batches."
-            )
-        begin = time.perf_counter()
-        self.state, loss = jax.block_until_ready(program(self.state, self.own, self.shared))
-        self.steady_seconds += time.perf_counter() - begin
-        self.fits_memory = True
-        self.losses.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: self.members].T, loss))
-        self.done += epochs
-
-    def search(self, epochs):
-        """After the first segment its seconds are known, and so is what a search may cost."""
-        plan, seconds = self.plan, autoplan.SHARE * self.steady_seconds * epochs / self.done
-        job = {"devices": plan.devices, "start": plan.block, "seconds": seconds}
-        own, shared = self.data
-        data = own["train"], shared["train"]
-        found = autoplan.search(self.one, self.start, *data, compile_seconds=self.compile_seconds, **job)
-        if found.block != plan.block:
-            self._place(self.state, found)
-        self.plan = found
+        self.own = jax.tree.map(lambda leaf, own: leaf if own else None, data, owned) | {"rows": rows, "count": counts}
+        self.shared = jax.tree.map(lambda leaf, own: None if own else leaf, data, owned)
 
 
 def _apply(one, swarm, task, plan):
@@ -237,9 +213,8 @@ def _apply(one, swarm, task, plan):
 
 
 def _unplace(state, like):
-    """The members of `state` that `like` has, on the devices that `like` is on."""
-    own = resized(state, len(like)) if len(state) > len(like) else state
-    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), own, like)
+    """`state` on the devices that `like` is on."""
+    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), state, like)
 
 
 def _check_whole(**numbers):

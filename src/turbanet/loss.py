@@ -52,3 +52,26 @@ def binary_cross_entropy(params, x, y, apply_fn):
     flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
     _check(flat, y)
     return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)
+
+
+def weighted(loss_fn):
+    """`loss_fn` with a weight for each example: y is (y, weight [batch]); the weighted mean of the losses.
+
+    A weight may be 0; if all of a batch are, its loss is 0. The examples are taken one by one, so a model that mixes
+    them (batch normalisation) is refused.
+    """
+
+    def loss(params, x, y, apply_fn):
+        y, weight = y
+
+        def one(x, y):
+            value, prediction = loss_fn(
+                params, jax.tree.map(lambda a: a[None], x), jax.tree.map(lambda a: a[None], y), apply_fn
+            )
+            return value, jax.tree.map(lambda a: a[0], prediction)
+
+        values, prediction = jax.vmap(one)(x, y)
+        total = weight.sum()
+        return jnp.where(total > 0, (weight * values).sum() / jnp.where(total > 0, total, 1), 0), prediction
+
+    return loss

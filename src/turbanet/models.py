@@ -1,6 +1,7 @@
 """Small architectures of one network, in plain Flax."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -79,3 +80,109 @@ class LeNet(nn.Module):
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(self.classes)(x)
+
+
+class _ConvNorm(nn.Module):
+    """Convolution without bias, batch normalisation by PyTorch's constants, ReLU unless told otherwise."""
+
+    features: int
+    window: int = 3
+    stride: int = 1
+    groups: int = 1
+    relu: bool = True
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(
+            self.features,
+            (self.window, self.window),
+            (self.stride, self.stride),
+            padding=self.window // 2,
+            feature_group_count=self.groups,
+            use_bias=False,
+            conv_general_dilated=self.conv or default_conv(),
+        )(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)(x)
+        return nn.relu(x) if self.relu else x
+
+
+VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+class VGG(nn.Module):
+    """VGG with batch normalisation for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
+
+    `depth` 11, 13, 16 or 19 layers (Simonyan and Zisserman, 2015, one Dense layer at the end, as is usual for
+    small images); `widths` are the features of the five stages of 3 x 3 convolutions, each ended by a 2 x 2 max pool.
+    `conv`: see `LeNet`. Raises ValueError for another depth.
+    """
+
+    depth: int = 11
+    widths: Sequence[int] = (64, 128, 256, 512, 512)
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.depth not in VGG_STAGES:
+            raise ValueError(f"VGG has a depth of {', '.join(map(str, VGG_STAGES))}, got {self.depth}.")
+        for layers, width in zip(VGG_STAGES[self.depth], self.widths, strict=True):
+            for _ in range(layers):
+                x = _ConvNorm(width, conv=self.conv)(x, train)
+            x = max_pool(x)
+        return nn.Dense(self.classes)(x.reshape(*x.shape[:-3], -1))
+
+
+class MobileNet(nn.Module):
+    """MobileNet for small images: x [batch, height, width, channel] -> [batch, classes].
+
+    Depthwise and pointwise 3 x 3 and 1 x 1 convolutions (Howard et al., 2017), the first with stride 1; `blocks` are
+    (features, stride). `conv`: see `LeNet`.
+    """
+
+    blocks: Sequence[tuple[int, int]] = (
+        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+        *((512, 1),) * 5,
+        *((1024, 2), (1024, 1)),
+    )
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = _ConvNorm(32, conv=self.conv)(x, train)
+        for features, stride in self.blocks:
+            channels = x.shape[-1]
+            x = _ConvNorm(channels, stride=stride, groups=channels, conv=self.conv)(x, train)
+            x = _ConvNorm(features, window=1, conv=self.conv)(x, train)
+        return nn.Dense(self.classes)(x.mean((-3, -2)))
+
+
+class ResNet(nn.Module):
+    """The residual network for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
+
+    `depth` is 6 n + 2 layers (20, 32, 44, 56, 110 in He et al., 2015), of 16, 32 and 64 features; where a block changes
+    shape, its shortcut takes every other pixel and fills up with zeros (option A). `conv`: see `LeNet`. Raises
+    ValueError for another depth.
+    """
+
+    depth: int = 20
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.depth < 8 or self.depth % 6 != 2:
+            raise ValueError(f"ResNet's depth is 6 n + 2, 8 and up (20, 32, 44, ...), got {self.depth}.")
+        layer = partial(_ConvNorm, conv=self.conv)
+        x = layer(16)(x, train)
+        for features in (16, 32, 64):
+            for _ in range(self.depth // 6):
+                more = features - x.shape[-1]
+                out = layer(features, stride=2 if more else 1)(x, train)
+                out = layer(features, relu=False)(out, train)
+                if more:
+                    x = jnp.pad(x[..., ::2, ::2, :], [(0, 0)] * (x.ndim - 1) + [(0, more)])
+                x = nn.relu(x + out)
+        return nn.Dense(self.classes)(x.mean((-3, -2)))

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import psutil
 
+from turbanet import member, schedules, stopping
 from turbanet.sampling import epoch_order
-from turbanet.turba_train_state import SHUFFLE, checked, member_key, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,11 @@ class Layout:
 
 def _read(own, shared, index):
     """Rows `index` of one member's (x, y); all of them for None."""
-    data = [shared[name] if own[name] is None else own[name] for name in "xy"]
+
+    def either(own, shared):
+        return shared if own is None else own
+
+    data = [jax.tree.map(either, own[name], shared[name], is_leaf=lambda leaf: leaf is None) for name in "xy"]
     return data if index is None else jax.tree.map(lambda leaf: leaf[index], data)
 
 
@@ -57,22 +61,26 @@ class Train:
     def __call__(self, own, shared):
         state, data = own
 
-        def epoch(state, _):
-            state, loss = self._epoch(state, data["train"], shared["train"])
+        def epoch(before, _):
+            state, loss = self._epoch(schedules.begin_epoch(before), data["train"], shared["train"])
             validation = None
             if self.held_out:
                 held_out = Evaluate(self.loss_fn, self.held_out)
                 validation = held_out((state, data["validation"]), shared["validation"])
-            return state.replace(epoch=state.epoch + 1), (loss, validation)
+            state = schedules.end_epoch(state, validation)
+            state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
+            if before.stopping is not None:  # a stopped member has no loss
+                loss, validation = (jnp.where(before.stopping.active, one, jnp.nan) for one in (loss, validation))
+            return state, (loss, validation)
 
         return jax.lax.scan(epoch, state, length=self.epochs)
 
     def _epoch(self, state, own, shared):
         length = self.layout.length
         if self.batch_size == length and not self.layout.ragged:  # one step sees every row: nothing to shuffle
-            return train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
+            return member.train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
         count = own["count"] if self.layout.indexed else length
-        key = jax.random.fold_in(member_key(state.seed, state.id, SHUFFLE), state.epoch)
+        key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
         if self.most_steps:
             order = jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
         else:
@@ -80,7 +88,7 @@ class Train:
 
         def step(state, index):
             index = own["rows"][index] if self.layout.indexed else index
-            return train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
+            return member.train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
 
         state, losses = jax.lax.scan(step, state, order)
         return state, losses.mean()
@@ -99,7 +107,7 @@ class Evaluate:
 
         def loss(rows):
             x, y = _read(data, shared, rows)
-            return checked(self.loss_fn)(state.params, x, y, state.apply_fn)[0]
+            return member.evaluate(self.loss_fn, state, x, y)[0]
 
         if not self.layout.ragged:
             return loss(data["rows"])
@@ -117,7 +125,7 @@ class Predict:
 
     def __call__(self, own, shared):
         state, data = own
-        return state.apply_fn({"params": state.params}, _read(data, shared, data["rows"])[0])
+        return member.predict(state, _read(data, shared, data["rows"])[0])
 
 
 def compiled(one, plan, *args):

@@ -12,48 +12,23 @@ import optax
 from flax import struct
 from flax.training.train_state import TrainState
 
-INIT, SHUFFLE = range(2)  # tags that keep a member's random streams apart
-
-
-def member_key(seed, id, tag):
-    """The key of one member's random stream: a function of its identity and the stream's tag, of nothing else."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), id), tag)
-
-
-def checked(loss_fn):
-    """`loss_fn` with its result checked when it is traced: (scalar, prediction) or a ValueError."""
-
-    def call(params, x, y, apply_fn):
-        out = loss_fn(params, x, y, apply_fn)
-        if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
-            came = f"shapes {jax.tree.map(jnp.shape, out)}"
-            raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: take its mean.")
-        return out
-
-    return call
-
-
-def train_step(loss_fn, state, x, y):
-    """One optimizer step of one member: (state, x [batch, ...], y) -> (state, loss, prediction)."""
-    grad = jax.value_and_grad(checked(loss_fn), has_aux=True)
-    (loss, prediction), grads = grad(state.params, x, y, state.apply_fn)
-    return state.apply_gradients(grads=grads, value=loss), loss, prediction
+from turbanet import member
 
 
 @partial(jax.jit, static_argnums=3)
 def _train(swarm, x, y, loss_fn):
-    return jax.vmap(partial(train_step, loss_fn))(swarm, x, y)
+    return jax.vmap(partial(member.train_step, loss_fn))(swarm, x, y)
 
 
 @partial(jax.jit, static_argnums=3)
 def _evaluate(swarm, x, y, loss_fn):
-    return jax.vmap(lambda state, x, y: checked(loss_fn)(state.params, x, y, state.apply_fn))(swarm, x, y)
+    return jax.vmap(partial(member.evaluate, loss_fn))(swarm, x, y)
 
 
 @partial(jax.jit, static_argnums=2)
 def _predict(swarm, x, capture_intermediates):
     kwargs = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture_intermediates else {}
-    return jax.vmap(lambda state, x: state.apply_fn({"params": state.params}, x, **kwargs))(swarm, x)
+    return jax.vmap(partial(member.predict, **kwargs))(swarm, x)
 
 
 class TurbaTrainState(TrainState):
@@ -66,6 +41,9 @@ class TurbaTrainState(TrainState):
     seed: Any = 0
     id: Any = 0
     epoch: Any = 0
+    collections: Any = struct.field(default_factory=dict)  # what the model keeps beside its params: {name: tree}
+    schedule: Any = None  # see schedules.with_schedule
+    stopping: Any = None  # while `fit` trains with a patience
     loss_fn: Callable | None = struct.field(pytree_node=False, default=None)
     sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input, if known
 
@@ -73,6 +51,8 @@ class TurbaTrainState(TrainState):
     def swarm(cls, model, optimizer, swarm_size, input_size=None, sample_input=None, seed=None):
         """Initialise `swarm_size` networks of the Flax `model` under the Optax `optimizer`.
 
+        `model` is a Linen module with any variable collections and random streams, an NNX one in
+        `flax.nnx.bridge.ToLinen`, or a pair of functions init(key, x) -> params, apply(params, x) -> prediction.
         `sample_input` is a batch [batch, ...] or one example; `input_size` stands for zeros [1, input_size]; an array
         given as `input_size` is taken as the sample. `seed` is an int (members differ by their id), one int per
         member, or None for 0.
@@ -90,16 +70,13 @@ class TurbaTrainState(TrainState):
         if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
 
-        def variables(seed, id):
-            return model.init(member_key(seed, id, INIT), sample)
-
-        other = sorted(set(jax.eval_shape(variables, seeds[0], ids[0])) - {"params"})
-        if other:
-            raise ValueError(f"The model carries {other} beside its params, which swarms do not train yet.")
+        model = member.Functions(*model) if isinstance(model, tuple) else model
+        carried = member.carried(model, jax.eval_shape(initial := partial(member.initial, model), 0, 0, sample), sample)
         # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
-        params = jax.jit(partial(jax.lax.map, lambda identity: variables(*identity)["params"]))((seeds, ids))
-        swarm = cls.vmap_create(apply_fn=model.apply, params=params, tx=optimizer)
+        variables = jax.jit(partial(jax.lax.map, lambda identity: initial(*identity, sample)))((seeds, ids))
+        swarm = cls.vmap_create(apply_fn=model.apply, params=variables["params"], tx=optimizer)
         return swarm.replace(
+            collections={name: variables[name] for name in carried},
             seed=jnp.asarray(seeds, jnp.int32),
             id=jnp.asarray(ids, jnp.int32),
             sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype),
@@ -148,9 +125,12 @@ class TurbaTrainState(TrainState):
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
-    def append(self, other):
-        """Both swarms as one, this one's members first; an appended id that is already taken gets the next free one."""
-        for name in ("params", "opt_state"):
+    def append(self, other, return_ids=False):
+        """Both swarms as one, this one's members first; an appended id that is already taken gets the next free one.
+
+        With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
+        """
+        for name in ("params", "collections", "opt_state", "schedule"):
             mine, theirs = getattr(self, name), getattr(other, name)
             spec = [jax.tree.map(lambda a: (jnp.shape(a)[1:], jnp.result_type(a)), t) for t in (mine, theirs)]
             if jax.tree.structure(mine) != jax.tree.structure(theirs) or spec[0] != spec[1]:
@@ -164,7 +144,8 @@ class TurbaTrainState(TrainState):
             ids.append(id)
         leaves = jax.tree.leaves(other.replace(id=jnp.asarray(ids, jnp.int32)))
         other = jax.tree.unflatten(jax.tree.structure(self), leaves)  # functions may be equal but not identical
-        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other)
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other)
+        return (both, np.array(ids)) if return_ids else both
 
     def merge(self):
         """A swarm of one, the mean of the members' weights and moments; counts stay whole numbers (the largest)."""
@@ -187,10 +168,25 @@ class TurbaTrainState(TrainState):
         index = self._position(index)
         return jax.tree.map(lambda leaf: jnp.delete(leaf, index, axis=0), self)
 
+    def __getitem__(self, ids):
+        """The swarm of the members of these ids, in this order; pairs (seed, id) where seeds differ."""
+        wanted, names = np.atleast_1d(np.asarray(ids)), np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
+        found = names[:, 1] == wanted[:, None] if wanted.ndim == 1 else (names == wanted[:, None]).all(-1)
+        if not found.any(axis=1).all():
+            missing = wanted[~found.any(axis=1)][0].tolist()
+            raise KeyError(f"No member {missing} in this swarm; its ids are {names[:, 1].tolist()}.")
+        if (found.sum(axis=1) > 1).any():
+            twice = wanted[found.sum(axis=1) > 1][0].tolist()
+            raise ValueError(f"{twice} names more than one member: give pairs (seed, id), each of one member.")
+        return jax.tree.map(lambda leaf: leaf[found.argmax(axis=1)], self)
+
+    def __iter__(self):
+        return (self.get_state(index) for index in range(len(self)))
+
     def cost_analysis(self, x):
         """XLA's estimate of the forward pass of one member on x [batch, feature]: floating-point operations, bytes."""
         state = self.get_state(0)
-        return jax.jit(self.apply_fn).lower({"params": state.params}, x).cost_analysis()
+        return jax.jit(member.predict).lower(state, x).cost_analysis()
 
     @property
     def shape(self):
@@ -198,8 +194,7 @@ class TurbaTrainState(TrainState):
         if self.sample is None:
             widths = _kernel_widths(self.params)
             return (len(self), *widths)
-        params = self.get_state(0).params if jnp.ndim(self.step) else self.params
-        prediction = jax.eval_shape(lambda p, x: self.apply_fn({"params": p}, x), params, self.sample)
+        prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 
     def __len__(self):

@@ -11,7 +11,7 @@ import joblib
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, replace_all_batch_norm_modules_, stack_module_state, vmap
 from torch.nn.utils import skip_init
 
 from turbanet.lab import timing
@@ -151,10 +151,11 @@ def train_func(
 ) -> np.ndarray:
     """Train all networks at once with torch.func's vmap; arguments, errors and losses as in `train_loop`.
 
-    One Adam moves the stacked parameters, which equals one Adam each: it is elementwise.
+    One Adam moves the stacked parameters, which equals one Adam each: it is elementwise. Running statistics of batch
+    normalisation, which vmap cannot write to, stay as they were.
     """
     loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
-    skeleton = copy.deepcopy(twins[0]).to("meta")
+    skeleton = replace_all_batch_norm_modules_(copy.deepcopy(twins[0]).to("meta"))
     skeleton.unrolled = True  # only an LSTM reads it
     params, _ = stack_module_state(list(twins))
     optimizer = _adam(params.values(), learning_rate, fused)

@@ -1,0 +1,337 @@
+"""The benchmark suite: every workload trained every way, from the same weights on the same rows in the same order."""
+
+import argparse
+import copy
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import torch
+
+import turbanet as tn
+from turbanet.lab import baselines, data, roofline, timing, twins
+from turbanet.lab.paths import repository
+from turbanet.member import train_step
+
+WAYS = (
+    "ours",
+    "scan_vmap",
+    "per_step_vmap",
+    "torch_func",
+    "torch_compile",
+    "torch_loop",
+    "torch_loop_fused",
+    "torch_processes",
+    "sklearn",
+)
+COLUMNS = (
+    "workload",
+    "way",
+    "members",
+    "seconds_per_step",
+    "ratio_to_ours",
+    "compile_seconds",
+    "peak_fraction",
+    "peak_memory_mb",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Networks to train for `epochs`: x, y as `fit` takes them, batch_size None for full-batch steps.
+
+    loss: PyTorch's name for loss_fn. twin: one member's params -> a PyTorch network with these weights.
+    """
+
+    name: str
+    model: Any
+    members: int
+    x: np.ndarray
+    y: np.ndarray
+    twin: Callable
+    epochs: int = 1
+    batch_size: int | None = None
+    per_member: bool = False
+    loss_fn: Callable = tn.softmax_cross_entropy
+    loss: str = "cross_entropy"
+    learning_rate: float = 0.001  # Adam
+
+    @property
+    def rows(self):
+        """Rows that a member trains on."""
+        return self.x.shape[1] if self.per_member else len(self.x)
+
+    @property
+    def steps(self):
+        """Steps of every member in one run."""
+        return self.epochs * -(-self.rows // (self.batch_size or self.rows))
+
+    def first(self, members):
+        """The workload with its first members alone."""
+        own = {"x": self.x[:members], "y": self.y[:members]} if self.per_member else {}
+        return replace(self, members=members, **own)
+
+    def swarm(self):
+        """The untrained networks, the same ones each time."""
+        sample = self.x[0, :1] if self.per_member else self.x[:1]
+        return tn.TurbaTrainState.swarm(
+            self.model, optax.adam(self.learning_rate), self.members, sample_input=sample, seed=0
+        )
+
+    def operations(self):
+        """Floating-point operations of the matrix products in one member's step, forward and backward."""
+        one = self.swarm().get_state(0)
+        size = self.batch_size or self.rows
+        x, y = (a[0, :size] if self.per_member else a[:size] for a in (self.x, self.y))
+        return roofline.operations(lambda state: train_step(self.loss_fn, state, x, y), one)
+
+
+def workloads(quick: bool = False) -> dict[str, Workload]:
+    """The suite, {name: Workload}: data are random numbers of the real sets' shapes, which speed does not depend on."""
+    rng = np.random.default_rng(0)
+    share = 4 if quick else 1
+
+    def images(rows, *shape):
+        return rng.random((rows, *shape), dtype=np.float32), rng.integers(0, 10, rows).astype(np.int32)
+
+    x, y = data.spirals(128, noise=0.05, seed=0)
+    series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
+    lstm = (series[:, :, :-1], series[:, :, -1])
+    mlp, mse = baselines.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
+    listed = [
+        Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
+        Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
+        Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
+        Workload("stocks", tn.LSTM(32), 500, *lstm, baselines.lstm_twin, batch_size=32, per_member=True, **mse),
+        Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
+        Workload("mobilenet", tn.MobileNet(), 4, *images(128 // share, 32, 32, 3), twins.mobilenet_twin, batch_size=32),
+        Workload("vgg11", tn.VGG(), 4, *images(128 // share, 32, 32, 3), twins.vgg_twin, batch_size=32),
+        Workload("resnet", tn.ResNet(), 4, *images(256 // share, 32, 32, 3), twins.resnet_twin, batch_size=32),
+    ]
+    return {work.name: work for work in listed}
+
+
+def ways(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callable]:
+    """{way: run}: run() trains from the start to the end -> (losses [epoch, member], seconds it spent compiling).
+
+    Compile seconds are NaN where they are not apart. sklearn is left out where it cannot train the same networks.
+    """
+    swarm = work.swarm()
+    order = None if work.batch_size is None else tn.batch_order(swarm, work.rows, epochs=work.epochs, **_batch(work))
+    job = {"order": order, "epochs": work.epochs, "per_member": work.per_member}
+    torch_job = {**job, "loss": work.loss, "learning_rate": work.learning_rate}
+    device = "cuda" if plan.devices[0].platform == "gpu" else "cpu"
+    members = range(len(swarm)) if set(names) - {"ours", "scan_vmap", "per_step_vmap", "sklearn"} else ()
+    copies = [work.twin(swarm.get_state(i).params).to(device) for i in members]
+    start = [{name: weight.clone() for name, weight in twin.state_dict().items()} for twin in copies]
+
+    def fit(plan):
+        how = {"epochs": work.epochs, "per_member": work.per_member, "plan": plan, "segment": work.epochs}
+        history = tn.fit(swarm, work.x, work.y, work.loss_fn, progress=False, **_batch(work), **how)[1]
+        return history.train_loss, history.compile_seconds
+
+    def steps():
+        return baselines.train_steps(swarm, work.x, work.y, work.loss_fn, **job)[1], np.nan
+
+    def torch_way(train, **more):
+        for twin, weights in zip(copies, start, strict=True):
+            twin.load_state_dict(weights)
+        return train(copies, work.x, work.y, **torch_job, **more), np.nan
+
+    @cache
+    def compiled():
+        network = copy.deepcopy(copies[0])
+        return network, torch.compile(network)
+
+    def through_compiler(*args, **more):
+        return _compiled_loop(*compiled(), *args, **more)
+
+    every = {
+        "ours": partial(fit, plan),
+        "scan_vmap": partial(fit, tn.Plan(plan.devices[:1], work.members)),
+        "per_step_vmap": steps,
+        "torch_func": partial(torch_way, baselines.train_func, threads=threads),
+        "torch_compile": partial(torch_way, through_compiler, threads=threads),
+        "torch_loop": partial(torch_way, baselines.train_loop, threads=threads),
+        "torch_loop_fused": partial(torch_way, baselines.train_loop, threads=threads, fused=True),
+        "torch_processes": partial(torch_way, baselines.train_processes),
+        "sklearn": partial(_sklearn, work, swarm, order),
+    }
+    if not isinstance(work.model, tn.MLP) or work.model.widths[-1] < 3 or work.batch_size is None:
+        del every["sklearn"]  # it knows no convolution or recurrence, and gives two classes one output
+    return {name: every[name] for name in names if name in every}
+
+
+def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
+    """A table of the workload's ways (COLUMNS, and low, high): all warm, in turn, equal losses asserted first."""
+    import pandas as pd
+
+    brief = ways(work.first(2), plan=plan, names=("torch_loop",))["torch_loop"]
+    threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {"ours", "scan_vmap"} else None
+    runs, compile_seconds, memory, expected = ways(work, plan=plan, threads=threads, names=names), {}, {}, None
+    for name, run in list(runs.items()):
+        gc.collect()
+        with peak_memory() as peak_of, timing.stopwatch() as first:
+            try:
+                losses, compile_seconds[name] = run()
+            except (RuntimeError, NotImplementedError, ImportError) as error:
+                print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
+                del runs[name]
+                continue
+        memory[name], compile_seconds[name] = peak_of(), (compile_seconds[name], first.seconds)
+        expected = losses if expected is None else expected
+        wide = 5 * rtol if name == "sklearn" else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+        np.testing.assert_allclose(losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
+    seconds = timing.interleave(runs, repeats=repeats, warmup=0)
+    table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
+    for column in ("seconds_per_step", "low", "high"):
+        table[column] /= work.steps
+    ours = table.seconds_per_step[table.way == "ours"].iloc[0] if "ours" in runs else np.nan
+    own = work.operations() * work.members
+    table = table.assign(
+        workload=work.name,
+        members=work.members,
+        ratio_to_ours=table.seconds_per_step / ours,
+        compile_seconds=[_compile_seconds(*compile_seconds[way], np.median(seconds[way])) for way in table.way],
+        peak_fraction=own / table.seconds_per_step / peak,
+        peak_memory_mb=[memory[way] for way in table.way],
+    )
+    return pd.DataFrame(table)[[*COLUMNS, "low", "high", "repeats"]]
+
+
+def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
+    """The plan that `plan="auto"` takes for the workload: measured, or remembered from an earlier measurement."""
+    how = {"per_member": work.per_member, "devices": devices, "seconds": seconds, **_batch(work)}
+    return tn.measured_plan(work.swarm(), work.x, work.y, work.loss_fn, **how)
+
+
+def member_bytes(work: Workload, plan) -> float:
+    """Bytes that training takes for one member: its state, and what XLA counts for a block beside it (NaN: unknown)."""
+    swarm = work.swarm()
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(swarm)) / len(swarm)
+    beside = [c.megabytes * 2**20 / (c.block * len(plan.devices)) for c in plan.candidates if c.block == plan.block]
+    return state + (beside[0] if beside else np.nan)
+
+
+class peak_memory:
+    """With it: `peak_of()`, the most memory in MB that the process took inside beyond what it had; NaN off Linux."""
+
+    def __enter__(self):
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+        except OSError:
+            self.before = float("nan")
+        else:
+            self.before = self._high()
+        self.peak = float("nan")
+        return lambda: self.peak
+
+    def __exit__(self, *failure):
+        self.peak = max(0.0, self._high() - self.before) if self.before == self.before else self.before
+
+    def _high(self):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) / 1024 if found else float("nan")
+
+
+def _compiled_loop(network, compiled, copies, x, y, *, order, per_member, **settings):
+    """`baselines.train_loop` on one compiled network, into which each member's weights are put in turn."""
+    losses = np.empty((settings["epochs"], len(copies)))
+    for member, start in enumerate(copies):
+        network.load_state_dict(start.state_dict())
+        own = slice(member, member + 1)
+        rows = None if order is None else order[own]
+        pair = (x[own], y[own]) if per_member else (x, y)
+        losses[:, own] = baselines.train_loop([compiled], *pair, order=rows, per_member=per_member, **settings)
+    return losses
+
+
+def _sklearn(work, swarm, order):
+    """scikit-learn's MLPClassifier, one member after the other, from the swarm's weights in the swarm's order."""
+    from sklearn.neural_network import MLPClassifier
+
+    losses = np.empty((work.epochs, len(swarm)))
+    for member in range(len(swarm)):
+        params = swarm.get_state(member).params
+        net = MLPClassifier(
+            work.model.widths[:-1],
+            batch_size=work.batch_size,
+            learning_rate_init=work.learning_rate,
+            alpha=0.0,
+            shuffle=False,
+            random_state=0,
+        )
+        net.partial_fit(work.x[: work.batch_size], work.y[: work.batch_size], classes=np.arange(work.model.widths[-1]))
+        for i in range(len(net.coefs_)):
+            net.coefs_[i][...] = params[f"Dense_{i}"]["kernel"]
+            net.intercepts_[i][...] = params[f"Dense_{i}"]["bias"]
+        adam = net._optimizer  # began with the step that made the network: begin anew
+        adam.t = 0
+        for moment in (*adam.ms, *adam.vs):
+            moment[...] = 0
+        for epoch in range(work.epochs):
+            rows = order[member, epoch].ravel()
+            net.partial_fit(work.x[rows], work.y[rows])
+            losses[epoch, member] = net.loss_
+    return losses, np.nan
+
+
+def _batch(work):
+    return {"batch_size": work.batch_size}
+
+
+def _compile_seconds(apart, first, steady):
+    """What compiling took: as the way says itself, else what its first run took beyond a warm one."""
+    return apart if apart == apart else max(0.0, first - steady)
+
+
+def main(arguments=None):
+    """Measure the suite, print its table, write reports/benchmark/<device>/ratios.csv (--quick: below build/)."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat")
+    parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
+    given = parser.parse_args(arguments)
+    tn.use_cores()
+    suite = workloads(given.quick)
+    if unknown := set(given.workloads or ()) - set(suite):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
+    device = jax.devices()[0].platform
+    partial_run = given.quick or given.workloads
+    folder = repository() / ("build" if partial_run else "reports") / "benchmark" / device
+    table, plans = run(list(given.workloads or suite), quick=given.quick)
+    print(table.to_string(index=False, float_format="%.4g"))
+    folder.mkdir(parents=True, exist_ok=True)
+    table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
+    table[["workload", "way", "low", "high", "repeats"]].to_csv(folder / "spread.csv", index=False, float_format="%.4g")
+    lines = [timing.machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
+    (folder / "plans.txt").write_text("\n".join(lines) + "\n")
+    print(f"{timing.machine_line()}; written to {folder / 'ratios.csv'}")
+    return 0
+
+
+def run(names, *, quick=False, repeats=None):
+    """The suite's tables, one below the other, and the plan taken for each workload."""
+    import pandas as pd
+
+    peak, tables, plans = roofline.matmul_peak(), [], {}
+    for name in names:
+        work = workloads(quick)[name]
+        begin = time.perf_counter()
+        plans[name] = chosen_plan(work)
+        tables.append(measure(work, plan=plans[name], peak=peak, repeats=repeats or (1 if quick else 3)))
+        said = tables[-1].to_string(index=False, float_format="%.4g")
+        print(f"{said}\n{name}: {time.perf_counter() - begin:.0f} s\n{plans[name]}", file=sys.stderr)
+    return pd.concat(tables, ignore_index=True), plans
+
+
+if __name__ == "__main__":
+    sys.exit(main())

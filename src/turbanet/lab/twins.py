@@ -1,0 +1,127 @@
+"""PyTorch twins of the convolutional models: one member's weights copied over."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+from turbanet.models import VGG_STAGES, MobileNet
+
+
+def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
+    """One member's `turbanet.models.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
+    if not params or sorted(params) != ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "Dense_2"]:
+        raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
+    channels = params["Conv_1"]["bias"].shape[0]
+    return nn.Sequential(
+        ChannelsFirst(),
+        *(_conv(params["Conv_0"]), nn.ReLU(), nn.MaxPool2d(2)),
+        *(_conv(params["Conv_1"]), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(_linear(params["Dense_0"], channels), nn.ReLU()),
+        *(_linear(params["Dense_1"]), nn.ReLU()),
+        _linear(params["Dense_2"]),
+    )
+
+
+def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
+    """One member's `turbanet.models.VGG` in PyTorch; running statistics begin anew."""
+    layers, stages = _numbered(params, "_ConvNorm"), []
+    for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
+        for _ in range(count):
+            stages += [_conv_norm(next(layers)), nn.ReLU()]
+        stages.append(nn.MaxPool2d(2))
+    head = _linear(params["Dense_0"], channels=stages[-3][0].out_channels)
+    return nn.Sequential(ChannelsFirst(), *stages, nn.Flatten(), head)
+
+
+def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
+    """One member's `turbanet.models.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
+    layers = _numbered(params, "_ConvNorm")
+    stages = [_conv_norm(next(layers)), nn.ReLU()]
+    for _, stride in blocks:
+        stages += [_conv_norm(next(layers), stride, depthwise=True), nn.ReLU(), _conv_norm(next(layers)), nn.ReLU()]
+    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), _linear(params["Dense_0"]))
+
+
+def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
+    """One member's `turbanet.models.ResNet` in PyTorch; running statistics begin anew."""
+    layers = _numbered(params, "_ConvNorm")
+    stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
+    blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
+    for features in (16, 32, 64):
+        for _ in range(blocks):
+            first, second, more = next(layers), next(layers), features - width
+            body = nn.Sequential(_conv_norm(first, 2 if more else 1), nn.ReLU(), _conv_norm(second))
+            stages.append(Residual(body, more))
+            width = features
+    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), _linear(params["Dense_0"]))
+
+
+class Residual(nn.Module):
+    """x -> relu(x + body(x)); where the body has `more` channels, x at every other pixel, filled up with zeros."""
+
+    def __init__(self, body, more):
+        super().__init__()
+        self.body, self.more = body, more
+
+    def forward(self, x):
+        out = self.body(x)
+        if self.more:
+            x = nn.functional.pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.more))
+        return nn.functional.relu(x + out)
+
+
+class MeanOverSpace(nn.Module):
+    """x [batch, channel, height, width] -> [batch, channel]."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+class ChannelsFirst(nn.Module):
+    """x [batch, height, width, channel] -> [batch, channel, height, width], the order PyTorch computes in."""
+
+    def forward(self, x):
+        return x.movedim(-1, 1).contiguous()
+
+
+def _numbered(params, name):
+    """The params of the layers `name`_0, `name`_1, ... in order."""
+    count = sum(layer.startswith(f"{name}_") for layer in params)
+    return iter([params[f"{name}_{i}"] for i in range(count)])
+
+
+def _conv_norm(layer, stride=1, *, depthwise=False):
+    """The convolution and the batch normalisation of a `_ConvNorm`."""
+    conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=layer["Conv_0"]["kernel"].shape[0] // 2)
+    norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
+    return nn.Sequential(conv, _filled(norm, layer["BatchNorm_0"]["scale"], layer["BatchNorm_0"]["bias"]))
+
+
+def _conv(layer, stride=1, *, depthwise=False, padding=0):
+    kernel = np.asarray(layer["kernel"])  # [height, width, input of a group, output]
+    *window, inputs, outputs = kernel.shape
+    groups = outputs if depthwise else 1
+    how = {"stride": stride, "padding": padding, "groups": groups, "bias": "bias" in layer}
+    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=torch.from_numpy(kernel.copy()).dtype, **how)
+    return _filled(conv, kernel.transpose(3, 2, 0, 1), layer.get("bias"))
+
+
+def _linear(layer, channels=1):
+    """A Dense layer; after a convolution it reads [row, column, channel] where PyTorch flattens channel first."""
+    kernel = np.asarray(layer["kernel"])
+    rows = kernel.reshape(-1, channels, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
+    linear = skip_init(nn.Linear, *kernel.shape, dtype=torch.from_numpy(kernel.copy()).dtype)
+    return _filled(linear, rows.T, layer["bias"])
+
+
+def _filled(module, weight, bias):
+    with torch.no_grad():
+        module.weight.copy_(torch.from_numpy(np.array(weight)))
+        if bias is not None:
+            module.bias.copy_(torch.from_numpy(np.array(bias)))
+    return module

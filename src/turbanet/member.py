@@ -1,0 +1,160 @@
+"""One member: its random keys, its model with its own collections and mode, its training step."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.core.tracers import current_trace
+
+INIT, SHUFFLE, STREAMS = range(3)  # tags that keep a member's random streams apart
+
+
+def member_key(seed, id, tag):
+    """The key of one member's random stream: a function of its identity and the stream's tag, of nothing else."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), id), tag)
+
+
+def streams(seed, id, step, call=0):
+    """What a member's model draws from in training, {name: key}: anew at each step and each call in a step.
+
+    A stream of any name but these two is drawn from "params", as Flax does.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(member_key(seed, id, STREAMS), step), call)
+    params, dropout = jax.random.split(key)
+    return {"params": params, "dropout": dropout}
+
+
+@lru_cache
+def mode(apply_fn, train):
+    """Keyword arguments that put the model behind `apply_fn` into training or evaluation, for names it takes.
+
+    The names are `train`, `training` and `deterministic`; an NNX module in Flax's bridge is set by its own methods.
+    """
+    model = getattr(apply_fn, "__self__", None)
+    if not isinstance(model, nn.Module):
+        return {}
+    if hasattr(model, "nnx_class"):
+        return {"nnx_method": _nnx_train if train else _nnx_eval}
+    known = {"train": train, "training": train, "deterministic": not train}
+    return {name: known[name] for name in inspect.signature(type(model).__call__).parameters if name in known}
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+    """A pair of functions as a model: init_params(key, x) -> params, apply_params(params, x) -> prediction."""
+
+    init_params: Callable
+    apply_params: Callable
+
+    def init(self, key, x):
+        return {"params": self.init_params(key, x)}
+
+    def apply(self, variables, x, **kwargs):
+        return self.apply_params(variables["params"], x, **kwargs)
+
+
+class Bound:
+    """`apply_fn` as a loss gets it: the member's collections, random streams and mode go in by themselves.
+
+    `apply_fn({"params": params}, x, ...)` returns the prediction alone. In training, what the model changes in its
+    collections is in `collections`, for the next call and the next step; evaluation changes nothing, draws nothing.
+    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's.
+    """
+
+    def __init__(self, state, *, train):
+        self.state, self.train, self.collections, self.calls = state, train, state.collections, 0
+        self.trace = current_trace()
+
+    def __call__(self, variables, *args, **kwargs):
+        apply_fn = self.state.apply_fn
+        kwargs = mode(apply_fn, self.train) | kwargs
+        variables = {**self.collections, **variables}
+        if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
+            return apply_fn(variables, *args, **kwargs)
+        state, self.calls = self.state, self.calls + 1
+        kwargs = {"rngs": streams(state.seed, state.id, state.step, self.calls - 1)} | kwargs
+        if not self.collections or "mutable" in kwargs:
+            return apply_fn(variables, *args, **kwargs)
+        if current_trace() != self.trace:
+            raise ValueError(
+                f"The model changes its {sorted(self.collections)} in training, which cannot leave a grad, vmap or "
+                "scan inside the loss: call apply_fn outside of it, or with mutable=False and train=False."
+            )
+        prediction, changed = apply_fn(variables, *args, mutable=list(self.collections), **kwargs)
+        self.collections = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, self.collections)
+        return prediction
+
+
+def checked(loss_fn):
+    """`loss_fn` with its result checked when it is traced: (scalar, prediction) or a ValueError."""
+
+    def call(params, x, y, apply_fn):
+        out = loss_fn(params, x, y, apply_fn)
+        if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
+            came = f"shapes {jax.tree.map(jnp.shape, out)}"
+            raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: take its mean.")
+        return out
+
+    return call
+
+
+def train_step(loss_fn, state, x, y):
+    """One optimizer step of one member: (state, x [batch, ...], y) -> (state, loss, prediction)."""
+
+    def loss(params):
+        apply_fn = Bound(state, train=True)
+        value, prediction = checked(loss_fn)(params, x, y, apply_fn)
+        return value, (prediction, apply_fn.collections)
+
+    (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
+
+
+def evaluate(loss_fn, state, x, y):
+    """One member's (loss, prediction) on x [batch, ...], y, by its running statistics and without randomness."""
+    return checked(loss_fn)(state.params, x, y, Bound(state, train=False))
+
+
+def predict(state, x, **kwargs):
+    """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
+    return Bound(state, train=False)({"params": state.params}, x, **kwargs)
+
+
+def initial(model, seed, id, sample):
+    """The variables {"params": ..., other collections} that one member of the Flax `model` begins with."""
+    return model.init(member_key(seed, id, INIT), sample, **mode(model.apply, False))
+
+
+def carried(model, variables, sample):
+    """The names of the collections that a step leaves in the shape it found them; what `sow` grows is no state.
+
+    `variables`: as `initial` returns them, or their shapes.
+    """
+    names = sorted(set(variables) - {"params"})
+    if not names:
+        return []
+    rngs = streams(0, 0, 0)
+
+    def change(variables, x):
+        return model.apply(variables, x, mutable=names, rngs=rngs, **mode(model.apply, True))[1]
+
+    after = jax.eval_shape(change, variables, sample)
+
+    def shape(tree):
+        return jax.tree.map(jnp.shape, tree)
+
+    return [name for name in names if name in after and shape(variables[name]) == shape(after[name])]
+
+
+def _nnx_train(module, *args, **kwargs):
+    module.train()
+    return module(*args, **kwargs)
+
+
+def _nnx_eval(module, *args, **kwargs):
+    module.eval()
+    return module(*args, **kwargs)

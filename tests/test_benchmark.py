@@ -1,0 +1,117 @@
+"""The benchmark suite: every way trains the same networks, the table is whole; no time is asserted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import turbanet as tn
+from turbanet.lab import benchmark
+from turbanet.lab.benchmark import COLUMNS, WAYS
+
+rng = np.random.default_rng(0)
+PLAN = tn.Plan(2, 1)
+
+
+def shrunk(name):
+    """A workload with two or three networks and a few steps."""
+    work = benchmark.workloads(quick=True)[name]
+    if work.batch_size is None:
+        return replace(work, members=2, epochs=3)
+    if work.per_member:
+        return replace(work, members=2, x=work.x[:2, :64], y=work.y[:2, :64])
+    return replace(work, members=2, x=work.x[: 3 * work.batch_size], y=work.y[: 3 * work.batch_size])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TURBANET_CACHE", str(tmp_path))
+
+
+def test_the_suite_has_the_workloads_of_the_study():
+    full, quick = benchmark.workloads(), benchmark.workloads(quick=True)
+    assert [(work.name, work.members) for work in full.values()] == [
+        ("sweep-small", 128),
+        ("sweep-large", 64),
+        ("mnist", 50),
+        ("stocks", 500),
+        ("lenet", 8),
+        ("mobilenet", 4),
+        ("vgg11", 4),
+        ("resnet", 4),
+    ]
+    assert all(quick[name].steps < full[name].steps for name in full)
+
+
+@pytest.mark.parametrize("name", benchmark.workloads(quick=True))
+def test_every_way_trains_the_same_networks(name):
+    work = shrunk(name)
+    runs = benchmark.ways(work, plan=PLAN, threads=1, names=[way for way in WAYS if way != "torch_compile"])
+    losses = {way: run()[0] for way, run in runs.items()}
+    assert losses["ours"].shape == (work.epochs, 2)
+    for way, loss in losses.items():
+        np.testing.assert_allclose(loss, losses["ours"], rtol=1e-3, err_msg=way)
+    again = runs["torch_loop"]()[0]
+    np.testing.assert_array_equal(again, losses["torch_loop"])  # from the same start each time
+
+
+def test_scikit_learn_is_there_where_it_applies():
+    plans = {"plan": PLAN, "names": ("sklearn",)}
+    assert [name for name in benchmark.workloads(True) if benchmark.ways(shrunk(name), **plans)] == ["mnist"]
+
+
+def test_measure_gives_one_whole_row_a_way(monkeypatch):
+    names = ("ours", "per_step_vmap", "torch_loop")
+    table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1e9, repeats=2, names=names)
+    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS and list(table.way) == list(names)
+    assert (table.ratio_to_ours.iloc[0], table.members.iloc[0]) == (1, 2)
+    np.testing.assert_allclose(table.ratio_to_ours, table.seconds_per_step / table.seconds_per_step[0])
+    work = shrunk("mnist")
+    np.testing.assert_allclose(table.peak_fraction, work.operations() * 2 / table.seconds_per_step / 1e9)
+    assert (table.compile_seconds >= 0).all() and (table.peak_memory_mb >= 0).all()
+
+
+def test_measure_refuses_ways_that_train_something_else(monkeypatch):
+    train = benchmark.baselines.train_steps
+    monkeypatch.setattr(benchmark.baselines, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
+    with pytest.raises(AssertionError, match="mnist: per_step_vmap trains something else"):
+        benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=("ours", "per_step_vmap"))
+
+
+def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
+    def cannot(*args, **how):
+        raise NotImplementedError("no rule for this")
+
+    monkeypatch.setattr(benchmark.baselines, "train_func", cannot)
+    table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=("ours", "torch_func"))
+    assert list(table.way) == ["ours"] and "torch_func cannot: no rule for this" in capsys.readouterr().err
+
+
+def test_operations_of_the_mnist_network_by_hand():
+    layers = [(784, 64), (64, 32), (32, 10)]
+    forward = sum(2 * 8 * a * b for a, b in layers)
+    assert benchmark.workloads()["mnist"].operations() == 3 * forward - 2 * 8 * 784 * 64
+
+
+def test_peak_memory_sees_what_is_taken():
+    with benchmark.peak_memory() as peak:
+        np.ones(2**23)  # 64 MB
+    assert 55 < peak() < 200
+
+
+def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, monkeypatch, capsys):
+    frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
+    monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}))
+    assert benchmark.main(["--quick"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["build"]
+    assert benchmark.main([]) == 0
+    written = pd.read_csv(tmp_path / "reports/benchmark/cpu/ratios.csv")
+    assert tuple(written.columns) == COLUMNS and "workload" in capsys.readouterr().out
+
+
+def test_the_command_names_the_workloads_it_knows(capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--workloads", "minst"])
+    assert "unknown workload minst; known: sweep-small" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""Probabilities and intervals, against scikit-learn, SciPy and values by hand."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+from sklearn.metrics import brier_score_loss, log_loss
+
+import turbanet as tn
+
+rng = np.random.default_rng(5)
+Y = rng.integers(0, 3, 60)
+LOGITS = rng.normal(size=(4, 60, 3)) + (np.arange(3) == Y[:, None])
+P = softmax(LOGITS, axis=-1)
+
+
+def test_likelihood_equals_scikit_learn():
+    expected = [log_loss(Y, one) for one in P]
+    np.testing.assert_allclose(tn.negative_log_likelihood(P, Y), expected, rtol=1e-5)
+    assert np.isfinite(tn.negative_log_likelihood(np.eye(3)[[0]], np.array([1])))
+
+
+def test_brier_score_equals_scikit_learn():
+    expected = [brier_score_loss(Y, one, scale_by_half=False) for one in P]
+    np.testing.assert_allclose(tn.brier_score(P, Y), expected, rtol=1e-5)
+    assert tn.brier_score(np.eye(3)[[0, 1]], np.array([0, 0])) == pytest.approx(1.0)  # right: 0, wrong: 2
+
+
+def test_calibration_error_by_hand():
+    p = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.45, 0.55]])
+    y = np.array([0, 1, 1, 1])
+    # two bins: all four confidences lie in the upper one; accuracy 3/4, mean confidence 0.7375
+    assert tn.expected_calibration_error(p, y, bins=2) == pytest.approx(0.75 - 0.7375)
+    # ten bins: (0.8, 0.9] right; (0.7, 0.8] wrong; (0.6, 0.7] right; (0.5, 0.6] right
+    assert tn.expected_calibration_error(p, y, bins=10) == pytest.approx((0.1 + 0.8 + 0.3 + 0.45) / 4)
+
+
+def test_a_sure_prediction_falls_into_the_last_bin():
+    assert tn.expected_calibration_error(np.eye(2)[[0, 0]], np.array([0, 1])) == pytest.approx(0.5)
+
+
+def test_temperature_minimises_the_likelihood():
+    found = tn.temperature(LOGITS, Y)
+    assert found.shape == (4,)
+    for one, got in zip(LOGITS, found, strict=True):
+
+        def loss(t, one=one):
+            return -log_softmax(one / np.exp(t[0]), axis=-1)[np.arange(60), Y].mean()
+
+        assert loss([np.log(got)]) <= minimize(loss, [0.5], method="Nelder-Mead").fun + 1e-6
+
+
+def test_temperature_undoes_a_scaling():
+    true = softmax(rng.normal(size=(20000, 3)), axis=-1)
+    y = np.array([rng.choice(3, p=p) for p in true])
+    assert tn.temperature(3 * np.log(true), y) == pytest.approx(3, rel=0.05)
+
+
+def test_diversity_by_hand():
+    same = np.log([[[0.7, 0.3]], [[0.7, 0.3]]])
+    np.testing.assert_allclose(tn.diversity(same), [0], atol=1e-6)
+    apart = np.array([[[50.0, -50.0]], [[-50.0, 50.0]]])
+    np.testing.assert_allclose(tn.diversity(apart), [np.log(2)], rtol=1e-5)
+
+
+def test_interval_over_members_is_their_quantiles():
+    prediction = rng.normal(size=(50, 7, 2))
+    low, high = tn.prediction_interval(prediction, level=0.8)
+    np.testing.assert_allclose(low, np.quantile(prediction, 0.1, axis=0))
+    np.testing.assert_allclose(high, np.quantile(prediction, 0.9, axis=0))
+
+
+def test_calibrated_intervals_hold_their_level():
+    def rows(count):
+        centre, spread = rng.normal(size=count), rng.uniform(0.5, 2, size=count)
+        members = centre + spread * rng.normal(size=(10, count)) / 5
+        return members, centre + spread * rng.normal(size=count)
+
+    (prediction, y), held_out = rows(20000), rows(4000)
+    low, high = tn.prediction_interval(prediction, held_out, level=0.9)
+    assert np.mean((low <= y) & (y <= high)) == pytest.approx(0.9, abs=0.02)
+    narrow, wide = tn.prediction_interval(prediction, level=0.9)
+    assert np.mean((narrow <= y) & (y <= wide)) < 0.5  # members alone are far too sure
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: tn.negative_log_likelihood(P, Y[:-1]), "59 rows is"),
+        (lambda: tn.prediction_interval(np.zeros((1, 3))), "two members"),
+        (lambda: tn.prediction_interval(np.zeros((2, 3)), level=1.0), "level in"),
+        (lambda: tn.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
+        (lambda: tn.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:5]), level=0.95), "at least 19 rows"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

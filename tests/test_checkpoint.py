@@ -1,0 +1,200 @@
+"""A training that was killed and called again ends bit for bit where the one that was not ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet import training
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
+PLAN = tn.Plan(2, 2)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Dense(5)(x)))
+        return nn.Dense(2)(nn.Dropout(0.2, deterministic=not train)(x))
+
+
+def made(size=6, rate=0.05, model=None):
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=rate)
+    swarm = tn.TurbaTrainState.swarm(model or Net(), optimizer, size, sample_input=X[:1])
+    return tn.with_schedule(swarm, "warm")
+
+
+def train(swarm, folder=None, **more):
+    how = {"epochs": 8, "batch_size": 8, "segment": 2, "plan": PLAN, "progress": False, "validation": (X[:9], Y[:9])}
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **{**how, "checkpoints": folder, **more})
+
+
+def same(one, other):
+    for a, b in zip(one, other, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def outcome(trained, history):
+    return jax.tree.leaves(trained), [history.train_loss, history.validation_loss, history.epochs]
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Makes the next `fit` break after some segments."""
+
+    def after(segments):
+        run, counts = training.Training._segment, [0]
+
+        def breaks(self, epochs):
+            if counts[0] == segments:
+                raise KeyboardInterrupt
+            counts[0] += 1
+            return run(self, epochs)
+
+        monkeypatch.setattr(training.Training, "_segment", breaks)
+
+    yield after
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("patience", [None, 2])
+def test_an_interrupted_training_goes_on_where_it_was(tmp_path, interrupted, monkeypatch, segments, patience):
+    expected = outcome(*train(made(rate=0.3), patience=patience))
+    interrupted(segments)
+    with pytest.raises(KeyboardInterrupt):
+        train(made(rate=0.3), tmp_path, patience=patience)
+    monkeypatch.undo()
+    same(outcome(*train(made(rate=0.3), tmp_path, patience=patience)), expected)
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path, monkeypatch):
+    first = outcome(*train(made(), tmp_path))
+    monkeypatch.setattr(training.Training, "_segment", None)
+    same(outcome(*train(made(), tmp_path)), first)
+
+
+def test_more_epochs_go_on_from_the_last(tmp_path):
+    train(made(), tmp_path, epochs=4)
+    same(outcome(*train(made(), tmp_path, epochs=8)), outcome(*train(made(), epochs=8)))
+
+
+def test_another_plan_goes_on_within_rounding(tmp_path):
+    expected = train(made())[1].train_loss
+    train(made(), tmp_path, epochs=4)
+    found = train(made(), tmp_path, plan=tn.Plan(1, 3))[1]
+    np.testing.assert_allclose(found.train_loss, expected, rtol=1e-4)
+    assert found.plan.block == 3
+
+
+def test_without_a_plan_it_keeps_the_one_it_began_with(tmp_path):
+    train(made(), tmp_path, epochs=4, segment=4)
+    history = train(made(), tmp_path, plan=None, segment=1)[1]
+    assert (len(history.plan.devices), history.plan.block) == (2, 2)
+
+
+def test_only_the_last_ones_are_kept(tmp_path):
+    train(made(), tn.Checkpoints(tmp_path, keep=2))
+    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()) == [6, 8]
+
+
+@pytest.mark.parametrize(
+    "other, names",
+    [
+        ({"swarm": lambda: made(5)}, "members"),
+        ({"swarm": lambda: made(model=tn.MLP((5, 2)))}, "model was Net and is MLP"),
+        ({"batch_size": 4}, "batch size was 8 and is 4"),
+        ({"patience": 3}, "stopping"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(tmp_path, other, names):
+    train(made(), tmp_path, epochs=2)
+    swarm = other.pop("swarm", made)()
+    with pytest.raises(ValueError, match=f"is of another training: .*{names}"):
+        train(swarm, tmp_path, **other)
+
+
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="Checkpoints cannot be kept in"):
+        train(made(), tmp_path / "new")
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Checkpoints cannot be kept in .*: name another folder"):
+        train(made(), tmp_path / "file")
+
+
+def test_a_full_disk_leaves_the_one_before(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    train(made(), tmp_path, epochs=4)
+
+    def full(self, *args, **how):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    with pytest.raises(OSError, match="could not be written to .*No space left.*goes on from the last"):
+        train(made(), tmp_path)
+    monkeypatch.undo()
+    same(outcome(*train(made(), tmp_path)), outcome(*train(made())))
+
+
+@pytest.mark.parametrize("keep", [0, 1.5])
+def test_keep_is_a_whole_number(keep):
+    with pytest.raises(ValueError, match="keep must be a whole number"):
+        tn.Checkpoints("x", keep=keep)
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+import turbanet
+turbanet.use_cores(2)
+import numpy as np
+from test_checkpoint import made, train
+trained, history = train(made(), sys.argv[1], epochs=120)
+np.savez(sys.argv[2], *trained.params["Dense_0"].values(), history.train_loss, history.validation_loss)
+"""
+
+
+def test_killed_at_random_moments_it_ends_where_it_would_have_ended(tmp_path):
+    code = KILLED.format(tests=os.path.dirname(__file__))
+
+    def start(folder):
+        command = [sys.executable, "-c", code, str(tmp_path / folder), str(tmp_path / f"{folder}.npz")]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def done(folder):
+        return max([int(path.name) for path in (tmp_path / folder).glob("*") if path.name.isdigit()], default=0)
+
+    def finish(process):
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, out
+
+    finish(start("straight"))
+    random, seen = np.random.default_rng(), 0
+    for _ in range(4):
+        process = start("killed")
+        while process.poll() is None and done("killed") <= seen:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        seen = done("killed")
+    finish(start("killed"))
+    with np.load(tmp_path / "straight.npz") as expected, np.load(tmp_path / "killed.npz") as found:
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+    assert seen > 0

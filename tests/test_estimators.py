@@ -1,0 +1,75 @@
+"""The estimators are scikit-learn's in what they promise, and train what a swarm trains."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes, load_digits, make_classification
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import turbanet as tn
+from turbanet.estimators import TurbaClassifier, TurbaRegressor
+
+EXPECTED_TO_FAIL = {}
+
+
+@parametrize_with_checks(
+    [TurbaClassifier(2, hidden=(16,), epochs=60), TurbaRegressor(2, hidden=(16,), epochs=60)],
+    expected_failed_checks=lambda estimator: EXPECTED_TO_FAIL,
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    return (x[:1200] / 16, y[:1200]), (x[1200:] / 16, y[1200:])
+
+
+def test_a_classifier_learns_the_digits(digits):
+    train, test = digits
+    classifier = TurbaClassifier(5, hidden=(32,), epochs=20, oob_score=True, random_state=0).fit(*train)
+    assert classifier.score(*test) > 0.9
+    assert abs(classifier.oob_score_ - classifier.score(*test)) < 0.06
+    each = [
+        np.mean(one.argmax(-1) == test[1]) for one in np.asarray(tn.predict(classifier.swarm_, test[0].astype("f4")))
+    ]
+    assert classifier.score(*test) >= np.mean(each)
+
+
+def test_a_regressor_learns_and_scores_out_of_bag():
+    x, y = load_diabetes(return_X_y=True)
+    x = StandardScaler().fit_transform(x)
+    regressor = TurbaRegressor(10, hidden=(16,), epochs=30, oob_score=True, random_state=0).fit(x[:350], y[:350])
+    assert regressor.score(x[350:], y[350:]) > 0.4 and abs(regressor.oob_score_ - 0.45) < 0.1
+    assert regressor.oob_prediction_.shape == (350,)
+
+
+def test_several_targets():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    y = np.stack([x[:, 0], 100 + 10 * x[:, 1]], 1)
+    assert TurbaRegressor(3, epochs=60, random_state=0).fit(x, y).predict(x).shape == (200, 2)
+    assert TurbaRegressor(3, epochs=60, random_state=0).fit(x, y).score(x, y) > 0.9
+
+
+def test_any_flax_model(digits):
+    (x, y), _ = digits
+    classifier = TurbaClassifier(2, model=tn.MLP((8, 8, 10)), epochs=2, random_state=0).fit(x, y)
+    assert sorted(classifier.swarm_.params) == ["Dense_0", "Dense_1", "Dense_2"]
+
+
+def test_pipelines_searches_and_cross_validation():
+    x, y = make_classification(120, random_state=0)
+    pipeline = make_pipeline(StandardScaler(), TurbaClassifier(3, hidden=(8,), epochs=20, random_state=0))
+    search = GridSearchCV(pipeline, {"turbaclassifier__learning_rate": [1e-9, 0.01]}, cv=2).fit(x, y)
+    assert search.best_params_["turbaclassifier__learning_rate"] == 0.01
+    assert cross_val_score(pipeline, x, y, cv=2).min() > 0.5
+
+
+def test_out_of_bag_needs_bags():
+    x, y = make_classification(40, random_state=0)
+    with pytest.raises(ValueError, match="oob_score needs bootstrap=True"):
+        TurbaClassifier(bootstrap=False, oob_score=True).fit(x, y)

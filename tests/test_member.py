@@ -1,0 +1,255 @@
+"""Members with collections, random streams and modes end where the same network trained alone ends."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import turbanet as tn
+from turbanet import member
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
+PLANS = [tn.Plan(1, 2), tn.Plan(2, 3), tn.Plan(2, 1)]
+
+
+class Normed(nn.Module):
+    """Batch normalisation and dropout; no bias before it, which has no gradient and drifts."""
+
+    rate: float = 0.3
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.8)(nn.Dense(5, use_bias=False)(x)))
+        return nn.Dense(2)(nn.Dropout(self.rate, deterministic=not train)(x))
+
+
+class Spectral(nn.Module):
+    @nn.compact
+    def __call__(self, x, training: bool):
+        return nn.Dense(2)(nn.relu(nn.SpectralNorm(nn.Dense(4))(x, update_stats=training)))
+
+
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic: bool = True):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=deterministic)(nn.relu(nn.Dense(6)(x))))
+
+
+class Sowing(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        self.sow("intermediates", "hidden", x)
+        return nn.Dense(2)(nn.relu(x))
+
+
+class NNX(nnx.Module):
+    def __init__(self, *, rngs):
+        self.first, self.norm = nnx.Linear(3, 5, use_bias=False, rngs=rngs), nnx.BatchNorm(5, momentum=0.8, rngs=rngs)
+        self.second = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.norm(self.first(x))))
+
+
+MODELS = {"train": Normed(), "training": Spectral(), "deterministic": Dropped(), "none": Sowing()}
+TRAINING = {"train": {"train": True}, "training": {"training": True}, "deterministic": {"deterministic": False}}
+EVALUATING = {"train": {"train": False}, "training": {"training": False}, "deterministic": {"deterministic": True}}
+
+
+def made(model, size=5, **more):
+    return tn.TurbaTrainState.swarm(model, optax.adam(0.05), size, sample_input=X[:1], seed=4, **more)
+
+
+def train(swarm, **more):
+    how = {"epochs": 4, "batch_size": 8, "progress": False, **more}
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **how)
+
+
+def alone(name, id, order):
+    """A plain Optax loop on the plain model: (losses [step], variables)."""
+    model = MODELS[name]
+    rest = model.init(member.member_key(4, id, member.INIT), X[:1], **EVALUATING.get(name, {}))
+    rest.pop("intermediates", None)
+    params, optimizer, losses = rest.pop("params"), optax.adam(0.05), []
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(number, params, rest, state, x, y):
+        def loss(params):
+            rngs = member.streams(4, id, number)
+            how = {"rngs": rngs, "mutable": list(rest), **TRAINING.get(name, {})}
+            out, changed = model.apply({"params": params, **rest}, x, **how)
+            return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), changed
+
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return value, optax.apply_updates(params, updates), rest, state
+
+    for number, rows in enumerate(order):
+        value, params, rest, state = step(number, params, rest, state, X[rows], Y[rows])
+        losses.append(float(value))
+    return np.array(losses), {"params": params, **rest}
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{len(plan.devices)}x{plan.block}")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_member_ends_where_it_ends_alone(name, plan):
+    swarm = made(MODELS[name])
+    order = tn.batch_order(swarm, 40, epochs=4, batch_size=8)
+    trained, history = train(swarm, plan=plan)
+    prediction = tn.predict(trained, X)
+    for index in (0, 4):
+        losses, variables = alone(name, index, order[index].reshape(-1, 8))
+        np.testing.assert_allclose(history.train_loss[:, index], losses.reshape(4, -1).mean(1), rtol=1e-4)
+        expected = MODELS[name].apply(variables, X, **EVALUATING.get(name, {}))
+        np.testing.assert_allclose(prediction[index], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_one_step_a_call_equals_fit():
+    swarm = made(Normed())
+    order = tn.batch_order(swarm, 40, epochs=1, batch_size=8)
+    stepped = swarm
+    for rows in order[:, 0].swapaxes(0, 1):
+        stepped, _, _ = stepped.train(X[rows], Y[rows], tn.softmax_cross_entropy)
+    trained, _ = train(swarm, epochs=1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), trained.collections, stepped.collections)
+    loss, prediction = stepped.evaluate(np.tile(X, (5, 1, 1)), np.tile(Y, (5, 1)), tn.softmax_cross_entropy)
+    np.testing.assert_allclose(prediction, tn.predict(trained, X), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(loss, tn.evaluate(trained, X, Y, tn.softmax_cross_entropy), rtol=1e-4)
+
+
+def test_validation_uses_running_statistics_and_changes_nothing():
+    trained, history = train(made(Normed()), validation=(X[:7], Y[:7]))
+    without, _ = train(made(Normed()))
+    jax.tree.map(np.testing.assert_array_equal, trained.collections, without.collections)
+    np.testing.assert_allclose(
+        history.validation_loss[-1], tn.evaluate(trained, X[:7], Y[:7], tn.softmax_cross_entropy), rtol=1e-5
+    )
+
+
+def test_a_members_randomness_is_its_own():
+    few, many = (train(made(Normed(), size), plan=tn.Plan(2, 2))[1].train_loss for size in (4, 8))
+    np.testing.assert_array_equal(few, many[:, :4])
+    assert len(np.unique(few[0])) == 4
+
+
+def test_a_second_call_in_a_step_goes_on_from_the_first():
+    state = made(Normed(), 1).get_state(0)
+    bound = member.Bound(state, train=True)
+    first, second = (bound({"params": state.params}, X) for _ in range(2))
+    assert not np.array_equal(first, second)  # other dropout
+    mean = state.collections["batch_stats"]["BatchNorm_0"]["mean"]
+    batch = (X @ state.params["Dense_0"]["kernel"]).mean(0)
+    once = 0.8 * mean + 0.2 * batch
+    np.testing.assert_allclose(
+        bound.collections["batch_stats"]["BatchNorm_0"]["mean"], 0.8 * once + 0.2 * batch, rtol=1e-5
+    )
+
+
+def test_what_the_caller_says_comes_first():
+    def calm(params, x, y, apply_fn):
+        out = apply_fn({"params": params}, x, train=False)
+        return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), out
+
+    swarm = made(Normed())
+    trained, _ = tn.fit(swarm, X, Y, calm, epochs=2, batch_size=8, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, trained.collections, swarm.collections)
+
+
+def test_what_a_model_sows_is_not_carried():
+    swarm = made(Sowing())
+    assert swarm.collections == {}
+    _, sown = swarm.predict(np.tile(X, (5, 1, 1)), capture_intermediates=True)
+    assert sown["intermediates"]["hidden"][0].shape == (5, 40, 4)
+
+
+def test_collections_go_with_their_members():
+    swarm, _ = train(made(Normed()))
+    both = swarm.append(made(Normed(), 2)).remove_state(0)
+    mean = both.collections["batch_stats"]["BatchNorm_0"]["mean"]
+    np.testing.assert_array_equal(mean[:4], swarm.collections["batch_stats"]["BatchNorm_0"]["mean"][1:])
+    np.testing.assert_array_equal(mean[4:], np.zeros((2, 5)))
+    merged = swarm.merge().collections["batch_stats"]["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(merged[0], swarm.collections["batch_stats"]["BatchNorm_0"]["mean"].mean(0), rtol=1e-6)
+    assert both.shape == (6, 3, 2) and swarm.cost_analysis(X)["flops"] > 0
+
+
+def test_swarms_with_other_collections_do_not_append():
+    with pytest.raises(ValueError, match="one architecture"):
+        made(Normed()).append(made(Dropped()))
+
+
+@pytest.mark.parametrize("transform", [jax.vmap, jax.jit])
+def test_a_transformation_inside_the_loss_is_refused_in_a_sentence(transform):
+    def inner(params, x, y, apply_fn):
+        out = transform(lambda x: apply_fn({"params": params}, x[None])[0])(x if transform is jax.vmap else x[0])
+        return jnp.mean(out), out
+
+    with pytest.raises(ValueError, match=r"changes its \['batch_stats'\] in training, which cannot leave"):
+        tn.fit(made(Normed()), X, Y, inner, epochs=1, batch_size=8, progress=False)
+
+
+def test_a_pair_of_functions_is_a_model():
+    def init(key, x):
+        return {"w": jax.random.normal(key, (x.shape[-1], 2))}
+
+    swarm = made((init, lambda params, x: x @ params["w"]), 3)
+    expected = [init(member.member_key(4, id, member.INIT), X)["w"] for id in range(3)]
+    np.testing.assert_allclose(tn.predict(swarm, X), np.einsum("rf,mfo->mro", X, expected), rtol=1e-5, atol=1e-6)
+    trained, history = train(swarm)
+    assert (history.train_loss[-1] < history.train_loss[0]).all() and trained.shape == (3, 3, 2)
+
+
+def test_an_nnx_module_trains_as_it_trains_alone():
+    swarm = made(nnx.bridge.ToLinen(NNX), 2)
+    plain = NNX(rngs=nnx.Rngs(0))
+    start = swarm.get_state(1)
+    nnx.update(plain, nnx.State({**start.params}))
+    optimizer = nnx.Optimizer(plain, optax.adam(0.05), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(plain, optimizer, x, y):
+        def loss(plain):
+            return optax.softmax_cross_entropy_with_integer_labels(plain(x), y).mean()
+
+        value, gradients = nnx.value_and_grad(loss)(plain)
+        optimizer.update(plain, gradients)
+        return value
+
+    order = tn.batch_order(swarm, 40, epochs=4, batch_size=8)[1].reshape(-1, 8)
+    losses = np.array([float(step(plain, optimizer, X[rows], Y[rows])) for rows in order]).reshape(4, -1).mean(1)
+    trained, history = train(swarm)
+    np.testing.assert_allclose(history.train_loss[:, 1], losses, rtol=1e-4)
+    plain.eval()
+    np.testing.assert_allclose(tn.predict(trained, X)[1], plain(X), rtol=1e-3, atol=1e-4)
+
+
+def test_float64_members_end_where_they_end_alone():
+    with jax.enable_x64(True):
+        x, y = jnp.asarray(X, float), jnp.asarray(Y)
+        swarm = tn.TurbaTrainState.swarm(Normed(), optax.sgd(0.05), 3, sample_input=x[:1])
+        swarm = swarm.replace(params=jax.tree.map(lambda leaf: leaf.astype(float), swarm.params))  # Flax makes float32
+        order = jnp.asarray(tn.batch_order(swarm, 40, epochs=20, batch_size=8)[2].reshape(-1, 8))
+        _, history = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=20, batch_size=8, progress=False)
+        params, stats, losses = swarm.get_state(2).params, swarm.get_state(2).collections, []
+
+        @jax.jit
+        def step(number, params, stats, rows):
+            def loss(params):
+                how = {"rngs": member.streams(0, 2, number), "mutable": ["batch_stats"], "train": True}
+                out, changed = Normed().apply({"params": params, **stats}, x[rows], **how)
+                return optax.softmax_cross_entropy_with_integer_labels(out, y[rows]).mean(), changed
+
+            (value, stats), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+            return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, gradients), stats
+
+        for number, rows in enumerate(order):
+            value, params, stats = step(number, params, stats, rows)
+            losses.append(float(value))
+        assert params["Dense_0"]["kernel"].dtype == np.float64
+        np.testing.assert_allclose(history.train_loss[:, 2], np.reshape(losses, (20, -1)).mean(1), rtol=1e-9)

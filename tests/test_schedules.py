@@ -1,0 +1,157 @@
+"""Hyperparameters and schedules of one member each, against plain Optax and PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import turbanet as tn
+from turbanet import schedules
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(24, 3)).astype(np.float32), rng.integers(0, 2, 24).astype(np.int32)
+ADAMW = optax.inject_hyperparams(optax.adamw)
+
+
+def made(size=3, optimizer=None):
+    optimizer = optimizer or ADAMW(learning_rate=0.01, weight_decay=0.1)
+    return tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optimizer, size, sample_input=X[:1])
+
+
+def train(swarm, epochs=3, **more):
+    return tn.fit(
+        swarm, X, Y, tn.softmax_cross_entropy, epochs=epochs, batch_size=8, progress=False, plan=tn.Plan(2, 2), **more
+    )
+
+
+def alone(swarm, index, optimizer, epochs):
+    """A plain Optax loop: the loss of each epoch. optimizer: epoch -> the transformation of that epoch."""
+    order = tn.batch_order(swarm, 24, epochs=epochs, batch_size=8)[index]
+    params = swarm.get_state(index).params
+    state, losses = optimizer(0).init(params), []
+    for epoch in range(epochs):
+        steps = []
+        for rows in order[epoch]:
+
+            def loss(p, rows=rows):
+                return tn.softmax_cross_entropy(p, X[rows], Y[rows], swarm.apply_fn)[0]
+
+            value, gradients = jax.value_and_grad(loss)(params)
+            updates, state = optimizer(epoch).update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
+            steps.append(float(value))
+        losses.append(np.mean(steps))
+    return np.array(losses)
+
+
+def test_each_member_trains_with_its_own_hyperparameters():
+    rates, decays = [0.1, 0.01, 0.001], [0.0, 0.1, 1.0]
+    swarm = tn.with_hyperparameters(made(), learning_rate=rates, weight_decay=decays)
+    np.testing.assert_allclose(tn.hyperparameters(swarm)["learning_rate"], rates)
+    _, history = train(swarm)
+    for index, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
+        expected = alone(swarm, index, lambda _, r=rate, d=decay: optax.adamw(r, weight_decay=d), 3)
+        np.testing.assert_allclose(history.train_loss[:, index], expected, rtol=1e-4)
+
+
+def test_each_member_clips_its_own_gradient():
+    clip = optax.inject_hyperparams(optax.clip_by_global_norm)(max_norm=1.0)
+    swarm = tn.with_hyperparameters(made(optimizer=optax.chain(clip, optax.sgd(0.5))), max_norm=[0.01, 0.1, 10.0])
+    _, history = train(swarm)
+    for index, norm in enumerate((0.01, 0.1, 10.0)):
+        expected = alone(swarm, index, lambda _, n=norm: optax.chain(optax.clip_by_global_norm(n), optax.sgd(0.5)), 3)
+        np.testing.assert_allclose(history.train_loss[:, index], expected, rtol=1e-4)
+
+
+def test_a_layer_named_like_a_hyperparameter_is_left_alone():
+    model = (lambda key, x: {"learning_rate": jnp.ones((3, 2))}, lambda params, x: x @ params["learning_rate"])
+    swarm = tn.TurbaTrainState.swarm(model, ADAMW(0.01), 2, sample_input=X[:1])
+    changed = tn.with_hyperparameters(swarm, learning_rate=[0.1, 0.2])
+    assert optax.tree.get(changed.opt_state.inner_state, "mu")["learning_rate"].shape == (2, 3, 2)
+    np.testing.assert_allclose(changed.opt_state.hyperparams["learning_rate"], [0.1, 0.2])
+
+
+def torch_rates(make, epochs, losses=None):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, rates = make(optimizer), []
+    for epoch in range(epochs):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step(*([] if losses is None else [losses[epoch]]))
+    return np.array(rates)
+
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10, 1e-6)),
+        ("warm", lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 10, eta_min=1e-6)),
+        ("constant", lambda o: torch.optim.lr_scheduler.ConstantLR(o, 1.0)),
+    ],
+)
+def test_rates_equal_pytorchs(name, make):
+    found = [float(schedules.NAMED[name](epoch, 0.1)) for epoch in range(25)]
+    np.testing.assert_allclose(found, torch_rates(make, 25), rtol=1e-4, atol=1e-9)
+
+
+def test_reduce_halves_where_pytorch_does():
+    losses = np.concatenate([np.linspace(1, 0.5, 4), np.full(14, 0.5), [0.2], np.full(9, 0.3)])
+
+    def make(o):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=5)
+
+    swarm = tn.with_schedule(tn.with_hyperparameters(made(1), learning_rate=0.1), "reduce")
+    state, found = swarm.get_state(0), []
+    for loss in losses:
+        state = schedules.begin_epoch(state)
+        found.append(float(state.opt_state.hyperparams["learning_rate"]))
+        state = schedules.end_epoch(state, jnp.float32(loss)).replace(epoch=state.epoch + 1)
+    np.testing.assert_allclose(found, torch_rates(make, len(losses), losses), rtol=1e-6)
+    assert min(found) < 0.03
+
+
+def test_each_member_follows_its_own_schedule():
+    def falling(epoch, base):
+        return base / (1 + epoch)
+
+    swarm = made(optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
+    swarm = tn.with_schedule(swarm, ["cosine", falling, "constant"])
+    _, history = train(swarm, epochs=4)
+    for index, function in enumerate((schedules.cosine, falling, schedules.constant)):
+        expected = alone(swarm, index, lambda epoch, f=function: optax.sgd(float(f(epoch, 0.5))), 4)
+        np.testing.assert_allclose(history.train_loss[:, index], expected, rtol=1e-4)
+
+
+def test_epochs_count_over_calls_of_fit():
+    swarm = tn.with_schedule(made(), "warm")
+    once, _ = train(swarm, epochs=4, segment=2)
+    twice, _ = train(train(swarm, epochs=2)[0], epochs=2)
+    jax.tree.map(np.testing.assert_array_equal, once.params, twice.params)
+
+
+def test_reduce_in_fit_follows_the_validation_loss():
+    swarm = tn.with_schedule(tn.with_hyperparameters(made(), learning_rate=[0.0, 0.01, 0.0]), "reduce")
+    trained, _ = train(swarm, epochs=14, validation=(X, Y))
+    np.testing.assert_array_equal(
+        trained.schedule.scale[0], 0.25
+    )  # never improves: the first epoch, then 6 and 6 waited
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: tn.with_hyperparameters(made(), momentum=0.9), "no hyperparameter 'momentum'; it has .*weight_decay"),
+        (lambda: tn.with_hyperparameters(made(), learning_rate=[0.1, 0.2]), "one number or 3 of them"),
+        (lambda: tn.with_hyperparameters(made(optimizer=optax.sgd(0.1)), learning_rate=0.1), "wrap the optimizer"),
+        (lambda: tn.with_schedule(made(optimizer=optax.sgd(0.1)), "cosine"), "needs a learning_rate as data; wrap"),
+        (lambda: tn.with_schedule(made(), "cosin"), "Unknown schedule 'cosin'; known: constant, cosine, warm, reduce"),
+        (lambda: tn.with_schedule(made(), ["cosine"]), "one or 3 of them, got 1"),
+        (lambda: tn.with_schedule(made(), lambda epoch, base: jnp.ones(2)), "returns one number"),
+        (lambda: train(tn.with_schedule(made(), "reduce")), "follow the validation loss"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

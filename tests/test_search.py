@@ -1,0 +1,71 @@
+"""Grids, draws and halving."""
+
+import numpy as np
+import optax
+import pytest
+from scipy.stats import loguniform
+
+import turbanet as tn
+
+
+def test_a_grid_is_every_combination():
+    arrays, table = tn.grid(learning_rate=[0.1, 0.01], weight_decay=[0.0, 0.1, 0.2])
+    assert len(table) == 6 and list(arrays) == ["learning_rate", "weight_decay"]
+    assert set(zip(*(a.tolist() for a in arrays.values()), strict=True)) == {
+        (r, d) for r in (0.1, 0.01) for d in (0.0, 0.1, 0.2)
+    }
+    assert table.learning_rate[4] == arrays["learning_rate"][4] and table.index.name == "member"
+
+
+def test_a_random_search_draws_and_repeats():
+    ranges = {"learning_rate": loguniform(1e-4, 1e-1), "weight_decay": [0.0, 0.1]}
+    arrays, table = tn.draw(50, seed=3, **ranges)
+    assert ((arrays["learning_rate"] > 1e-4) & (arrays["learning_rate"] < 1e-1)).all() and len(table) == 50
+    np.testing.assert_array_equal(arrays["learning_rate"], tn.draw(50, seed=3, **ranges)[0]["learning_rate"])
+    assert set(arrays["weight_decay"]) == {0.0, 0.1}
+
+
+def swarm(size=8):
+    return tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), size, sample_input=np.zeros((1, 3)))
+
+
+def test_halving_keeps_the_best():
+    score = {0: 5.0, 1: 1.0, 2: 4.0, 3: np.nan, 4: 2.0, 5: 8.0, 6: 3.0, 7: 7.0}
+    seen = []
+
+    def train(members, rung):
+        seen.append(members.id.tolist())
+        return members, [score[i] for i in members.id.tolist()]
+
+    best, table = tn.halving(swarm(), train, rungs=4)
+    assert seen == [list(range(8)), [1, 2, 4, 6], [1, 4], [1]] and best.id.tolist() == [1]
+    assert table.groupby("rung").member.count().tolist() == [8, 4, 2, 1]
+    assert table[table.rung == 1].score.tolist() == [1, 4, 2, 3]
+
+
+def test_halving_trains_the_kept_on_as_if_alone():
+    x, y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
+
+    def train(members, rung):
+        members, history = tn.fit(members, x, y, tn.softmax_cross_entropy, epochs=2, batch_size=5, progress=False)
+        return members, history.train_loss[-1]
+
+    best, _ = tn.halving(swarm(), train, rungs=3)
+    whole, _ = tn.fit(swarm(), x, y, tn.softmax_cross_entropy, epochs=6, batch_size=5, progress=False)
+    for id, network in zip(best.id.tolist(), best, strict=True):
+        expected = whole[id].params["Dense_0"]["kernel"][0]
+        np.testing.assert_allclose(network.params["Dense_0"]["kernel"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ({"rungs": 0}, "at least one rung"),
+        ({"rungs": 2, "keep": 1}, "share to keep"),
+        ({"rungs": 2, "train": lambda members, rung: (members, [1.0])}, "one score for each of 8 members"),
+    ],
+)
+def test_bad_input_is_named(how, message):
+    train = how.pop("train", lambda members, rung: (members, members.id))
+    with pytest.raises(ValueError, match=message):
+        tn.halving(swarm(), train, **how)

@@ -1,0 +1,129 @@
+"""Early stopping of each member by itself, against a plain loop that stops."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet import stopping, training
+
+rng = np.random.default_rng(1)
+X = rng.normal(size=(40, 3)).astype(np.float32)
+Y = (X[:, 0] + rng.normal(size=40) > 0).astype(np.int32)
+X_VAL, Y_VAL = X[30:], Y[30:]
+X, Y = X[:30], Y[:30]
+RATES = [0.0, 0.02, 0.5, 0.001, 1.0, 0.05, 0.0, 0.2]
+
+
+def made():
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((6, 2)), optimizer, len(RATES), sample_input=X[:1])
+    return tn.with_hyperparameters(swarm, learning_rate=RATES)
+
+
+def train(swarm, patience=3, epochs=30, **more):
+    how = {"batch_size": 10, "progress": False, "plan": tn.Plan(2, 2), "segment": 2, **more}
+    data = X, Y, tn.softmax_cross_entropy
+    return tn.fit(swarm, *data, epochs=epochs, validation=(X_VAL, Y_VAL), patience=patience, **how)
+
+
+def alone(swarm, index, patience=3, epochs=30, min_delta=0.0):
+    """A plain loop of one network: (validation losses, best params)."""
+    order = tn.batch_order(swarm, 30, epochs=epochs, batch_size=10)[index]
+    params, optimizer = swarm.get_state(index).params, optax.adam(RATES[index])
+    state, losses, best, best_params = optimizer.init(params), [], np.inf, params
+
+    @jax.jit
+    def step(params, state, x, y):
+        gradients = jax.grad(lambda p: tn.softmax_cross_entropy(p, x, y, swarm.apply_fn)[0])(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    waited = 0
+    for epoch in range(epochs):
+        for rows in order[epoch]:
+            params, state = step(params, state, X[rows], Y[rows])
+        losses.append(float(tn.softmax_cross_entropy(params, X_VAL, Y_VAL, swarm.apply_fn)[0]))
+        waited = 0 if losses[-1] < best - min_delta else waited + 1
+        if waited == 0:
+            best, best_params = losses[-1], params
+        if waited >= patience:
+            break
+    return losses, best_params
+
+
+def test_each_member_stops_where_it_stops_alone_with_its_best_weights():
+    swarm = made()
+    trained, history = train(swarm)
+    assert len(set(history.epochs)) > 2  # they stop at different times
+    for index in range(len(RATES)):
+        losses, params = alone(swarm, index)
+        assert history.epochs[index] == len(losses)
+        np.testing.assert_allclose(history.validation_loss[: len(losses), index], losses, rtol=1e-3)
+        assert np.isnan(history.validation_loss[len(losses) :, index]).all()
+        ours = trained.get_state(index).params["Dense_1"]["kernel"]
+        np.testing.assert_allclose(ours, params["Dense_1"]["kernel"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(trained.id, swarm.id)
+
+
+def test_who_trains_on_is_not_changed_by_who_stops(monkeypatch):
+    swarm = made()
+    compacted, history = train(swarm)
+    monkeypatch.setattr(training.Training, "_set_aside", lambda self: None)
+    whole, other = train(swarm)
+    np.testing.assert_array_equal(history.train_loss, other.train_loss[: len(history.train_loss)])
+    jax.tree.map(np.testing.assert_array_equal, compacted, whole)
+
+
+def test_stopped_members_are_set_aside(monkeypatch):
+    sizes, place = [], training.Training._place
+    monkeypatch.setattr(training.Training, "_place", lambda self, s, o, p: sizes.append(len(s)) or place(self, s, o, p))
+    train(made())
+    assert sizes[0] == 8 and sizes[-1] <= 4 and sizes == sorted(sizes, reverse=True)
+
+
+def test_data_of_its_own_stays_with_its_member():
+    x, y = np.tile(X, (8, 1, 1)), np.tile(Y, (8, 1))
+    how = {"epochs": 30, "batch_size": 10, "progress": False, "plan": tn.Plan(2, 2), "segment": 2, "patience": 3}
+    held_out = np.tile(X_VAL, (8, 1, 1)), np.tile(Y_VAL, (8, 1))
+    own = tn.fit(made(), x, y, tn.softmax_cross_entropy, per_member=True, validation=held_out, **how)[1]
+    shared = train(made())[1]
+    np.testing.assert_allclose(own.validation_loss, shared.validation_loss, rtol=1e-4)
+
+
+def test_a_training_that_all_have_left_ends():
+    history = train(made(), patience=1, epochs=200)[1]
+    assert len(history.train_loss) < 200 and history.epochs.max() <= len(history.train_loss)
+
+
+def test_min_delta_is_what_counts_as_better():
+    swarm = made()
+    history = train(swarm, min_delta=0.02)[1]
+    assert [len(alone(swarm, index, min_delta=0.02)[0]) for index in range(8)] == history.epochs.tolist()
+
+
+def test_a_member_that_breaks_keeps_its_last_good_weights():
+    swarm = made()
+    state = stopping.with_stopping(swarm, 2, 0.0).get_state(1)
+    broken = state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, state.params))
+    after = stopping.after_epoch(state, broken, np.float32(np.nan))
+    jax.tree.map(np.testing.assert_array_equal, after.stopping.params, state.params)
+    assert after.stopping.waited == 1 and after.stopping.active
+    assert not stopping.after_epoch(after, after, np.float32(np.nan)).stopping.active
+
+
+def test_without_patience_nobody_stops():
+    history = tn.fit(made(), X, Y, tn.softmax_cross_entropy, epochs=3, progress=False)[1]
+    assert history.epochs.tolist() == [3] * 8
+
+
+def test_patience_needs_validation():
+    with pytest.raises(ValueError, match="follow the validation loss: give validation"):
+        tn.fit(made(), X, Y, tn.softmax_cross_entropy, epochs=3, patience=2, progress=False)
+
+
+@pytest.mark.parametrize("patience", [0, 1.5])
+def test_patience_is_a_whole_number(patience):
+    with pytest.raises(ValueError, match="patience must be a whole number"):
+        train(made(), patience=patience)
