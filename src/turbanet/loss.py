@@ -10,23 +10,29 @@ def _check(prediction, y):
         raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")
 
 
+def _predicted(params, x, apply_fn):
+    """The prediction in float32 at least: a model may compute in bfloat16, a loss does not."""
+    prediction = apply_fn({"params": params}, x)
+    return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
+
+
 def mse(params, x, y, apply_fn):
     """Mean squared error. x: [batch, ...]; y: [batch, output]."""
-    prediction = apply_fn({"params": params}, x)
+    prediction = _predicted(params, x, apply_fn)
     _check(prediction, y)
     return jnp.mean(optax.squared_error(prediction, y)), prediction
 
 
 def l2_loss(params, x, y, apply_fn):
     """Half the mean squared error. x: [batch, ...]; y: [batch, output]."""
-    prediction = apply_fn({"params": params}, x)
+    prediction = _predicted(params, x, apply_fn)
     _check(prediction, y)
     return jnp.mean(optax.l2_loss(prediction, y)), prediction
 
 
 def softmax_cross_entropy(params, x, y, apply_fn):
     """Mean cross-entropy in nats of logits [batch, class] against classes y: int [batch] or one-hot [batch, class]."""
-    logits = apply_fn({"params": params}, x)
+    logits = _predicted(params, x, apply_fn)
     classes_first = jnp.moveaxis(logits, -1, 0)  # few classes as the last axis would leave the vector units idle
     if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim == logits.ndim - 1:
         _check(logits[..., 0], y)
@@ -39,7 +45,7 @@ def softmax_cross_entropy(params, x, y, apply_fn):
 
 def cross_entropy(params, x, y, apply_fn):
     """Mean cross-entropy in nats of probabilities [batch, class] against one-hot y [batch, class]; finite at p = 0."""
-    probability = apply_fn({"params": params}, x)
+    probability = _predicted(params, x, apply_fn)
     _check(probability, y)
     smallest = jnp.finfo(probability.dtype).tiny
     log_probability = jnp.log(jnp.maximum(probability, smallest))
@@ -48,7 +54,7 @@ def cross_entropy(params, x, y, apply_fn):
 
 def binary_cross_entropy(params, x, y, apply_fn):
     """Mean binary cross-entropy in nats of one logit [batch, 1] or [batch] against y in {0, 1} [batch]."""
-    logits = apply_fn({"params": params}, x)
+    logits = _predicted(params, x, apply_fn)
     flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
     _check(flat, y)
     return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)
