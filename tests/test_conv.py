@@ -10,6 +10,7 @@ import torch
 from flax import linen as nn
 from jax import lax
 
+from turbanet import conv
 from turbanet.conv import default_conv, matmul_conv, max_pool
 from turbanet.models import LeNet
 
@@ -68,6 +69,10 @@ CASES = {  # shape of x, shape of the kernel, the rest
     "groups 1x1": ((2, 6, 6, 6), (1, 1, 3, 4), dict(feature_group_count=2)),
     "depthwise": ((2, 6, 7, 4), (3, 3, 1, 4), dict(feature_group_count=4, padding="SAME", strides=(2, 2))),
     "multiplier": ((2, 6, 7, 4), (3, 2, 1, 12), dict(feature_group_count=4, rhs_dilation=(1, 2))),
+    "many channels": ((2, 8, 6, 8), (3, 3, 8, 4), dict(padding="SAME")),
+    "many channels odd": ((2, 7, 5, 9), (3, 3, 9, 3), dict(padding="SAME")),
+    "many channels valid": ((4, 3, 8, 8), (3, 3, 8, 4), {}),
+    "many channels pairs": ((2, 6, 7, 8), (3, 3, 8, 4), dict(padding=[(0, 3), (4, -1)])),
     "3d": ((2, 5, 4, 6, 3), (3, 2, 3, 3, 4), dict(padding="SAME", strides=(2, 1, 2))),
     "3d groups": ((1, 4, 4, 4, 4), (2, 2, 2, 2, 6), dict(feature_group_count=2, rhs_dilation=(1, 2, 1))),
     "3d depthwise": ((1, 4, 4, 4, 3), (2, 3, 2, 1, 6), dict(feature_group_count=3)),
@@ -79,6 +84,38 @@ def test_values_and_gradients_equal_jax(shape, kernel, how):
     with jax.enable_x64(True):
         x, w = normal(*shape, dtype=np.float64), normal(*kernel, dtype=np.float64)
         assert_equal(*both(x, w, **how), x, w)
+
+
+@pytest.mark.parametrize("shape, kernel, how", CASES.values(), ids=CASES)
+def test_values_and_gradients_do_not_depend_on_the_chunk(shape, kernel, how, monkeypatch):
+    monkeypatch.setattr(conv, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(conv, "CHUNK_PLACES", 1)
+    with jax.enable_x64(True):
+        x, w = normal(*shape, dtype=np.float64), normal(*kernel, dtype=np.float64)
+        assert_equal(*both(x, w, **how), x, w)
+
+
+@pytest.mark.parametrize("channels, dtype, products", [(8, "float32", 16), (7, "float32", 1), (8, "bfloat16", 1)])
+def test_three_by_three_of_many_channels_takes_sixteen_products(channels, dtype, products):
+    x, w = normal(2, 8, 8, channels, dtype=dtype), normal(3, 3, channels, 4, dtype=dtype)
+    f, _ = both(x, w, padding="SAME")
+    assert str(jax.make_jaxpr(f)(x, w)).count("dot_general") == products
+
+
+def test_winograd_in_float32_is_as_near_as_jax():
+    x, w = normal(4, 16, 16, 32), normal(3, 3, 32, 32)
+    f, g = both(x, w, padding="SAME")
+    with jax.enable_x64(True):
+        exact = np.asarray(g(*(jnp.asarray(np.asarray(a, np.float64)) for a in (x, w))))
+    error = [float(np.abs(np.asarray(one(x, w), np.float64) - exact).max()) for one in (f, g)]
+    assert error[0] < 4 * error[1] < 1e-3
+
+
+def test_forward_mode_goes_through():
+    x, w = normal(2, 6, 6, 8), normal(3, 3, 8, 4)
+    f, g = both(x, w, padding="SAME")
+    found, expected = (jax.jvp(one, (x, w), (jnp.sin(x), jnp.cos(w))) for one in (f, g))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
 TORCH = [  # channels, groups, stride, padding, dilation
@@ -254,8 +291,8 @@ def test_lenet_equals_itself_with_the_convolution_of_xla(shape):
 
 def test_lenet_on_a_cpu_has_no_xla_convolution_unless_asked():
     variables = jax.eval_shape(LeNet().init, jax.random.key(0), IMAGES)
-    for conv, found in (None, False), (lax.conv_general_dilated, True):
-        jaxpr = jax.make_jaxpr(partial(loss_and_gradients, LeNet(conv=conv)))(variables, IMAGES)
+    for chosen, found in (None, False), (lax.conv_general_dilated, True):
+        jaxpr = jax.make_jaxpr(partial(loss_and_gradients, LeNet(conv=chosen)))(variables, IMAGES)
         assert ("conv_general_dilated" in str(jaxpr)) == found
 
 

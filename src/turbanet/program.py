@@ -135,6 +135,12 @@ def compiled(one, plan, *args):
     return _program(one, plan, tree, tuple(types))
 
 
+def forget():
+    """Drop every compiled program, so that the next call compiles anew, as in a new process."""
+    _program.cache_clear()
+    jax.clear_caches()
+
+
 @dataclasses.dataclass(frozen=True)
 class Need:
     """Memory in bytes that a program needs beside its arguments, and whether its devices have it."""

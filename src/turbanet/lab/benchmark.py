@@ -88,8 +88,12 @@ class Workload:
         )
 
     def operations(self):
-        """Floating-point operations of the matrix products in one member's step, forward and backward."""
-        one = self.swarm().get_state(0)
+        """Floating-point operations of the matrix products in one member's step, forward and backward.
+
+        A convolution counts by its window, however it is computed.
+        """
+        by_window = {"conv": jax.lax.conv_general_dilated} if hasattr(self.model, "conv") else {}
+        one = replace(self, model=self.model.clone(**by_window)).swarm().get_state(0)
         size = self.batch_size or self.rows
         x, y = (a[0, :size] if self.per_member else a[:size] for a in (self.x, self.y))
         return roofline.operations(lambda state: train_step(self.loss_fn, state, x, y), one)
@@ -113,8 +117,8 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
         Workload("stocks", tn.LSTM(32), 500, *lstm, baselines.lstm_twin, batch_size=32, per_member=True, **mse),
         Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
-        Workload("mobilenet", tn.MobileNet(), 4, *images(128 // share, 32, 32, 3), twins.mobilenet_twin, batch_size=32),
-        Workload("vgg11", tn.VGG(), 4, *images(128 // share, 32, 32, 3), twins.vgg_twin, batch_size=32),
+        Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, batch_size=32),
+        Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, batch_size=32),
         Workload("resnet", tn.ResNet(), 4, *images(256 // share, 32, 32, 3), twins.resnet_twin, batch_size=32),
     ]
     return {work.name: work for work in listed}

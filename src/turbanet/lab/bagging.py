@@ -1,0 +1,63 @@
+"""Bagged networks by scikit-learn and by a swarm: the same architecture, epochs, batches and number of networks."""
+
+import warnings
+
+import numpy as np
+from sklearn.ensemble import BaggingClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPClassifier
+
+from turbanet import program
+from turbanet.estimators import TurbaClassifier
+from turbanet.lab import timing
+
+WAYS = ("TurbaNet", "scikit-learn, 1 process", "scikit-learn, 2 processes")
+
+
+def estimators(*, members: int, hidden, epochs: int, batch_size: int, seed: int = 0, learning_rate: float = 0.001):
+    """{way: estimator}, untrained: bootstrap rows, ReLU, Adam, no weight decay, no early end."""
+    network = MLPClassifier(
+        tuple(hidden),
+        learning_rate_init=learning_rate,
+        batch_size=batch_size,
+        max_iter=epochs,
+        tol=0.0,
+        n_iter_no_change=epochs + 1,
+        alpha=0.0,
+    )
+    ours = TurbaClassifier(
+        members,
+        hidden=tuple(hidden),
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        random_state=seed,
+    )
+    theirs = [BaggingClassifier(network, members, n_jobs=jobs, random_state=seed) for jobs in (1, 2)]
+    return dict(zip(WAYS, [ours, *theirs], strict=True))
+
+
+def compare(train, test, *, repeats: int = 3, **settings):
+    """A table of the ways trained in turn: way, median, low, high (s), repeats, accuracy (of the test rows, in [0, 1]).
+
+    train, test: (x [row, feature], y [row]). A swarm compiles anew in each of its runs; scikit-learn's processes are
+    started once, before.
+    """
+
+    def run(way, estimator):
+        if way == "TurbaNet":
+            program.forget()
+        with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # it ends after `epochs`, as asked
+            return estimator.fit(*train).score(*test)
+
+    runs = {way: lambda way=way, e=estimator: run(way, e) for way, estimator in estimators(**settings).items()}
+    scores = {}
+    table = timing.summary(timing.interleave(runs, repeats=repeats, results=scores))
+    return table.assign(accuracy=[float(np.mean(scores[way])) for way in table.way])
+
+
+def speedup(table) -> tuple[float, float]:
+    """(time of scikit-learn's faster way over ours, our accuracy less the better of its two) in a `compare` table."""
+    of = table.set_index("way")
+    ours, theirs = of.loc[WAYS[0]], of.loc[list(WAYS[1:])]
+    return float(theirs["median"].min() / ours["median"]), float(ours.accuracy - theirs.accuracy.max())
