@@ -182,3 +182,21 @@ def test_measured_plan_refuses_what_is_no_batch_size(swarm, batch_size):
 def test_a_plan_of_another_kind_is_refused(swarm, plan):
     with pytest.raises(ValueError, match="plan must be a Plan"):
         train(swarm, plan=plan)
+
+
+def test_auto_measures_a_training_that_follows_its_validation_loss(eager, searches):
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optimizer, 6, sample_input=X[:1])
+    swarm = tn.with_schedule(swarm, "reduce")
+    how = {"epochs": 6, "segment": 2, "batch_size": 8, "validation": (X[:8], Y[:8]), "patience": 4, "progress": False}
+    measured, given = (
+        tn.fit(swarm, X, Y, tn.softmax_cross_entropy, plan=plan, **how)[1].train_loss for plan in ("auto", None)
+    )
+    assert searches
+    np.testing.assert_allclose(measured, given, rtol=1e-5)
+
+
+def test_nothing_is_measured_when_everyone_has_stopped(eager, searches):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.sgd(0.0), 4, sample_input=X[:1])
+    how = {"epochs": 9, "segment": 3, "validation": (X[:8], Y[:8]), "patience": 1, "progress": False, "plan": "auto"}
+    assert (tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **how)[1].epochs == 2).all() and not searches

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import training
+from turbanet import program, training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
@@ -198,3 +198,27 @@ def test_killed_at_random_moments_it_ends_where_it_would_have_ended(tmp_path):
         for name in expected:
             np.testing.assert_array_equal(found[name], expected[name])
     assert seen > 0
+
+
+@pytest.mark.parametrize(
+    "other, named",
+    [({"swarm": lambda: made(rate=0.01)}, "the state"), ({"validation": (X[9:18], Y[9:18])}, "the data")],
+)
+def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, named):
+    train(made(), tmp_path, epochs=2)
+    swarm = other.pop("swarm", made)()
+    with pytest.raises(ValueError, match=f"is of another training: what {named} hold"):
+        train(swarm, tmp_path, **other)
+
+
+def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, monkeypatch):
+    def short(compiled, plan):
+        return program.Need(2**50, False) if plan.block == 2 else fits(compiled, plan)
+
+    fits = training.fits
+    monkeypatch.setattr(training, "fits", short)
+    whole = train(made())
+    train(made(), tmp_path, epochs=4)
+    again = train(made(), tmp_path)
+    assert again[1].plan.block == 1
+    same(again[0].params.values(), whole[0].params.values())

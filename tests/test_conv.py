@@ -336,3 +336,12 @@ def test_lenet_equals_pytorch():
 def test_lenet_says_what_image_it_needs(shape):
     with pytest.raises(ValueError, match=r"at least 16 x 16, got shape \("):
         LeNet().init(jax.random.key(0), np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7])
+def test_any_batch_goes_in_chunks(batch, monkeypatch):
+    monkeypatch.setattr(conv, "CHUNK_BYTES", 2**12)
+    monkeypatch.setattr(conv, "CHUNK_PLACES", 1)
+    x, w = normal(batch, 9, 9, 8), normal(3, 3, 8, 4)
+    f, g = both(x, w, padding="SAME")
+    np.testing.assert_allclose(f(x, w), g(x, w), rtol=1e-4, atol=1e-4)

@@ -150,3 +150,15 @@ def test_out_of_bag_equals_scikit_learn():
     each = np.stack([tree.predict_proba(x) for tree in bagging.estimators_])
     found = tn.out_of_bag(each, np.stack(bagging.estimators_samples_))
     np.testing.assert_allclose(found, bagging.oob_decision_function_)
+
+
+def test_stacking_counts_a_row_that_every_member_finds_impossible():
+    logits = np.array([[[300.0, 0.0], [0.0, 9.0]], [[200.0, 0.0], [9.0, 0.0]]], np.float32)
+    weights = np.asarray(tn.stacking_weights(logits, np.array([1, 1])))
+    assert weights.sum() == pytest.approx(1) and np.isfinite(weights).all()
+
+
+def test_out_of_bag_leaves_a_broken_member_to_the_rows_it_did_not_see():
+    prediction = np.array([[[np.nan], [np.nan]], [[1.0], [2.0]]])
+    found = tn.out_of_bag(prediction, np.array([[0, 0], [-1, -1]]))
+    assert found[0] == 1.0 and np.isnan(found[1])

@@ -1,7 +1,10 @@
 """The estimators are scikit-learn's in what they promise, and train what a swarm trains."""
 
+import pickle
+
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits, make_classification
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -73,3 +76,25 @@ def test_out_of_bag_needs_bags():
     x, y = make_classification(40, random_state=0)
     with pytest.raises(ValueError, match="oob_score needs bootstrap=True"):
         TurbaClassifier(bootstrap=False, oob_score=True).fit(x, y)
+
+
+def test_a_plan_goes_through_clone_and_grid_search(digits):
+    (x, y), _ = digits
+    small = TurbaClassifier(2, hidden=(8,), epochs=2, plan=tn.Plan(1, 2))
+    assert clone(small).plan == small.plan
+    GridSearchCV(small, {"learning_rate": [0.01]}, cv=2).fit(x[:60], y[:60])
+
+
+def test_parameters_changed_after_the_training_do_not_change_what_is_pickled(digits):
+    (x, y), (x_test, _) = digits
+    trained = TurbaClassifier(2, hidden=(8,), epochs=2).fit(x, y)
+    expected = trained.predict_proba(x_test)
+    trained.set_params(hidden=(5, 5), members=7)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(trained)).predict_proba(x_test), expected)
+
+
+def test_targets_far_from_zero_keep_their_differences():
+    x = np.linspace(-1, 1, 200)[:, None]
+    far = 1.7e9 + 30 * x[:, 0]
+    trained = TurbaRegressor(2, hidden=(16,), epochs=100, learning_rate=0.01, random_state=0).fit(x, far)
+    assert np.abs(trained.predict(x) - far).max() < 5

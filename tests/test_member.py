@@ -253,3 +253,17 @@ def test_float64_members_end_where_they_end_alone():
             losses.append(float(value))
         assert params["Dense_0"]["kernel"].dtype == np.float64
         np.testing.assert_allclose(history.train_loss[:, 2], np.reshape(losses, (20, -1)).mean(1), rtol=1e-9)
+
+
+def test_weighted_examples_drop_out_each_by_itself():
+    swarm = made(Dropped(), size=1)
+    seen = []
+
+    def loss(params, x, y, apply_fn):
+        prediction = apply_fn({"params": params}, x)
+        seen.append(prediction.shape)
+        return prediction.mean(), prediction
+
+    x = np.ones((16, *X.shape[1:]), np.float32)
+    _, _, prediction = swarm.train(x[None], (Y[None, :16], np.ones((1, 16))), tn.weighted(loss))
+    assert seen[0][0] == 1 and len(np.unique(np.asarray(prediction)[0], axis=0)) > 1

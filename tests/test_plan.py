@@ -1,6 +1,8 @@
 """Where members run."""
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 
@@ -112,3 +114,9 @@ def test_import_turbanet_loads_nothing_heavy():
 def test_import_turbanet_does_not_start_jax():
     code = "import turbanet, jax; jax.config.update('jax_num_cpu_devices', 2); print(jax.device_count())"
     assert in_a_new_process(code).stdout.strip() == "2"
+
+
+def test_a_plan_is_copied_and_pickled():
+    plan = tn.Plan(2, 3)
+    assert copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan
+    assert pickle.loads(pickle.dumps(plan)).devices == plan.devices

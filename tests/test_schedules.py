@@ -155,3 +155,22 @@ def test_reduce_in_fit_follows_the_validation_loss():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_learning_rate_set_after_a_schedule_is_what_the_schedule_goes_on_from():
+    rates = [0.1, 0.01, 0.001]
+    before = tn.with_schedule(tn.with_hyperparameters(made(), learning_rate=rates), "cosine")
+    after = tn.with_hyperparameters(tn.with_schedule(made(), "cosine"), learning_rate=rates)
+    np.testing.assert_array_equal(train(after)[1].train_loss, train(before)[1].train_loss)
+
+
+def test_a_rate_that_optax_computes_is_not_ours_to_set():
+    swarm = made(optimizer=ADAMW(learning_rate=optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1))
+    for change in (
+        lambda: tn.with_schedule(swarm, "cosine"),
+        lambda: tn.with_hyperparameters(swarm, learning_rate=0.1),
+    ):
+        with pytest.raises(ValueError, match="learning_rate was given to Optax as a schedule"):
+            change()
+    changed = tn.with_hyperparameters(swarm, weight_decay=0.5)
+    np.testing.assert_array_equal(tn.hyperparameters(changed)["weight_decay"], [0.5] * 3)

@@ -69,3 +69,14 @@ def test_bad_input_is_named(how, message):
     train = how.pop("train", lambda members, rung: (members, members.id))
     with pytest.raises(ValueError, match=message):
         tn.halving(swarm(), train, **how)
+
+
+def test_halving_of_members_that_share_their_numbers():
+    pairs = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 4, sample_input=np.zeros((1, 3)), seed=[0, 0, 1, 1])
+    best, _ = tn.halving(pairs, lambda members, rung: (members, -np.arange(len(members))), rungs=2)
+    assert best.seed.tolist() == [1, 1]
+
+
+def test_a_short_list_is_drawn_from_with_repetition():
+    arrays, table = tn.draw(10, learning_rate=[0.1, 0.01])
+    assert len(table) == len(arrays["learning_rate"]) == 10

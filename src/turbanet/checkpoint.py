@@ -16,7 +16,8 @@ FORMAT = 1
 class Checkpoints:
     """Where `fit` keeps a training, after each `every` segments, and how many of the last ones it keeps.
 
-    A `fit` that is called again with the same swarm and data and a folder that holds a training goes on from there.
+    A `fit` that is called again with the same swarm and data and a folder that holds a training goes on from there;
+    with others it is refused, so each training has a folder of its own.
     """
 
     folder: str | os.PathLike
@@ -36,6 +37,12 @@ def facts(swarm, one, own, shared) -> dict:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
+    def digest(tree):
+        whole = hashlib.sha256()
+        for leaf in jax.tree.leaves(tree):
+            whole.update(np.ascontiguousarray(leaf))
+        return whole.hexdigest()[:16]
+
     model = getattr(swarm.apply_fn, "__self__", None)
     names = np.stack([np.asarray(swarm.seed), np.asarray(swarm.id)])
     return {
@@ -43,12 +50,14 @@ def facts(swarm, one, own, shared) -> dict:
         "turbanet": version("turbanet"),
         "model": type(model).__name__ if model is not None else getattr(swarm.apply_fn, "__qualname__", "?"),
         "loss": getattr(one.loss_fn, "__qualname__", type(one.loss_fn).__name__),
-        "members": hashlib.sha256(names.tobytes()).hexdigest()[:16],
+        "members": digest(names),
         "batch size": str(one.batch_size),
         "shuffling": str(one.shuffle),
         "stopping": "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}",
         **{f"state{path}": shape for path, shape in shapes(swarm).items()},
         **{f"data{path}": shape for path, shape in shapes((own, shared)).items()},
+        "what the state holds": digest(swarm),
+        "what the data hold": digest((own, shared)),
     }
 
 
@@ -75,7 +84,7 @@ class Keeper:
         if step is None:
             return None
         said = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore()))["about"]
-        for name in sorted(said["facts"].keys() | self.facts.keys()):
+        for name in dict.fromkeys([*self.facts, *said["facts"]]):
             old, new = said["facts"].get(name, "not there"), self.facts.get(name, "not there")
             if old != new:
                 raise ValueError(

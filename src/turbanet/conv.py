@@ -90,13 +90,18 @@ def matmul_conv(
 
 def _in_chunks(function, x, out, copies):
     """function(x), for some of the batch at a time where `copies` of it are made; they are made again for gradients."""
-    one, places = max(1, copies * x[0].size * x.dtype.itemsize), math.prod(out.shape[1:-1])
+    batch, *shape = x.shape
+    if batch == 0:
+        return jnp.zeros(out.shape, out.dtype)
+    one, places = max(1, copies * math.prod(shape) * x.dtype.itemsize), math.prod(out.shape[1:-1])
     most = max(CHUNK_BYTES // one, -(-CHUNK_PLACES // places))
-    size = max(n for n in range(1, len(x) + 1) if len(x) % n == 0 and n <= most)
-    if size == len(x):
+    if batch <= most:
         return function(x)
-    done = lax.map(jax.checkpoint(function), x.reshape(-1, size, *x.shape[1:]))
-    return done.reshape(out.shape)
+    chunks = -(-batch // most)
+    size = -(-batch // chunks)
+    x = jnp.pad(x, [(0, chunks * size - batch), *[(0, 0)] * len(shape)])
+    done = lax.map(jax.checkpoint(function), x.reshape(chunks, size, *shape))
+    return done.reshape(-1, *out.shape[1:])[:batch]
 
 
 def default_conv():

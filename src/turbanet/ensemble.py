@@ -35,7 +35,8 @@ def stacking_weights(logits, y, *, rounds=200):
 
     Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): no round is worse.
     """
-    own = true_class(softmax(logits, axis=-1), y)
+    own = true_class(log_softmax(logits, axis=-1), y)
+    own = jnp.exp(own - own.max(0))  # a factor of a row changes nothing, and a row that all find unlikely counts too
 
     def better(_, weights):
         share = weights[:, None] * own
@@ -71,7 +72,7 @@ def out_of_bag(prediction, rows):
         own[which[which >= 0]] = True
     unseen = ~seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2))
     count = unseen.sum(0)
-    return np.where(count, (prediction * unseen).sum(0) / np.maximum(count, 1), np.nan)
+    return np.where(count, np.where(unseen, prediction, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def accuracy(prediction, y):

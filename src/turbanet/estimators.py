@@ -56,18 +56,15 @@ class _Swarm(BaseEstimator):
         rows = None
         if self.bootstrap:
             rows = bootstrap(jax.random.key(seed), members=self.members, rows=len(x))
-        self._made = {"sample_input": x[:1], "seed": seed, "outputs": outputs}
+        model = MLP((*self.hidden, outputs)) if self.model is None else self.model
+        optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        self._made = model, optimizer, {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
         how = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan, "progress": False}
-        self.swarm_, self.history_ = fit(self._untrained(**self._made), x, y, loss_fn, rows=rows, **how)
+        self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, **how)
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(x, y, np.asarray(rows))
         return self
-
-    def _untrained(self, outputs, **how):
-        model = MLP((*self.hidden, outputs)) if self.model is None else self.model
-        optimizer = optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
-        return TurbaTrainState.swarm(model, optimizer, self.members, **how)
 
     def __getstate__(self):
         """What pickle can hold: the swarm's arrays without its functions, the history without its devices."""
@@ -80,12 +77,16 @@ class _Swarm(BaseEstimator):
     def __setstate__(self, state):
         super().__setstate__(state)
         if "swarm_" in state:
-            like = jax.tree.structure(self._untrained(**self._made))
+            like = jax.tree.structure(_untrained(*self._made))
             self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
 
     def _members(self, x):
         check_is_fitted(self)
         return predict(self.swarm_, validate_data(self, x, dtype=np.float32, reset=False))
+
+
+def _untrained(model, optimizer, how):
+    return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **how)
 
 
 class TurbaClassifier(ClassifierMixin, _Swarm):
@@ -141,10 +142,10 @@ class TurbaRegressor(RegressorMixin, _Swarm):
         """Train on X [row, feature] and y [row] or [row, target]."""
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
         self._single = y.ndim == 1
-        y = np.asarray(y, np.float32).reshape(len(y), -1)
+        y = np.asarray(y, np.float64).reshape(len(y), -1)  # centred before it is rounded
         self._mean, spread = y.mean(0), y.std(0)
         self._spread = np.where(spread > 0, spread, 1)
-        return self._train(X, (y - self._mean) / self._spread, y.shape[1], mse)
+        return self._train(X, ((y - self._mean) / self._spread).astype(np.float32), y.shape[1], mse)
 
     def predict(self, X):
         """The mean over members: [row] or [row, target]."""

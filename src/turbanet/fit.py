@@ -74,7 +74,7 @@ def fit(
     which rows each member sees (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation`
     is (x, y) of the same kind, its loss computed after each epoch on `validation_rows`. With `patience` a member stops
     after so many epochs in a row that did not better its best validation loss by more than `min_delta`; every member
-    ends with its best weights, and stopped ones cost nothing from the next segment on that starts with half as many.
+    ends with its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks.
     `checkpoints` (a folder or `Checkpoints`) keeps the training after each segment: killed and called again as before,
     it ends bit for bit where it would have ended, by the plan and the segments it began with. `segment` is the number
     of epochs per compiled call. `plan` says where members run: a `Plan`, None for one by rule, "auto" for one measured
@@ -103,8 +103,9 @@ def fit(
     kept = keeper and keeper.latest()
     if kept:
         segment = kept[1]["segment"]
-        known = None if given else Plan(plan.devices[: kept[1]["devices"]], kept[1]["block"])
-    run = Training(one, start, own, shared, known or plan)
+        same = kept[1]["asked"] == plan.block  # less memory than it asks for may have made the block smaller
+        known = Plan(plan.devices[: kept[1]["devices"]], kept[1]["block"]) if same or not given else None
+    run = Training(one, start, own, shared, known or plan, asked=plan.block)
     if kept:
         run.resume(*kept)
     with tqdm(
@@ -116,7 +117,7 @@ def fit(
             if keeper:
                 keeper.save(run.done, *run.kept(segment))
             bar.set_postfix(loss=f"{run.loss:.4g}")
-            if auto and not known and run.done == segment < epochs:
+            if auto and not known and run.done == segment < epochs and len(run.training):
                 run.search(epochs)
     if keeper:
         keeper.close()

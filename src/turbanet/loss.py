@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from turbanet.member import Bound
+
 
 def _check(prediction, y):
     if prediction.shape != y.shape:
@@ -70,13 +72,13 @@ def weighted(loss_fn):
     def loss(params, x, y, apply_fn):
         y, weight = y
 
-        def one(x, y):
-            value, prediction = loss_fn(
-                params, jax.tree.map(lambda a: a[None], x), jax.tree.map(lambda a: a[None], y), apply_fn
-            )
+        def one(x, y, index):
+            own = apply_fn.of_example(index) if isinstance(apply_fn, Bound) else apply_fn
+            x, y = jax.tree.map(lambda a: a[None], (x, y))
+            value, prediction = loss_fn(params, x, y, own)
             return value, jax.tree.map(lambda a: a[0], prediction)
 
-        values, prediction = jax.vmap(one)(x, y)
+        values, prediction = jax.vmap(one)(x, y, jnp.arange(len(weight)))
         total = weight.sum()
         return jnp.where(total > 0, (weight * values).sum() / jnp.where(total > 0, total, 1), 0), prediction
 

@@ -1,5 +1,6 @@
 """One member: its random keys, its model with its own collections and mode, its training step."""
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -67,7 +68,13 @@ class Bound:
 
     def __init__(self, state, *, train):
         self.state, self.train, self.collections, self.calls = state, train, state.collections, 0
-        self.trace = current_trace()
+        self.trace, self.example = current_trace(), None
+
+    def of_example(self, index):
+        """For one example [1, ...] of a batch: what is random in training is drawn for it alone."""
+        alone = copy.copy(self)
+        alone.example = index
+        return alone
 
     def __call__(self, variables, *args, **kwargs):
         apply_fn = self.state.apply_fn
@@ -76,7 +83,10 @@ class Bound:
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return apply_fn(variables, *args, **kwargs)
         state, self.calls = self.state, self.calls + 1
-        kwargs = {"rngs": streams(state.seed, state.id, state.step, self.calls - 1)} | kwargs
+        rngs = streams(state.seed, state.id, state.step, self.calls - 1)
+        if self.example is not None:
+            rngs = {name: jax.random.fold_in(key, self.example) for name, key in rngs.items()}
+        kwargs = {"rngs": rngs} | kwargs
         if not self.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
         if current_trace() != self.trace:

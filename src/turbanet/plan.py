@@ -83,6 +83,10 @@ class Plan:
         share = -(-members // len(self.devices))
         return dataclasses.replace(self, block=-(-share // -(-share // min(self.block, share))))
 
+    def __reduce__(self):
+        """For copy and pickle, which devices cannot pass through: they are found again by platform and number."""
+        return _found_again, ([(device.platform, device.id) for device in self.devices], self.block, self.candidates)
+
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
         how = "measured" if self.candidates else "not measured"
@@ -145,6 +149,13 @@ def resized(tree, members):
         return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else jnp.copy(leaf[:members])
 
     return jax.tree.map(resize, tree)
+
+
+def _found_again(names, block, candidates):
+    here = {(device.platform, device.id): device for device in jax.local_devices()}
+    if missing := [name for name in names if name not in here]:
+        raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(here)}.")
+    return Plan([here[name] for name in names], block, candidates)
 
 
 def _platform_devices(platform):

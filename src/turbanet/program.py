@@ -69,7 +69,7 @@ class Train:
                 validation = held_out((state, data["validation"]), shared["validation"])
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
-            if before.stopping is not None:  # a stopped member has no loss
+            if self.held_out and before.stopping is not None:  # a stopped member has no loss
                 loss, validation = (jnp.where(before.stopping.active, one, jnp.nan) for one in (loss, validation))
             return state, (loss, validation)
 

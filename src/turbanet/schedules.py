@@ -23,7 +23,8 @@ def hyperparameters(swarm) -> dict[str, Any]:
 def with_hyperparameters(swarm, **values):
     """The same swarm with hyperparameters of its optimizer set: each a number, or one a member [member].
 
-    Raises ValueError for a name that the optimizer does not hold, and for another number of values than members.
+    A learning rate is what the swarm's schedule, if it has one, goes on from. Raises ValueError for a name that the
+    optimizer does not hold or computes by itself, and for another number of values than members.
     """
     known, new = hyperparameters(swarm), {}
     if not known:
@@ -34,7 +35,11 @@ def with_hyperparameters(swarm, **values):
         if np.ndim(value) and np.shape(value) != (len(swarm),):
             raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {np.shape(value)}.")
         new[name] = jnp.broadcast_to(jnp.asarray(value, known[name].dtype), known[name].shape)
-    return swarm.replace(opt_state=_set(swarm.opt_state, new))
+    _check_free(swarm, new)
+    follow = swarm.schedule
+    if follow is not None and "learning_rate" in new:
+        follow = follow.replace(base=new["learning_rate"], scale=jnp.ones_like(follow.scale))
+    return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=follow)
 
 
 def constant(epoch, base):
@@ -83,6 +88,7 @@ def with_schedule(swarm, schedule):
     base = hyperparameters(swarm).get("learning_rate")
     if base is None:
         raise ValueError(f"A schedule needs a learning_rate as data; {HOW}.")
+    _check_free(swarm, ["learning_rate"])
     each = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
     if len(each) != len(swarm):
         raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(each)}.")
@@ -124,7 +130,7 @@ def begin_epoch(state):
 def end_epoch(state, validation_loss):
     """One member after an epoch: on a plateau for longer than PATIENCE epochs, `reduce` halves its learning rate."""
     follow = state.schedule
-    if follow is None or reduce not in follow.functions:
+    if follow is None or reduce not in follow.functions or validation_loss is None:
         return state
     better = validation_loss < follow.best * (1 - THRESHOLD)
     waited = jnp.where(better, 0, follow.waited + 1)
@@ -135,6 +141,14 @@ def end_epoch(state, validation_loss):
         scale=jnp.where(drop, FACTOR * follow.scale, follow.scale),
     )
     return state.replace(schedule=follow)
+
+
+def _check_free(swarm, names):
+    """ValueError for a hyperparameter that was given to Optax as a schedule: it would be overwritten at each step."""
+    for _, computed in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states"):
+        for name in names:
+            if name in computed:
+                raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {HOW}.")
 
 
 def _cast(function):

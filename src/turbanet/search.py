@@ -1,7 +1,10 @@
 """Which hyperparameters: a grid, random draws, and successive halving, each as one swarm."""
 
 import itertools
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -19,10 +22,14 @@ def grid(**values):
 def draw(members: int, *, seed: int = 0, **distributions):
     """Random search: as `grid`, each value drawn from a list or a SciPy distribution, `loguniform(1e-4, 1e-1)`."""
     import pandas as pd
-    from sklearn.model_selection import ParameterSampler
 
-    drawn = list(ParameterSampler(distributions, members, random_state=seed))
-    table = pd.DataFrame(drawn, columns=list(distributions)).rename_axis("member")
+    rng, drawn = np.random.default_rng(seed), {}
+    for name, values in distributions.items():
+        if hasattr(values, "rvs"):
+            drawn[name] = values.rvs(size=members, random_state=rng)
+        else:
+            drawn[name] = [values[i] for i in rng.integers(len(values), size=members)]
+    table = pd.DataFrame(drawn).rename_axis("member")
     return {name: table[name].to_numpy() for name in table}, table
 
 
@@ -47,5 +54,5 @@ def halving(swarm, train, *, rungs: int, keep: float = 0.5):
         tables.append(pd.DataFrame({"rung": rung, **names, "score": score}))
         if rung < rungs - 1:
             best = np.sort(np.argsort(np.where(np.isnan(score), np.inf, score))[: int(np.ceil(keep * len(swarm)))])
-            swarm = swarm[np.stack([names["seed"], names["member"]], 1)[best]]
+            swarm = jax.tree.map(partial(jnp.take, indices=best, axis=0), swarm)
     return swarm, pd.concat(tables, ignore_index=True)

@@ -39,7 +39,7 @@ def with_stopping(swarm, patience: int, min_delta: float):
 def after_epoch(before, after, validation_loss):
     """One member after an epoch that led it from `before` to `after`: as it was, if it had stopped."""
     stop = before.stopping
-    if stop is None:
+    if stop is None or validation_loss is None:  # None: a few steps that only measure a plan
         return after
     better = validation_loss < stop.best - stop.min_delta  # no NaN is better
     waited = jnp.where(better, 0, stop.waited + 1)

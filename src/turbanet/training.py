@@ -15,7 +15,8 @@ from turbanet.program import compiled, fits
 class Training:
     """A training under way: where it stands, what it cost, under which plan, who still trains."""
 
-    def __init__(self, one, swarm, own, shared, plan):
+    def __init__(self, one, swarm, own, shared, plan, *, asked=None):
+        self.asked = asked  # members in a block as the caller's plan has it, for whoever resumes
         self.one, self.start, self.shared_data = one, swarm, shared
         self.done, self.losses, self.compile_seconds, self.steady_seconds = 0, [], 0.0, 0.0
         self.training, self.set_aside = np.arange(len(swarm)), []  # positions; (positions, their states)
@@ -105,6 +106,7 @@ class Training:
             "done": self.done,
             "segment": segment,
             "block": self.plan.block,
+            "asked": self.asked,
             "devices": len(self.plan.devices),
             "seconds": [self.compile_seconds, self.steady_seconds],
         }
