@@ -2,9 +2,9 @@
 
 import dataclasses
 import time
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from turbanet import autoplan, checkpoint
@@ -80,12 +80,12 @@ class Training:
         active = np.asarray(self.state.stopping.active)[: len(self.training)]
         if 2 * self.plan.padded(max(active.sum(), 1)) > self.plan.padded(len(self.training)) and active.any():
             return
-        state = self._state()
+        state, own = self._state(), self._own()
         gone, kept = np.flatnonzero(~active), np.flatnonzero(active)
         self.set_aside.append((self.training[gone], _members(state, gone)))
         self.training = self.training[kept]
         if len(kept):
-            self._place(_members(state, kept), _members(self._own(), kept), self.plan)
+            self._place(_members(state, kept), _members(own, kept), self.plan)
 
     def everyone(self):
         """All members' states, in the order they came in."""
@@ -94,9 +94,7 @@ class Training:
             parts = [*parts, (self.training, self._state())]
         if len(parts) == 1:
             return parts[0][1]
-        order = np.argsort(np.concatenate([positions for positions, _ in parts]))
-        together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(state for _, state in parts))
-        return _members(together, order)
+        return jax.tree.map(partial(_together, [positions for positions, _ in parts]), *(state for _, state in parts))
 
     def kept(self, segment):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
@@ -140,8 +138,16 @@ class Training:
 
 
 def _members(tree, positions):
-    """Those members of a [member, ...] tree."""
-    return jax.tree.map(lambda leaf: leaf[positions], tree)
+    """Those members of a [member, ...] tree, in the host's memory: NumPy copies whole rows, XLA's gather does not."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[positions], tree)
+
+
+def _together(positions, *leaves):
+    """[member, ...] of the leaves, each of which has the members at its positions."""
+    out = np.empty((sum(map(len, positions)), *leaves[0].shape[1:]), leaves[0].dtype)
+    for where, leaf in zip(positions, leaves, strict=True):
+        out[where] = leaf
+    return out
 
 
 def _first(tree, members):
