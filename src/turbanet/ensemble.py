@@ -12,11 +12,16 @@ def ensemble_mean(logits, weights=None):
     weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some.
     """
     if weights is None:
-        return softmax(logits, axis=-1).mean(axis=0)
+        return _mean_probabilities(logits)
     weights = np.asarray(weights)
     if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
         raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
     return jnp.einsum("m,mrc->rc", weights / weights.sum(), softmax(logits, axis=-1))
+
+
+@jax.jit
+def _mean_probabilities(logits):
+    return softmax(logits, axis=-1).mean(axis=0)
 
 
 def ensemble_geometric_mean(logits):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.linen.initializers import glorot_uniform
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -15,7 +16,6 @@ from turbanet.ensemble import ensemble_mean, out_of_bag
 from turbanet.fit import fit, predict
 from turbanet.loss import mse, softmax_cross_entropy
 from turbanet.models import MLP
-from turbanet.sampling import bootstrap
 from turbanet.turba_train_state import TurbaTrainState
 
 
@@ -52,18 +52,17 @@ class _Swarm(BaseEstimator):
     def _train(self, x, y, outputs, loss_fn):
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        rows = None
-        if self.bootstrap:
-            rows = bootstrap(jax.random.key(seed), members=self.members, rows=len(x))
-        model = MLP((*self.hidden, outputs)) if self.model is None else self.model
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        self._made = model, optimizer, {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
+        made = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
+        self._made = self.model, (*self.hidden, outputs), optimizer, made
         how = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan, "progress": False}
         self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, **how)
         self.n_iter_ = self.epochs
         if self.oob_score:
-            self._score_out_of_bag(x, y, np.asarray(rows))
+            self._score_out_of_bag(x, y, rows)
         return self
 
     def __getstate__(self):
@@ -85,7 +84,9 @@ class _Swarm(BaseEstimator):
         return predict(self.swarm_, validate_data(self, x, dtype=np.float32, reset=False))
 
 
-def _untrained(model, optimizer, how):
+def _untrained(model, widths, optimizer, how):
+    if model is None:
+        model = MLP(widths, kernel_init=glorot_uniform())  # Glorot's uniform weights, as scikit-learn's networks have
     return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **how)
 
 
@@ -95,7 +96,8 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     Parameters
     ----------
     members : networks
-    model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP with `hidden` units
+    model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP with `hidden` units and
+        scikit-learn's initial weights
     learning_rate, weight_decay : of AdamW
     epochs, batch_size : of the training
     bootstrap : each member sees its own draw of the rows, with repetition; else all see all

@@ -31,23 +31,26 @@ class _Precise(nn.Module, kw_only=True):
 class MLP(_Precise):
     """Dense layers with ReLU between them: x [..., feature] -> [..., widths[-1]], no activation at the end.
 
-    Parameters are nn.Dense's, `Dense_0` and on. Narrow layers on many rows compute features first, [feature, row]
-    (`features_first` None: decided by the shapes), which fills the vector units; results change by rounding only.
+    Parameters are nn.Dense's, `Dense_0` and on, and so is `kernel_init`. Narrow layers on many rows compute features
+    first, [feature, row] (`features_first` None: decided by the shapes), which fills the vector units; results change
+    by rounding only.
     """
 
     widths: Sequence[int]
     features_first: bool | None = None
+    kernel_init: Callable | None = None
 
     @nn.compact
     def __call__(self, x):
         first = self._pays(x) if self.features_first is None else self.features_first
+        how = self.precision | ({} if self.kernel_init is None else {"kernel_init": self.kernel_init})
         if not first:
             for width in self.widths[:-1]:
-                x = nn.relu(nn.Dense(width, **self.precision)(x))
-            return nn.Dense(self.widths[-1], **self.precision)(x)
+                x = nn.relu(nn.Dense(width, **how)(x))
+            return nn.Dense(self.widths[-1], **how)(x)
         x = jnp.moveaxis(x, -1, 0)
         for i, width in enumerate(self.widths):
-            x = _FeaturesFirstDense(width, name=f"Dense_{i}", **self.precision)(nn.relu(x) if i else x)
+            x = _FeaturesFirstDense(width, name=f"Dense_{i}", **how)(nn.relu(x) if i else x)
         return jnp.moveaxis(x, 0, -1)
 
     def _pays(self, x):

@@ -112,7 +112,7 @@ class Plan:
     def place(self, tree):
         """A copy of a [member, ...] tree, filled up with copies of its last member and split over the devices."""
         members = len(jax.tree.leaves(tree)[0]) if jax.tree.leaves(tree) else 0
-        return jax.device_put(resized(tree, self.padded(members)), self._sharding("member"))
+        return jax.device_put(resized(tree, self.padded(members)), self._sharding("member"), may_alias=False)
 
     def share(self, tree):
         """A tree that all members read, once on each device."""
@@ -140,15 +140,26 @@ class Plan:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
 
-@partial(jax.jit, static_argnums=1)
 def resized(tree, members):
-    """A copy of a [member, ...] tree with its first `members` members, or filled up with copies of its last one."""
+    """A [member, ...] tree with its first `members` members, or filled up with copies of its last one.
 
-    def resize(leaf):
+    What the host holds is resized by NumPy, which has nothing to compile.
+    """
+
+    def resize(leaf, xp):
         extra = members - len(leaf)
-        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else jnp.copy(leaf[:members])
+        return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf[:members]
 
-    return jax.tree.map(resize, tree)
+    if all(map(_on_host, jax.tree.leaves(tree))):
+        return jax.tree.map(lambda leaf: resize(np.asarray(leaf), np), tree)
+    return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
+
+
+def _on_host(leaf):
+    """Whether NumPy reads an array where it lies."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and all(d.platform == "cpu" for d in leaf.devices())
 
 
 def _found_again(names, block, candidates):

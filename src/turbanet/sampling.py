@@ -59,7 +59,7 @@ def check_rows(rows, *, members: int, length: int):
             f"rows must lie in 0..{length - 1}, at least one a member, padded only at the end with -1; "
             f"got values from {rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest."
         )
-    return jnp.asarray(rows, jnp.int32), jnp.asarray(counts, jnp.int32)
+    return rows.astype(np.int32), counts.astype(np.int32)
 
 
 def epoch_order(key, count, *, length: int, batch_size: int):

@@ -1,6 +1,8 @@
 """Bagged networks by scikit-learn and by a swarm: the same architecture, epochs, batches and number of networks."""
 
+import itertools
 import warnings
+from functools import partial
 
 import numpy as np
 from sklearn.ensemble import BaggingClassifier
@@ -47,23 +49,30 @@ def estimators(*, members: int, hidden, epochs: int, batch_size: int, seed: int 
     return dict(zip(WAYS, [ours, *theirs], strict=True))
 
 
-def compare(train, test, *, repeats: int = 3, **settings):
+def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
     """A table of the ways trained in turn: way, median, low, high (s), repeats, accuracy (of the test rows, in [0, 1]).
 
-    train, test: (x [row, feature], y [row]). A swarm compiles anew in each of its runs; scikit-learn's processes are
-    started once, before.
+    train, test: (x [row, feature], y [row]). Each repeat has a seed of its own, the same for all ways; the accuracy is
+    the repeats' mean. A swarm compiles anew in each of its runs; scikit-learn's processes are started before, by a
+    short training.
     """
+    for estimator in estimators(**settings | {"epochs": 1, "members": 2}).values():
+        _fit(estimator, train)
 
-    def run(way, estimator):
+    def run(way, estimator, seeds):
         if way == "TurbaNet":
             program.forget()
-        with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # it ends after `epochs`, as asked
-            return estimator.fit(*train).score(*test)
+        return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
-    runs = {way: lambda way=way, e=estimator: run(way, e) for way, estimator in estimators(**settings).items()}
+    turns = {way: partial(run, way, each, itertools.count(seed)) for way, each in estimators(**settings).items()}
     scores = {}
-    table = timing.summary(timing.interleave(runs, repeats=repeats, results=scores))
+    table = timing.summary(timing.interleave(turns, repeats=repeats, warmup=0, results=scores))
     return table.assign(accuracy=[float(np.mean(scores[way])) for way in table.way])
+
+
+def _fit(estimator, data):
+    with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # it ends after its epochs, as asked
+        return estimator.fit(*data)
 
 
 def speedup(table) -> tuple[float, float]:
