@@ -38,3 +38,27 @@ def test_speedup_is_over_the_faster_way_and_the_more_accurate_one():
     table = pd.DataFrame({"way": bagging.WAYS, "median": [2.0, 30.0, 20.0], "accuracy": [0.9, 0.85, 0.8]})
     assert bagging.speedup(table) == (10.0, pytest.approx(0.05))
     assert np.isclose(bagging.speedup(table.assign(median=[2.0, 1.0, 20.0]))[0], 0.5)
+
+
+def test_each_repeat_has_a_seed_of_its_own_and_the_ways_share_it(monkeypatch):
+    seen = []
+
+    def fit(estimator, data):
+        seen.append(estimator.get_params()["random_state"])
+        return type("Fitted", (), {"score": lambda self, *test: 1.0})()
+
+    monkeypatch.setattr(bagging, "_fit", fit)
+    bagging.compare((X, Y), (X, Y), repeats=2, seed=5, **SETTINGS)
+    assert seen[3:] == [5, 5, 5, 6, 6, 6]  # after the three that start the ways
+
+
+def test_both_sides_draw_their_first_weights_alike():
+    shapes, settings = [(4, 200), (200, 3)], {"members": 2, "hidden": [200], "epochs": 1, "batch_size": 150}
+    ours, theirs, _ = bagging.estimators(learning_rate=1e-12, **settings).values()
+    ours, theirs = bagging._fit(ours, (X, Y)), bagging._fit(theirs, (X, Y))
+    for layer, (inputs, outputs) in enumerate(shapes):
+        bound = np.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010, uniform
+        mine = np.asarray(ours.swarm_.params[f"Dense_{layer}"]["kernel"])
+        for kernels in (mine, np.stack([network.coefs_[layer] for network in theirs.estimators_])):
+            assert 0.95 * bound < np.abs(kernels).max() <= bound * (1 + 1e-5)
+            assert kernels.std() == pytest.approx(bound / np.sqrt(3), rel=0.1)

@@ -81,3 +81,10 @@ print(np.isfinite(swarm.params["Dense_0"]["kernel"]).shape[0])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=90)
     assert done.stdout.strip() == "500", done.stderr
+
+
+@pytest.mark.parametrize("features_first", [False, True])
+def test_mlp_draws_its_kernels_as_told(features_first):
+    x = np.zeros((1, 6), np.float32)
+    told = MLP((5, 3), features_first, kernel_init=jax.nn.initializers.constant(0.25)).init(jax.random.key(0), x)
+    assert all((layer["kernel"] == 0.25).all() and (layer["bias"] == 0).all() for layer in told["params"].values())
