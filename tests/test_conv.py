@@ -12,7 +12,7 @@ from jax import lax
 
 from turbanet import conv
 from turbanet.conv import default_conv, matmul_conv, max_pool
-from turbanet.models import LeNet
+from turbanet.convnets import LeNet
 
 rng = np.random.default_rng(4)
 CHANNELS_LAST = {n: (f"N{s}C", f"{s}IO", f"N{s}C") for n, s in {1: "W", 2: "HW", 3: "DHW"}.items()}

@@ -178,7 +178,7 @@ def test_prepare_keeps_the_date_of_an_equal_set_only(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "known"),
     [
-        ("imagenet", {}, "mnist, stocks"),
+        ("imagenet", {}, "mnist, cifar10, stocks"),
         ("mnist", {"source": "cloud"}, "auto, file, network, embedded"),
         ("stocks", {"ticker": 5}, "tickers, days, start, end, coverage"),
     ],
@@ -562,3 +562,21 @@ def test_split_rows_refuses_a_share_that_leaves_nothing(held_out):
 def test_split_rows_may_leave_out_fewer_rows_than_there_are_classes():
     parts = data.split_rows(np.arange(100) % 10, rows=95, held_out=0.1)
     assert sum(map(len, parts)) == 95
+
+
+def test_normalised_pixels_are_of_unit_size_and_know_no_other_row():
+    images = np.random.default_rng(0).integers(0, 256, (3, 4, 4), np.uint8)
+    x = data.normalised(images)
+    assert x.shape == (3, 4, 4, 1) and x.dtype == np.float32
+    np.testing.assert_allclose(x[..., 0], (images / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(data.normalised(images[:1]), x[:1])
+
+
+def test_normalised_puts_zeros_around_small_images():
+    images = np.full((2, 4, 3, 3), 255, np.uint8)
+    x = data.normalised(images, size=8)
+    assert x.shape == (2, 8, 8, 3)
+    np.testing.assert_allclose(x[:, 2:6, 2:5], 2)
+    np.testing.assert_allclose(x[:, :2], -2)
+    with pytest.raises(ValueError, match="size must be at least"):
+        data.normalised(images, size=3)

@@ -250,6 +250,7 @@ def test_fit_shows_progress_on_a_terminal_only_if_asked(capfd):
         ({"rows": np.zeros((4, 3), int)}, "rows has 4 members, the swarm has 5"),
         ({"per_member": True}, "it must lead with 5 members"),
         ({"validation_rows": np.zeros((5, 3), int)}, "without validation"),
+        ({"metric": tn.accuracy}, "metric came without validation"),
         ({"validation": (X, Y[:-1])}, "same number of rows"),
     ],
 )
@@ -316,3 +317,30 @@ def test_weights_of_its_own_ride_along_with_shared_data():
     chosen, expected = tn.fit(swarm, x, y, tn.softmax_cross_entropy, rows=rows, **how)
     np.testing.assert_allclose(history.train_loss, expected.train_loss, rtol=1e-5)
     np.testing.assert_allclose(weighed.params["Dense_0"]["kernel"], chosen.params["Dense_0"]["kernel"], rtol=1e-4)
+
+
+def test_a_metric_is_scored_on_each_members_held_out_rows_after_each_epoch():
+    held_out = tn.ragged([range(20, 30 - i) for i in range(5)])  # of different lengths
+    job = {"validation": (X, Y), "validation_rows": held_out, "metric": tn.accuracy}
+    trained, history = train(make(), **job)
+    assert history.validation_metric.shape == (4, 5)
+    for i, logits in enumerate(tn.predict(trained, X)):
+        rows = np.arange(20, 30 - i)
+        assert history.validation_metric[-1, i] == pytest.approx((logits[rows].argmax(-1) == Y[rows]).mean())
+    np.testing.assert_array_equal(history.frame().validation_metric, history.validation_metric.ravel())
+    assert train(make(), validation=(X, Y))[1].validation_metric is None
+
+
+def test_many_ragged_held_out_rows_are_scored_in_parts_as_at_once():
+    x, y = np.tile(X, (20, 1)), np.tile(Y, 20)  # more rows than are scored at a time
+    held_out = tn.ragged([range(600 - i) for i in range(5)])
+    swarm = make()
+    got = tn.evaluate(swarm, x, y, tn.softmax_cross_entropy, rows=held_out)
+    for i in range(5):
+        expected = tn.evaluate(swarm, x[: 600 - i], y[: 600 - i], tn.softmax_cross_entropy)[i]
+        np.testing.assert_allclose(got[i], expected, rtol=1e-5)
+
+
+def test_a_stopped_member_has_no_metric():
+    _, history = train(make(), validation=(X, Y), metric=tn.accuracy, patience=1, min_delta=10.0, segment=1)
+    assert np.isnan(history.validation_metric[1:]).sum() == np.isnan(history.validation_loss[1:]).sum() > 0

@@ -21,7 +21,14 @@ SWEEP = {
     "turbanet_growth_seconds_per_network",
     "torch_loop_growth_seconds_per_network",
 }
+KFOLD = ("speedup_vs_serial", "speedup_vs_processes", "accuracy", "serial_accuracy")
 METRICS = {
+    "kfold": {
+        *(f"{model}_{name}" for model in ("lenet", "lenet5", "alexnet", "mobilenet", "vgg") for name in KFOLD),
+        "swarm_cpu_utilisation",
+        "serial_cpu_utilisation",
+        "data_source",
+    },
     "sweep/small": SWEEP,
     "sweep/large": SWEEP,
     "mnist": {

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from turbanet.lab import plots
-from turbanet.lab.ways import FUSED, LOOP, OURS, WAYS
+from turbanet.lab.ways import FUSED, LOOP, OURS, SERIAL, WAYS
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(
@@ -218,3 +218,33 @@ def test_error_distribution_counts_a_ticker_without_error(ax):
     plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
     heights = [patch.get_xy()[:, 1].max() for patch in ax.patches]
     np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest
+
+
+def test_seconds_by_model_has_a_bar_for_each_way_and_model(ax):
+    times = pd.DataFrame(
+        [(m, w, s) for m, pair in {"a": (1.0, 4.0), "b": (2.0, 3.0)}.items() for w, s in zip((OURS, SERIAL), pair)],
+        columns=["model", "way", "seconds"],
+    )
+    plots.seconds_by_model(ax, times)
+    assert [bar.get_height() for bars in ax.containers for bar in bars] == [1, 2, 4, 3]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b"] and labels(ax) == [OURS, SERIAL]
+
+
+def test_use_of_cores_draws_each_core_and_their_mean(ax):
+    frame = pd.DataFrame({"seconds": [0.2, 0.4], "core_0": [100.0, 50.0], "core_1": [0.0, 50.0], "memory_gb": [1, 1]})
+    plots.use_of_cores(ax, frame, "title")
+    assert len(ax.lines) == 3
+    np.testing.assert_array_equal(ax.lines[-1].get_ydata(), [50, 50])
+
+
+def test_fold_scores_show_each_fold_the_mean_and_its_interval(ax):
+    frame = pd.DataFrame({"model": "a", "schedule": "cosine", "accuracy": [50.0, 60.0]})
+    plots.fold_scores(ax, frame, {("a", "cosine"): (55.0, 40.0, 70.0)})
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [50, 60])
+    (low, high) = ax.collections[0].get_segments()[0][:, 1]
+    assert (low, high) == (40, 70)
+
+
+def test_class_scores_are_a_heat_map_of_percent(ax):
+    plots.class_scores(ax, pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
+    assert [text.get_text() for text in ax.texts] == ["10", "95"]

@@ -15,7 +15,7 @@ import pytest
 
 from turbanet.lab import plots, reports
 
-STAGES = {"sweep/small", "sweep/large", "mnist", "stocks"}
+STAGES = {"sweep/small", "sweep/large", "mnist", "stocks", "kfold"}
 FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
 
 
@@ -253,3 +253,9 @@ def test_sources_has_a_line_a_stage_and_the_way_back(root):
     mnist, sweep, git = reports.sources()
     assert mnist.split(maxsplit=1) == ["mnist", "MNIST, from a file"] and sweep.split() == ["sweep/small", "none"]
     assert "git checkout -- reports dvc.lock" in git
+
+
+def test_published_numbers_are_those_of_one_study():
+    numbers = reports.published_numbers("k-fold")
+    assert numbers["LeNet, warm: parallel accuracy"] == 0.5634 and numbers["VGG, cosine: serial accuracy"] == 0.7538
+    assert len(numbers) == 13 and reports.published_numbers("nothing") == {}

@@ -3,10 +3,13 @@
 import importlib.metadata
 import math
 import os
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 import torch
 from scipy import stats
@@ -153,3 +156,36 @@ def test_machine_line_is_a_caption(monkeypatch):
     assert timing.machine_line() == "AMD EPYC, 2 cores, jax 0.10.2, torch 2.13.0"
     here["gpu"] = "NVIDIA H200"
     assert timing.machine_line() == "AMD EPYC, 2 cores, NVIDIA H200, jax 0.10.2, torch 2.13.0"
+
+
+def test_utilisation_sees_the_cores_work():
+    begin = time.perf_counter()
+    with timing.utilisation(0.05) as use:
+        while time.perf_counter() - begin < 0.6:
+            sum(range(10_000))
+    cores = use.frame.filter(like="core_")
+    assert len(use.frame) >= 4 and cores.shape[1] == psutil.cpu_count()
+    assert 0.3 / psutil.cpu_count() < use.cpu() <= 1
+    assert use.frame.seconds.is_monotonic_increasing and (use.frame.memory_gb > 0).all()
+    assert not [thread for thread in threading.enumerate() if "_sample" in thread.name]
+
+
+def test_utilisation_reads_nvidia_smi_where_there_is_one(tmp_path, monkeypatch):
+    lines = "for i in 1 2 3 4 5 6 7 8; do echo '0, 30, 1024'; echo '1, 50, 2048'; echo '2, [N/A], 0'; sleep 0.05; done"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}\nsleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with timing.utilisation(0.05) as use:
+        time.sleep(0.5)
+    assert use.frame.gpu_percent.iloc[-1] == 80 and use.frame.gpu_memory_gb.iloc[-1] == 3
+
+
+def test_utilisation_of_a_moment_has_one_sample():
+    with timing.utilisation(10) as use:
+        pass
+    assert len(use.frame) == 1 and 0 <= use.cpu() <= 1
+
+
+def test_utilisation_needs_a_time_between_samples():
+    with pytest.raises(ValueError, match="every must be"):
+        timing.utilisation(0)

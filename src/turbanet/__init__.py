@@ -1,5 +1,6 @@
 """TurbaNet: train hundreds of small neural networks at once."""
 
+from turbanet.augment import Chain, RandomCrop, RandomFlip, augmented
 from turbanet.calibration import (
     brier_score,
     diversity,
@@ -10,6 +11,8 @@ from turbanet.calibration import (
 )
 from turbanet.checkpoint import Checkpoints
 from turbanet.conv import matmul_conv
+from turbanet.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
+from turbanet.cross_validation import CrossValidation, cross_validate
 from turbanet.ensemble import (
     accuracy,
     accuracy_by_size,
@@ -28,7 +31,7 @@ from turbanet.ensemble import (
 )
 from turbanet.fit import History, batch_order, evaluate, fit, measured_plan, predict
 from turbanet.loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
-from turbanet.models import LSTM, MLP, VGG, LeNet, MobileNet, ResNet
+from turbanet.models import LSTM, MLP
 from turbanet.plan import Plan, use_cores
 from turbanet.sampling import all_rows, bootstrap, k_fold, ragged, subset
 from turbanet.schedules import hyperparameters, with_hyperparameters, with_schedule
@@ -39,22 +42,30 @@ __all__ = [
     "LSTM",
     "MLP",
     "VGG",
+    "AlexNet",
+    "Chain",
     "Checkpoints",
+    "CrossValidation",
     "History",
     "LeNet",
+    "LeNet5",
     "MobileNet",
     "Plan",
+    "RandomCrop",
+    "RandomFlip",
     "ResNet",
     "TurbaTrainState",
     "accuracy",
     "accuracy_by_size",
     "all_rows",
+    "augmented",
     "batch_order",
     "binary_cross_entropy",
     "bootstrap",
     "brier_score",
     "confusion",
     "cross_entropy",
+    "cross_validate",
     "disagreement",
     "diversity",
     "draw",

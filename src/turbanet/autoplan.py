@@ -90,7 +90,7 @@ def _file(one, swarm, own, shared, devices):
     facts = [
         FORMAT,
         repr(model) if model is not swarm.apply_fn else getattr(model, "__qualname__", type(model).__name__),
-        getattr(one.loss_fn, "__qualname__", type(one.loss_fn).__name__),
+        getattr(one.loss_fn, "__qualname__", repr(one.loss_fn)),
         one.batch_size,
         repr(one.layout),
         repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, own, shared))),

@@ -97,7 +97,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     ----------
     members : networks
     model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP with `hidden` units and
-        scikit-learn's initial weights
+        weights drawn as scikit-learn's (Glorot's uniform), biases of zero
     learning_rate, weight_decay : of AdamW
     epochs, batch_size : of the training
     bootstrap : each member sees its own draw of the rows, with repetition; else all see all

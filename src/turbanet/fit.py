@@ -19,6 +19,8 @@ from turbanet.training import Training
 class History:
     """What `fit` saw: losses [epoch, member] (validation_loss None without validation data), identities, seconds.
 
+    validation_metric [epoch, member]: what `fit`'s metric was, None without one.
+
     epochs int [member]: how many each member trained for; its losses are NaN after that.
     """
 
@@ -30,9 +32,10 @@ class History:
     steady_seconds: float
     plan: Plan
     epochs: np.ndarray
+    validation_metric: np.ndarray | None = None
 
     def frame(self):
-        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss."""
+        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, validation_metric."""
         import pandas as pd
 
         epochs, members = self.train_loss.shape
@@ -42,8 +45,9 @@ class History:
             "member": np.tile(self.member, epochs),
             "train_loss": self.train_loss.ravel(),
         }
-        if self.validation_loss is not None:
-            table["validation_loss"] = self.validation_loss.ravel()
+        for name in ("validation_loss", "validation_metric"):
+            if getattr(self, name) is not None:
+                table[name] = getattr(self, name).ravel()
         return pd.DataFrame(table)
 
 
@@ -58,6 +62,7 @@ def fit(
     rows=None,
     validation=None,
     validation_rows=None,
+    metric=None,
     patience=None,
     min_delta=0.0,
     checkpoints=None,
@@ -72,7 +77,8 @@ def fit(
     x [row, ...] and y [row, ...] are shared by all members, or lead with the member axis where `per_member` is true (a
     pair says it of x and y apart, a tree in it of their leaves); both may be pytrees. `rows` int [member, row] says
     which rows each member sees (see `sampling`; default: all). `batch_size` None is all rows in one step. `validation`
-    is (x, y) of the same kind, its loss computed after each epoch on `validation_rows`. With `patience` a member stops
+    is (x, y) of the same kind, its loss computed after each epoch on `validation_rows`, and `metric(prediction, y) -> a
+    number` beside it, such as `accuracy`: a mean over rows. With `patience` a member stops
     after so many epochs in a row that did not better its best validation loss by more than `min_delta`; every member
     ends with its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks.
     `checkpoints` (a folder or `Checkpoints`) keeps the training after each segment: killed and called again as before,
@@ -87,13 +93,15 @@ def fit(
     held_out = None if validation is None else _Task(swarm, *validation, validation_rows, per_member)
     if validation is None and validation_rows is not None:
         raise ValueError("validation_rows came without validation=(x, y): give the data they index.")
+    if validation is None and metric is not None:
+        raise ValueError("metric came without validation=(x, y): give the data it is computed on.")
     if validation is None and (patience is not None or schedules.needs_validation(swarm)):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
     _check_whole(epochs=epochs, batch_size=batch_size, segment=segment, patience=patience)
     batch_size = min(batch_size or task.length, task.length)
     segment = min(segment or _segment(epochs), epochs)
 
-    one = Train(loss_fn, segment, batch_size, shuffle, task.layout, held_out and held_out.layout)
+    one = Train(loss_fn, segment, batch_size, shuffle, task.layout, held_out and held_out.layout, metric=metric)
     own = {"train": task.own, "validation": held_out and held_out.own}
     shared = {"train": task.shared, "validation": held_out and held_out.shared}
     auto, given, plan = plan == "auto", isinstance(plan, Plan), choose(plan, swarm)
@@ -121,14 +129,14 @@ def fit(
                 run.search(epochs)
     if keeper:
         keeper.close()
-    train_loss, validation_loss = (
+    train_loss, validation_loss, validation_metric = (
         None if part[0] is None else np.concatenate(part) for part in zip(*run.losses, strict=True)
     )
     identity = np.asarray(swarm.seed), np.asarray(swarm.id)
     state = run.everyone()
     seconds = run.compile_seconds, run.steady_seconds
     trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
-    history = History(train_loss, validation_loss, *identity, *seconds, run.plan, trained)
+    history = History(train_loss, validation_loss, *identity, *seconds, run.plan, trained, validation_metric)
     return _unplace(state if patience is None else stopping.restored(state), swarm), history
 
 
@@ -150,7 +158,7 @@ def measured_plan(
 def evaluate(swarm, x, y, loss_fn=None, *, rows=None, per_member=False, plan=None):
     """Every member's loss [member] on its rows of x, y (see `fit`), each row counted once."""
     task = _Task(swarm, x, y, rows, per_member)
-    return _apply(Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)
+    return _apply(Evaluate(swarm.loss(loss_fn), task.layout), swarm, task, plan)[0]
 
 
 def predict(swarm, x, *, rows=None, per_member=False, plan=None):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
-INIT, SHUFFLE, STREAMS = range(3)  # tags that keep a member's random streams apart
+INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
 def member_key(seed, id, tag):

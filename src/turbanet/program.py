@@ -1,7 +1,7 @@
 """What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ import psutil
 
 from turbanet import member, schedules, stopping
 from turbanet.sampling import epoch_order
+
+RAGGED_ROWS = 256  # held-out rows of a member that are scored at a time, where members have different numbers of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ def _read(own, shared, index):
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Some epochs of one member: ((state, data), shared) -> (state, (loss [epoch], validation loss [epoch])).
+    """Some epochs of one member: ((state, data), shared) -> (state, (loss, validation loss, metric) [epoch]).
 
     A value, not a closure: equal ones share one compiled program.
     """
@@ -44,6 +46,7 @@ class Train:
     layout: Layout
     held_out: Layout | None
     most_steps: int | None = None
+    metric: object = None
     donates = True
 
     @property
@@ -63,15 +66,16 @@ class Train:
 
         def epoch(before, _):
             state, loss = self._epoch(schedules.begin_epoch(before), data["train"], shared["train"])
-            validation = None
+            validation = metric = None
             if self.held_out:
-                held_out = Evaluate(self.loss_fn, self.held_out)
-                validation = held_out((state, data["validation"]), shared["validation"])
+                held_out = Evaluate(self.loss_fn, self.held_out, self.metric)
+                validation, metric = held_out((state, data["validation"]), shared["validation"])
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
             if self.held_out and before.stopping is not None:  # a stopped member has no loss
-                loss, validation = (jnp.where(before.stopping.active, one, jnp.nan) for one in (loss, validation))
-            return state, (loss, validation)
+                seen = loss, validation, metric
+                loss, validation, metric = jax.tree.map(partial(jnp.where, before.stopping.active, y=jnp.nan), seen)
+            return state, (loss, validation, metric)
 
         return jax.lax.scan(epoch, state, length=self.epochs)
 
@@ -96,24 +100,27 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """The loss of one member over its rows; padding does not count."""
+    """The loss of one member over its rows, and `metric(prediction, y)` if there is one; padding does not count."""
 
     loss_fn: object
     layout: Layout
+    metric: object = None
     donates = False
 
     def __call__(self, own, shared):
         state, data = own
 
-        def loss(rows):
+        def scores(rows):
             x, y = _read(data, shared, rows)
-            return member.evaluate(self.loss_fn, state, x, y)[0]
+            loss, prediction = member.evaluate(self.loss_fn, state, x, y)
+            return loss, None if self.metric is None else jnp.asarray(self.metric(prediction, y), loss.dtype)
 
         if not self.layout.ragged:
-            return loss(data["rows"])
+            return scores(data["rows"])
+        # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
+        each = jax.lax.map(lambda row: scores(row[None]), data["rows"], batch_size=RAGGED_ROWS)
         real = jnp.arange(self.layout.length) < data["count"]
-        each = jax.vmap(lambda row: loss(row[None]))(data["rows"])
-        return jnp.where(real, each, 0).sum() / data["count"]
+        return jax.tree.map(lambda one: jnp.where(real, one, 0).sum() / data["count"], each)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,12 +57,17 @@ def warm(epoch, base, *, period=10, floor=1e-6):
     return cosine(epoch % period, base, period=period, floor=floor)
 
 
+def multistep(epoch, base, *, milestones=(82, 123), factor=0.1):
+    """The base value, times `factor` from each of the `milestones` on: by default He et al.'s (2015) for CIFAR."""
+    return base * factor ** sum(epoch >= milestone for milestone in milestones)
+
+
 def reduce(epoch, base):
     """The base value, halved where the validation loss has not improved for more than 5 epochs."""
     return base
 
 
-NAMED = {"constant": constant, "cosine": cosine, "warm": warm, "reduce": reduce}
+NAMED = {"constant": constant, "cosine": cosine, "warm": warm, "multistep": multistep, "reduce": reduce}
 FACTOR, PATIENCE, THRESHOLD = 0.5, 5, 1e-4  # of reduce: the published ones, which are PyTorch's but for the patience
 
 
@@ -81,9 +86,10 @@ class Schedule:
 def with_schedule(swarm, schedule):
     """The same swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
-    schedule: "constant", "cosine", "warm", "reduce" or a function (epoch, base) -> learning rate, for all members or a
-    list of one a member. Epochs count from the swarm's own (`swarm.epoch`). Raises ValueError for an unknown name,
-    another number of them and an optimizer without a learning rate as data.
+    schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
+    partial(multistep, milestones=(30, 60)), for all members or a list of one a member. Epochs count from the swarm's
+    own (`swarm.epoch`). Raises ValueError for an unknown name, another number of them and an optimizer without a
+    learning rate as data.
     """
     base = hyperparameters(swarm).get("learning_rate")
     if base is None:

@@ -114,7 +114,7 @@ class Training:
         """Go on from what `kept` returned."""
         state = checkpoint.named_leaves(arrays, self.start)
         self.done, (self.compile_seconds, self.steady_seconds) = progress["done"], progress["seconds"]
-        self.losses = [tuple(arrays.get(f"losses[{i}]") for i in range(2))]
+        self.losses = [tuple(arrays.get(f"losses[{i}]") for i in range(3))]
         own = self._own()
         if state.stopping is not None:
             active = np.asarray(state.stopping.active)

@@ -1,4 +1,4 @@
-"""The study's data sets: spirals, MNIST, stock prices: their sources, storage and splits."""
+"""The study's data sets: spirals, MNIST, CIFAR-10, stock prices: their sources, storage and splits."""
 
 import argparse
 import contextlib
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turbanet.lab import mnist, stocks
+from turbanet.lab import cifar10, mnist, stocks
 from turbanet.lab.paths import repository
 
-SETS = {"mnist": mnist, "stocks": stocks}
+SETS = {"mnist": mnist, "cifar10": cifar10, "stocks": stocks}
 SOURCES = ("file", "network", "embedded")
 PROBE_SECONDS = 5
 
@@ -147,6 +147,22 @@ def split_rows(y, *, rows, held_out, seed=0):
     train, test = train_test_split(chosen, test_size=size, stratify=y[chosen], random_state=seed)
     train, validation = train_test_split(train, test_size=size, stratify=y[train], random_state=seed)
     return np.sort(train), np.sort(validation), np.sort(test)
+
+
+def normalised(images, *, mean=0.5, deviation=0.25, size=None):
+    """Pixels uint8 [row, height, width(, channel)] -> float32 [row, height, width, channel] of about unit size.
+
+    The constants come from no data, so that no row tells another anything. `size` puts zeros around smaller images.
+    """
+    x = np.asarray(images)
+    x = x[..., None] if x.ndim == 3 else x
+    if size is not None:
+        around = [(size - x.shape[axis]) // 2 for axis in (1, 2)]
+        if min(around) < 0:
+            raise ValueError(f"size must be at least the images' own, {x.shape[1]} x {x.shape[2]}, got {size}.")
+        pads = [(before, size - x.shape[axis] - before) for axis, before in zip((1, 2), around, strict=True)]
+        x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    return (x.astype(np.float32) / 255 - mean) / np.float32(deviation)
 
 
 def _known(what, name, names):

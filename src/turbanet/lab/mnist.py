@@ -1,14 +1,11 @@
 """MNIST through the real tensorflow-datasets builder, from files or the network, and its stand-in."""
 
-import contextlib
-import functools
 import gzip
-import io
 import os
-import tempfile
-from unittest import mock
 
 import numpy as np
+
+from turbanet.lab import builders
 
 SETTINGS = {}
 FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -60,16 +57,21 @@ def embedded(seed=0):
 
 
 def _build(folder, remedy):
-    import requests
-    import tensorflow_datasets as tfds
+    return builders.build(_builder, "MNIST", folder, remedy, shape=(28, 28))
+
+
+def _builder():
     from PIL import Image
-    from tensorflow_datasets.core.download import checksums, download_manager, downloader, util
     from tensorflow_datasets.image_classification import mnist
 
     class WithoutTensorFlow(mnist.MNIST, skip_registration=True):
         """The original builder, except that gzip, NumPy and PIL read what it reads with TensorFlow."""
 
         name = "mnist"
+
+        @staticmethod
+        def source():
+            return mnist.MNIST.URL
 
         def _split_generators(self, dl_manager):
             dl_manager.download_and_extract = dl_manager.download
@@ -82,50 +84,4 @@ def _build(folder, remedy):
             for row, (image, label) in enumerate(zip(images, labels, strict=True)):
                 yield row, {"image": Image.fromarray(image), "label": int(label)}
 
-    tfds.disable_progress_bar()
-    with (
-        # Its messages name a folder that is about to vanish.
-        contextlib.redirect_stdout(io.StringIO()),
-        # tensorflow-datasets leaves folders of its own beside the one it is given: catch them all.
-        tempfile.TemporaryDirectory(prefix="turbanet-mnist-") as work,
-        mock.patch.object(tempfile, "tempdir", work),
-        # Its own bounds are ten retries and endless patience.
-        mock.patch.object(downloader, "MAX_RETRIES", 2),
-        mock.patch.object(downloader, "_open_url", functools.partial(downloader._open_url, timeout=(5, 15))),
-    ):
-        try:
-            builder = WithoutTensorFlow(data_dir=work, file_format="array_record")
-            builder.download_and_prepare(
-                download_config=tfds.download.DownloadConfig(
-                    manual_dir=folder, force_checksums_validation=True, try_download_gcs=False
-                )
-            )
-            arrays = _arrays(builder)
-        except download_manager.NonMatchingChecksumError as error:
-            what = " ".join(line.lstrip("* ") for line in str(error).splitlines()[:3])
-            raise ValueError(f"{what}. The file is damaged or not the original: {remedy}.") from None
-        except requests.exceptions.ChunkedEncodingError as error:
-            raise ValueError(f"A download of MNIST was cut short ({error}): {remedy}.") from None
-        except (requests.RequestException, util.DownloadError) as error:
-            raise ConnectionError(f"MNIST could not be downloaded ({error}).") from None
-    known = {url: info for url, info in checksums.get_all_url_infos().items() if url.startswith(builder.URL)}
-    facts = {
-        "title": "MNIST, the original files",
-        "real": True,
-        "versions": {"tensorflow-datasets": tfds.__version__, "builder": f"mnist {builder.version}"},
-        "inputs": {url.rsplit("/", 1)[1]: info.checksum for url, info in sorted(known.items())},
-        "notes": [],
-    }
-    return arrays, facts
-
-
-def _arrays(builder):
-    arrays = {}
-    for split in ("train", "test"):
-        rows = builder.as_data_source(split=split)
-        arrays[f"x_{split}"] = np.empty((len(rows), 28, 28), np.uint8)
-        arrays[f"y_{split}"] = np.empty(len(rows), np.int32)
-        for i, row in enumerate(rows):
-            arrays[f"x_{split}"][i] = row["image"][..., 0]
-            arrays[f"y_{split}"][i] = row["label"]
-    return arrays
+    return WithoutTensorFlow

@@ -6,7 +6,7 @@ import seaborn as sns
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 
-from turbanet.lab.ways import FUNC, FUSED, LOOP, OURS, PROCESSES, STEPS
+from turbanet.lab.ways import FUNC, FUSED, LOOP, OURS, PROCESSES, SERIAL, SERIAL_ONE, STEPS
 
 COLUMN, PAGE = 3.5, 7.2  # inches: one column of a paper, two columns
 _palette = sns.color_palette("colorblind")
@@ -17,6 +17,8 @@ COLOURS = {
     PROCESSES: _palette[4],
     FUNC: _palette[2],
     STEPS: _palette[5],
+    SERIAL: _palette[1],
+    SERIAL_ONE: _palette[8],
     "PyTorch": _palette[1],
     "persistence": (0.35, 0.35, 0.35),
     "truth": (0.1, 0.1, 0.1),
@@ -178,6 +180,56 @@ def forecast(ax, dates, truth, predictions, title):
     ax.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
     ax.tick_params(labelsize=5)
     sns.despine(ax=ax)
+    return ax
+
+
+def seconds_by_model(ax, times):
+    """Seconds of every way for each model as bars: a frame [model, way, seconds], medians; on a log axis."""
+    models, ways = list(times.model.unique()), list(times.way.unique())
+    width = 0.8 / len(ways)
+    for i, way in enumerate(ways):
+        middle = times[times.way == way].groupby("model").seconds.sum().reindex(models)
+        place = np.arange(len(models)) + (i - (len(ways) - 1) / 2) * width
+        bars = ax.bar(place, middle, width, color=COLOURS[way], label=way)
+        ax.bar_label(bars, fmt="{:.1f}", fontsize=4.5)
+    ax.set(xticks=range(len(models)), xticklabels=models, ylabel="training time (s)", yscale="log")
+    _legend_above(ax, fontsize=5.5)
+    sns.despine(ax=ax)
+    return ax
+
+
+def use_of_cores(ax, frame, title):
+    """Every core's use against time, and their mean: `timing.utilisation().frame`."""
+    cores = frame.filter(like="core_")
+    ax.plot(frame.seconds, cores, lw=0.5, color=COLOURS["member"])
+    ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])
+    ax.set(xlabel="seconds", ylabel="busy (%)", ylim=(0, 105))
+    ax.set_title(title, fontsize=7)
+    sns.despine(ax=ax)
+    return ax
+
+
+def fold_scores(ax, frame, intervals):
+    """Each fold's accuracy in percent as a point, the mean and its interval beside: frame [model, schedule, accuracy].
+
+    intervals: {(model, schedule): (mean, low, high)}, percent.
+    """
+    for place, ((model, schedule), (mean, low, high)) in enumerate(intervals.items()):
+        own = frame[(frame.model == model) & (frame.schedule == schedule)].accuracy
+        ax.plot(np.full(len(own), place - 0.12), own, "o", ms=2.5, color=COLOURS["member"])
+        ax.errorbar(place + 0.12, mean, [[mean - low], [high - mean]], fmt="s", ms=3, lw=1, color=COLOURS[OURS])
+    names = [f"{model}\n{schedule}" for model, schedule in intervals]
+    ax.set(xticks=range(len(names)), ylabel="accuracy on held-out rows (%)")
+    ax.set_xticklabels(names, fontsize=5.5)
+    sns.despine(ax=ax)
+    return ax
+
+
+def class_scores(ax, table):
+    """Percent right of each class: a frame, one line a network kind, one column a class."""
+    sns.heatmap(table, annot=True, fmt=".0f", cmap="Blues", vmin=0, vmax=100, cbar=False, ax=ax, annot_kws={"size": 5})
+    ax.set(xlabel="class", ylabel="")
+    ax.tick_params(length=0, labelsize=5.5)
     return ax
 
 

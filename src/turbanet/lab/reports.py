@@ -96,10 +96,7 @@ def published(metrics):
     metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; a number that no
     stage measures yet has no `here`. Where it names epochs, ours is scaled from our epochs to those.
     """
-    import pandas as pd
-
-    table = pd.read_csv(Path(__file__).with_name("published.csv"))
-    here = []
+    table, here = _published(), []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
         if isinstance(stage, str) and metric not in metrics.get(stage, {}):
             raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
@@ -108,6 +105,18 @@ def published(metrics):
     table["here"] = here
     table["ratio"] = table.here / table.published
     return table[["study", "what", "published", "here", "ratio", "why"]]
+
+
+def published_numbers(study):
+    """{what: number} of one study in published.csv."""
+    table = _published()
+    return dict(table.loc[table.study == study, ["what", "published"]].itertuples(index=False))
+
+
+def _published():
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).with_name("published.csv"))
 
 
 def markdown(frame, digits=3):

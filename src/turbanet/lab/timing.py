@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -111,6 +112,85 @@ def stopwatch() -> Iterator[SimpleNamespace]:
         yield watch
     finally:
         watch.seconds = time.perf_counter() - start
+
+
+class utilisation:
+    """With it: the machine's use, sampled every `every` seconds by a thread of its own; `frame` after it.
+
+    `frame` is a pandas table: seconds, core_0, core_1, ... (busy, in percent, whoever keeps it so), memory_gb (used, of
+    the machine), and where nvidia-smi is, gpu_percent and gpu_memory_gb, summed over GPUs: NVML's numbers.
+    """
+
+    def __init__(self, every: float = 0.2):
+        if not every > 0:
+            raise ValueError(f"every must be a number of seconds above 0, got {every!r}.")
+        self.every, self.rows, self._done = every, [], threading.Event()
+
+    def __enter__(self):
+        import psutil
+
+        self._gpu = _GpuSampler(self.every)
+        psutil.cpu_percent(percpu=True)
+        self._begin, self._thread = time.perf_counter(), threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure):
+        import pandas as pd
+
+        self._done.set()
+        self._thread.join()
+        self._gpu.close()
+        self.frame = pd.DataFrame(self.rows)
+
+    def _sample(self):
+        import psutil
+
+        ended = False
+        while not ended:
+            ended = self._done.wait(self.every)  # and once more at the end
+            cores = {f"core_{i}": busy for i, busy in enumerate(psutil.cpu_percent(percpu=True))}
+            memory = psutil.virtual_memory()
+            now = {"seconds": time.perf_counter() - self._begin, **cores}
+            self.rows.append(now | {"memory_gb": (memory.total - memory.available) / 2**30} | self._gpu.latest())
+
+    def cpu(self) -> float:
+        """The mean share of the cores' time that was busy, 0 to 1, without the first and the last sample."""
+        inner = self.frame.iloc[1:-1] if len(self.frame) > 2 else self.frame
+        return float(inner.filter(like="core_").to_numpy().mean() / 100)
+
+
+class _GpuSampler:
+    """nvidia-smi in a process of its own, a line for each GPU at each sample; nothing where there is none."""
+
+    def __init__(self, every):
+        self._process, self._lines = None, []
+        if shutil.which("nvidia-smi") is None:
+            return
+        query = ["--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", *query, f"--loop-ms={max(int(1000 * every), 1)}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            index, busy, used = (part.strip() for part in line.split(","))
+            if busy.isdigit() and used.isdigit():
+                self._lines.append((int(index), float(busy), float(used) / 1024))
+
+    def latest(self):
+        last = {index: (busy, used) for index, busy, used in self._lines[-64:]}
+        if not last:
+            return {}
+        return {"gpu_percent": sum(b for b, _ in last.values()), "gpu_memory_gb": sum(u for _, u in last.values())}
+
+    def close(self):
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._reader.join()
+            self._process.stdout.close()
 
 
 def _cpu():

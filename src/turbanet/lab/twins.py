@@ -8,27 +8,35 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-from turbanet.models import VGG_STAGES, MobileNet
+from turbanet.convnets import VGG_STAGES, MobileNet
 
 
 def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.models.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
+    """One member's `turbanet.convnets.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
     if not params or sorted(params) != ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "Dense_2"]:
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
-    channels = params["Conv_1"]["bias"].shape[0]
-    return nn.Sequential(
-        ChannelsFirst(),
-        *(_conv(params["Conv_0"]), nn.ReLU(), nn.MaxPool2d(2)),
-        *(_conv(params["Conv_1"]), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Flatten(),
-        *(_linear(params["Dense_0"], channels), nn.ReLU()),
-        *(_linear(params["Dense_1"]), nn.ReLU()),
-        _linear(params["Dense_2"]),
-    )
+    stages = [layer for conv in _numbered(params, "Conv") for layer in (_conv(conv), nn.ReLU(), nn.MaxPool2d(2))]
+    return nn.Sequential(ChannelsFirst(), *stages, *_head(params, stages[-3].out_channels))
+
+
+def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
+    """One member's `turbanet.convnets.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
+    layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, "_ConvNorm")]
+    stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
+    return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
+
+
+def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
+    """One member's `turbanet.convnets.AlexNet` in PyTorch."""
+    layers, stages = list(_numbered(params, "Conv")), []
+    for i, layer in enumerate(layers):
+        pool = [nn.MaxPool2d(2)] if i in (0, 1, len(layers) - 1) else []
+        stages += [_conv(layer, padding=1), nn.ReLU(), *pool]
+    return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1]["kernel"].shape[-1]))
 
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.models.VGG` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.convnets.VGG` in PyTorch; running statistics begin anew."""
     layers, stages = _numbered(params, "_ConvNorm"), []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
         for _ in range(count):
@@ -39,7 +47,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
-    """One member's `turbanet.models.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.convnets.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, "_ConvNorm")
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
@@ -48,7 +56,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.models.ResNet` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.convnets.ResNet` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, "_ConvNorm")
     stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
     blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
@@ -59,6 +67,46 @@ def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
             stages.append(Residual(body, more))
             width = features
     return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), _linear(params["Dense_0"]))
+
+
+def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Module:
+    """The twin with one member's running means and variances, for evaluation; counts of batches stay."""
+    norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm, layer in zip(norms, _numbered(batch_stats, "_ConvNorm"), strict=True):
+        norm.running_mean.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["mean"])))
+        norm.running_var.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["var"])))
+    return twin
+
+
+def variables(twin: nn.Module) -> dict[str, Any]:
+    """The twin's weights back, as Flax has them: {"params": ...} and, of batch normalisation, "batch_stats"."""
+
+    def of(kind):
+        return [module for module in twin.modules() if isinstance(module, kind)]
+
+    def array(tensor):
+        return tensor.detach().cpu().numpy().copy()
+
+    params, batch_stats, convs, norms = {}, {}, of(nn.Conv2d), of(nn.BatchNorm2d)
+    for i, conv in enumerate(convs):
+        layer = {"kernel": array(conv.weight).transpose(2, 3, 1, 0)}
+        if conv.bias is not None:
+            layer["bias"] = array(conv.bias)
+        if not norms:
+            params[f"Conv_{i}"] = layer
+            continue
+        norm = norms[i]
+        scaled = {"scale": array(norm.weight), "bias": array(norm.bias)}
+        params[f"_ConvNorm_{i}"] = {"Conv_0": layer, "BatchNorm_0": scaled}
+        batch_stats[f"_ConvNorm_{i}"] = {
+            "BatchNorm_0": {"mean": array(norm.running_mean), "var": array(norm.running_var)}
+        }
+    for i, linear in enumerate(of(nn.Linear)):
+        kernel = array(linear.weight).T
+        if i == 0:  # PyTorch flattens channel first
+            kernel = kernel.reshape(convs[-1].out_channels, -1, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
+        params[f"Dense_{i}"] = {"kernel": kernel, "bias": array(linear.bias)}
+    return {"params": params} | ({"batch_stats": batch_stats} if batch_stats else {})
 
 
 class Residual(nn.Module):
@@ -95,9 +143,17 @@ def _numbered(params, name):
     return iter([params[f"{name}_{i}"] for i in range(count)])
 
 
-def _conv_norm(layer, stride=1, *, depthwise=False):
-    """The convolution and the batch normalisation of a `_ConvNorm`."""
-    conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=layer["Conv_0"]["kernel"].shape[0] // 2)
+def _head(params, channels):
+    """The Dense layers behind convolutions that end with so many channels, with ReLU between them."""
+    first, *others = _numbered(params, "Dense")
+    rest = [layer for other in others for layer in (nn.ReLU(), _linear(other))]
+    return [nn.Flatten(), _linear(first, channels), *rest]
+
+
+def _conv_norm(layer, stride=1, *, depthwise=False, padding=None):
+    """The convolution and the batch normalisation of a `_ConvNorm`; it keeps the size unless told otherwise."""
+    padding = layer["Conv_0"]["kernel"].shape[0] // 2 if padding is None else padding
+    conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
     norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
     return nn.Sequential(conv, _filled(norm, layer["BatchNorm_0"]["scale"], layer["BatchNorm_0"]["bias"]))
 

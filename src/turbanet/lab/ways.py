@@ -9,6 +9,7 @@ from turbanet.lab import baselines, timing
 
 OURS, STEPS, FUNC = "TurbaNet", "one step per dispatch", "torch.func vmap"
 LOOP, FUSED, PROCESSES = "PyTorch loop", "PyTorch loop, fused Adam", "PyTorch, process per core"
+SERIAL, SERIAL_ONE = "PyTorch, serial, all threads", "PyTorch, serial, one thread"
 WAYS = (OURS, STEPS, FUNC, LOOP, FUSED, PROCESSES)
 
 

@@ -1,0 +1,200 @@
+"""Convolutional networks for small images, in plain Flax: LeNet, LeNet5, AlexNet, VGG, MobileNet, ResNet."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from flax import linen as nn
+from jax import numpy as jnp
+
+from turbanet.conv import default_conv, max_pool
+from turbanet.models import Precise
+
+
+class LeNet(Precise):
+    """LeNet as PyTorch's CIFAR-10 tutorial has it: x [..., height, width, channel] -> [..., classes], from 16 x 16 up.
+
+    `conv` computes the convolutions: None is `default_conv()`, `jax.lax.conv_general_dilated` is XLA's own.
+    """
+
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        _check_images(x, "LeNet", 16)
+        for features in (6, 16):
+            how = {"conv_general_dilated": self.conv or default_conv(), **self.precision}
+            conv = nn.Conv(features, (5, 5), padding="VALID", **how)
+            x = max_pool(nn.relu(conv(x)))
+        return _dense(self, x, (120, 84))
+
+
+class LeNet5(Precise):
+    """LeNet-5 with batch normalisation: x [batch, height, width, channel] -> [batch, classes], for MNIST in 32 x 32.
+
+    The layers of LeCun et al. (1998) with ReLU and max pools, as the published k-fold study had them: `LeNet` with each
+    convolution normalised. `conv`: see `LeNet`.
+    """
+
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        _check_images(x, "LeNet5", 16)
+        for features in (6, 16):
+            x = max_pool(_ConvNorm(features, 5, padding=0, conv=self.conv, **self.precision)(x, train))
+        return _dense(self, x, (120, 84))
+
+
+class AlexNet(Precise):
+    """AlexNet's variant for 28 x 28 images of MNIST: x [batch, height, width, channel] -> [batch, classes].
+
+    Five 3 x 3 convolutions of `widths` features with 2 x 2 max pools after the first, second and last, then Dense
+    layers of `hidden` units; the original has larger windows and drops units out. `conv`: see `LeNet`.
+    """
+
+    widths: Sequence[int] = (32, 64, 128, 256, 256)
+    hidden: Sequence[int] = (1024, 512)
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        _check_images(x, "AlexNet", 8)
+        for i, width in enumerate(self.widths):
+            how = {"conv_general_dilated": self.conv or default_conv(), **self.precision}
+            x = nn.relu(nn.Conv(width, (3, 3), padding=1, **how)(x))
+            if i in (0, 1, len(self.widths) - 1):
+                x = max_pool(x)
+        return _dense(self, x, self.hidden)
+
+
+class _ConvNorm(Precise):
+    """Convolution without bias, batch normalisation by PyTorch's constants, ReLU unless told otherwise."""
+
+    features: int
+    window: int = 3
+    stride: int = 1
+    groups: int = 1
+    relu: bool = True
+    padding: int | None = None  # None: as much as keeps the size
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(
+            self.features,
+            (self.window, self.window),
+            (self.stride, self.stride),
+            padding=self.window // 2 if self.padding is None else self.padding,
+            feature_group_count=self.groups,
+            use_bias=False,
+            conv_general_dilated=self.conv or default_conv(),
+            **self.precision,
+        )(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, **self.precision)(x)
+        return nn.relu(x) if self.relu else x
+
+
+VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+class VGG(Precise):
+    """VGG with batch normalisation for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
+
+    `depth` 11, 13, 16 or 19 layers (Simonyan and Zisserman, 2015, one Dense layer at the end, as is usual for
+    small images); `widths` are the features of the five stages of 3 x 3 convolutions, each ended by a 2 x 2 max pool.
+    `conv`: see `LeNet`. Raises ValueError for another depth.
+    """
+
+    depth: int = 11
+    widths: Sequence[int] = (64, 128, 256, 512, 512)
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.depth not in VGG_STAGES:
+            raise ValueError(f"VGG has a depth of {', '.join(map(str, VGG_STAGES))}, got {self.depth}.")
+        _check_images(x, "VGG", 32)
+        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
+        for layers, width in zip(VGG_STAGES[self.depth], self.widths, strict=True):
+            for _ in range(layers):
+                x = layer(width)(x, train)
+            x = max_pool(x)
+        return nn.Dense(self.classes, **self.precision)(x.reshape(*x.shape[:-3], -1))
+
+
+class MobileNet(Precise):
+    """MobileNet v1 for small images: x [batch, height, width, channel] -> [batch, classes].
+
+    Depthwise and pointwise 3 x 3 and 1 x 1 convolutions (Howard et al., 2017), the first, of `stem` features, with
+    stride 1; `blocks` are (features, stride). `conv`: see `LeNet`.
+    """
+
+    blocks: Sequence[tuple[int, int]] = (
+        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+        *((512, 1),) * 5,
+        *((1024, 2), (1024, 1)),
+    )
+    stem: int = 32
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        _check_images(x, "MobileNet", 1)
+        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
+        x = layer(self.stem)(x, train)
+        for features, stride in self.blocks:
+            channels = x.shape[-1]
+            x = layer(channels, stride=stride, groups=channels)(x, train)
+            x = layer(features, window=1)(x, train)
+        return nn.Dense(self.classes, **self.precision)(x.mean((-3, -2)))
+
+
+class ResNet(Precise):
+    """The residual network for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
+
+    `depth` is 6 n + 2 layers (20, 32, 44, 56, 110 in He et al., 2015), of 16, 32 and 64 features; where a block changes
+    shape, its shortcut takes every other pixel and fills up with zeros (option A). `conv`: see `LeNet`. Raises
+    ValueError for another depth.
+    """
+
+    depth: int = 20
+    classes: int = 10
+    conv: Callable | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.depth < 8 or self.depth % 6 != 2:
+            raise ValueError(f"ResNet's depth is 6 n + 2, 8 and up (20, 32, 44, ...), got {self.depth}.")
+        _check_images(x, "ResNet", 1)
+        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
+        x = layer(16)(x, train)
+        for features in (16, 32, 64):
+            for _ in range(self.depth // 6):
+                more = features - x.shape[-1]
+                out = layer(features, stride=2 if more else 1)(x, train)
+                out = layer(features, relu=False)(out, train)
+                if more:
+                    x = jnp.pad(x[..., ::2, ::2, :], [(0, 0)] * (x.ndim - 1) + [(0, more)])
+                x = nn.relu(x + out)
+        return nn.Dense(self.classes, **self.precision)(x.mean((-3, -2)))
+
+
+def _dense(model, x, widths):
+    """The Dense layers behind the convolutions, with ReLU between them; called inside `model`'s own __call__."""
+    x = x.reshape(*x.shape[:-3], -1)
+    for width in widths:
+        x = nn.relu(nn.Dense(width, **model.precision)(x))
+    return nn.Dense(model.classes, **model.precision)(x)
+
+
+def _check_images(x, name, smallest):
+    """ValueError unless x is [..., height, width, channel] of at least `smallest` pixels a side."""
+    if x.ndim < 3 or min(x.shape[-3:-1]) < smallest:
+        raise ValueError(
+            f"{name} needs x [..., height, width, channel] of at least {smallest} x {smallest}, got shape {x.shape}."
+        )

@@ -1,0 +1,202 @@
+"""k-fold cross-validation: folds, schedules and seeds of one architecture as one swarm over one copy of the data."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from turbanet.augment import augmented
+from turbanet.checkpoint import Checkpoints
+from turbanet.ensemble import accuracy, confusion
+from turbanet.fit import fit, predict
+from turbanet.sampling import ragged
+from turbanet.schedules import with_schedule
+from turbanet.turba_train_state import TurbaTrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossValidation:
+    """What `cross_validate` found, for every architecture by its name.
+
+    table: pandas, a line for each model, schedule, fold, seed and epoch, with train_loss, validation_loss, accuracy
+    (where y holds classes) and seconds: the swarm's training time, compilation apart, shared out evenly.
+    members: pandas, a line a member of a swarm: member (its position), schedule, fold, seed.
+    train_rows, validation_rows: int [fold, row], padded at the end with -1. swarms, histories: {model: ...} of `fit`.
+    predictions: {model: [member, row, ...]} on each member's held-out rows. y: as it was given.
+    """
+
+    table: Any
+    members: Any
+    train_rows: Any
+    validation_rows: Any
+    swarms: dict
+    histories: dict
+    predictions: dict
+    y: np.ndarray
+
+    def final(self):
+        """The lines of `table` of the last epoch."""
+        return self.table[self.table.epoch == self.table.epoch.max()].reset_index(drop=True)
+
+    def confusion(self, model):
+        """Counts int [member, true class, predicted class] of the members' held-out rows."""
+        counts = []
+        for fold, prediction in zip(self.members.fold, self.predictions[model], strict=True):
+            rows = np.asarray(self.validation_rows[fold])
+            rows = rows[rows >= 0]
+            counts.append(confusion(prediction[: len(rows)], self.y[rows]))
+        return np.stack(counts)
+
+    def class_accuracy(self):
+        """The share of each class's held-out rows that are right: a table of model, schedule, fold, seed, class."""
+        import pandas as pd
+
+        parts = []
+        for model in self.swarms:
+            counts = self.confusion(model)
+            share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
+            lines = self.members.loc[self.members.index.repeat(share.shape[1]), ["schedule", "fold", "seed"]]
+            classes = np.tile(np.arange(share.shape[1]), len(share))
+            parts.append(lines.assign(model=model, **{"class": classes}, accuracy=share.ravel()))
+        return pd.concat(parts, ignore_index=True)[["model", "schedule", "fold", "seed", "class", "accuracy"]]
+
+
+def cross_validate(
+    models,
+    x,
+    y,
+    *,
+    optimizer,
+    loss,
+    epochs,
+    folds=5,
+    schedules=("constant",),
+    seeds=1,
+    batch_size=None,
+    key=0,
+    stratified=False,
+    groups=None,
+    augment=None,
+    checkpoints=None,
+    plan=None,
+    progress=True,
+) -> CrossValidation:
+    """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on what each fold holds out.
+
+    Parameters
+    ----------
+    models : {name: Flax model}, or one model
+    x, y : [row, ...], one copy for all; y int [row] are classes, anything else is regressed on
+    optimizer : Optax's; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
+    loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
+    folds : how many, shuffled, or any splitter of scikit-learn's (KFold, GroupKFold, TimeSeriesSplit, ...)
+    schedules : names or functions as `with_schedule` takes them; the learning rate changes at each epoch, and "reduce"
+        follows the fold's own validation loss
+    seeds : networks for each fold and schedule, each from its own random numbers
+    key : a whole number or a JAX key: the members' seed, and that of the shuffled folds
+    stratified, groups : classes shared out evenly over the folds; int [row], rows of one group in one fold
+    augment : changes training images alone (see `augmented`)
+    checkpoints : a folder or `Checkpoints`; each model has a folder of its name in it (see `fit`)
+    plan : as `fit` takes it, or {name: plan}
+
+    Raises
+    ------
+    ValueError : before any training, for folds, groups, classes and shapes that do not fit
+    """
+    import pandas as pd
+
+    models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
+    schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
+    if not models or not schedules or not isinstance(seeds, int) or seeds < 1:
+        raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
+    key = key if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
+    x, y = np.asarray(x), np.asarray(y)
+    pairs = splits(y, folds, stratified=stratified, groups=groups, seed=key)
+    train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
+    grid = [(s, f, r) for s in range(len(schedules)) for f in range(len(pairs)) for r in range(seeds)]
+    which, fold, seed = np.array(grid).T
+    names = [getattr(one, "__name__", str(one)) for one in schedules]
+    members = pd.DataFrame(
+        {"member": range(len(grid)), "schedule": [names[i] for i in which], "fold": fold, "seed": seed}
+    )
+    swarms = {}
+    for name, model in models.items():  # all of them before any is trained: a shape that one cannot take shows here
+        swarm = TurbaTrainState.swarm(model, optimizer, len(grid), sample_input=x[:1], seed=int(key))
+        simple = set(schedules) == {"constant"}
+        swarms[name] = swarm if simple else with_schedule(swarm, [schedules[i] for i in which])
+    classes = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
+    job = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "rows": train[fold],
+        "validation": (x, y),
+        "validation_rows": held_out[fold],
+        "metric": accuracy if classes else None,
+        "progress": progress,
+    }
+    loss = loss if augment is None else augmented(loss, augment)
+    histories, predictions, parts = {}, {}, []
+    for name, swarm in swarms.items():
+        own = plan.get(name) if isinstance(plan, Mapping) else plan
+        swarms[name], history = fit(swarm, x, y, loss, plan=own, checkpoints=_folder(checkpoints, name), **job)
+        predictions[name] = np.asarray(predict(swarms[name], x, rows=held_out[fold], plan=history.plan))
+        histories[name] = history
+        parts.append(_lines(name, members, history))
+    table = pd.concat(parts, ignore_index=True)
+    return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y)
+
+
+def splits(y, folds, *, stratified=False, groups=None, seed=0):
+    """(training, held-out) rows of each fold, by scikit-learn: a list of pairs of int [row].
+
+    Raises ValueError for folds that do not fit the rows, groups of another length, and a class that is missing from a
+    fold's training or held-out rows.
+    """
+    from sklearn import model_selection
+
+    rows = len(y)
+    if groups is not None and np.shape(groups) != (rows,):
+        raise ValueError(f"groups must name a group for each of the {rows} rows, got shape {np.shape(groups)}.")
+    if isinstance(folds, int | np.integer):
+        units = rows if groups is None else len(np.unique(groups))
+        if not 2 <= folds <= units:
+            raise ValueError(
+                f"folds must be from 2 to the {units} {'rows' if groups is None else 'groups'}, got {folds}."
+            )
+        kinds = model_selection.KFold, model_selection.StratifiedKFold
+        if groups is not None:
+            kinds = model_selection.GroupKFold, model_selection.StratifiedGroupKFold
+        if stratified and folds > np.unique(y, return_counts=True)[1].min():
+            raise ValueError(f"{folds} stratified folds need at least {folds} rows of each class.")
+        folds = kinds[bool(stratified)](int(folds), shuffle=True, random_state=int(seed) % 2**32)
+    pairs = [tuple(pair) for pair in folds.split(np.zeros(rows), y, groups)]
+    if np.issubdtype(y.dtype, np.integer) and y.ndim == 1:
+        for number, pair in enumerate(pairs):
+            for verb, part in zip(("trains on", "holds out"), pair, strict=True):
+                if len(missing := np.setdiff1d(y, y[part])):
+                    raise ValueError(
+                        f"Fold {number} {verb} no row of class {missing[0]}: take fewer folds or stratified=True."
+                    )
+    return pairs
+
+
+def _folder(checkpoints, name):
+    if checkpoints is None:
+        return None
+    where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
+    return dataclasses.replace(where, folder=Path(where.folder) / name)
+
+
+def _lines(name, members, history):
+    """One model's part of the table."""
+    epochs, count = history.train_loss.shape
+    lines = members.loc[np.tile(members.index, epochs), ["schedule", "fold", "seed"]].reset_index(drop=True)
+    lines.insert(0, "model", name)
+    values = {"epoch": np.repeat(np.arange(epochs), count), "train_loss": history.train_loss.ravel()}
+    values["validation_loss"] = history.validation_loss.ravel()
+    if history.validation_metric is not None:
+        values["accuracy"] = history.validation_metric.ravel()
+    return lines.assign(**values, seconds=history.steady_seconds / history.train_loss.size)

@@ -1,0 +1,71 @@
+"""tensorflow-datasets' own builders, run without TensorFlow, in a folder that vanishes, with bounded patience."""
+
+import contextlib
+import functools
+import io
+import tempfile
+from unittest import mock
+
+import numpy as np
+
+
+def build(make, title, folder, remedy, shape):
+    """(arrays, facts) of the images of the builder class that `make()` returns; `shape` is an image's.
+
+    The class also says, in `source()`, how the addresses of its files begin.
+
+    folder: where the original files lie; None downloads them. Raises ValueError, which ends with `remedy`, for files
+    that are not the originals, ConnectionError where they cannot be downloaded.
+    """
+    import requests
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import checksums, download_manager, downloader, util
+
+    kind = make()
+    tfds.disable_progress_bar()
+    with (
+        # Its messages name a folder that is about to vanish.
+        contextlib.redirect_stdout(io.StringIO()),
+        # tensorflow-datasets leaves folders of its own beside the one it is given: catch them all.
+        tempfile.TemporaryDirectory(prefix=f"turbanet-{kind.name}-") as work,
+        mock.patch.object(tempfile, "tempdir", work),
+        # Its own bounds are ten retries and endless patience.
+        mock.patch.object(downloader, "MAX_RETRIES", 2),
+        mock.patch.object(downloader, "_open_url", functools.partial(downloader._open_url, timeout=(5, 15))),
+    ):
+        try:
+            builder = kind(data_dir=work, file_format="array_record")
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(
+                    manual_dir=folder, force_checksums_validation=True, try_download_gcs=False
+                )
+            )
+            arrays = _arrays(builder, shape)
+        except download_manager.NonMatchingChecksumError as error:
+            what = " ".join(line.lstrip("* ") for line in str(error).splitlines()[:3])
+            raise ValueError(f"{what}. The file is damaged or not the original: {remedy}.") from None
+        except requests.exceptions.ChunkedEncodingError as error:
+            raise ValueError(f"A download of {title} was cut short ({error}): {remedy}.") from None
+        except (requests.RequestException, util.DownloadError) as error:
+            raise ConnectionError(f"{title} could not be downloaded ({error}).") from None
+    known = {url: info for url, info in checksums.get_all_url_infos().items() if url.startswith(kind.source())}
+    facts = {
+        "title": f"{title}, the original files",
+        "real": True,
+        "versions": {"tensorflow-datasets": tfds.__version__, "builder": f"{kind.name} {builder.version}"},
+        "inputs": {url.rsplit("/", 1)[1]: info.checksum for url, info in sorted(known.items())},
+        "notes": [],
+    }
+    return arrays, facts
+
+
+def _arrays(builder, shape):
+    arrays = {}
+    for split in ("train", "test"):
+        rows = builder.as_data_source(split=split)
+        arrays[f"x_{split}"] = np.empty((len(rows), *shape), np.uint8)
+        arrays[f"y_{split}"] = np.empty(len(rows), np.int32)
+        for i, row in enumerate(rows):
+            arrays[f"x_{split}"][i] = row["image"].reshape(shape)
+            arrays[f"y_{split}"][i] = row["label"]
+    return arrays

@@ -1,0 +1,266 @@
+"""k-fold the way it is done today: PyTorch, one network after the other or a process per core, on a swarm's rows."""
+
+import dataclasses
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import joblib
+import numpy as np
+import optax
+import torch
+from torch.optim import lr_scheduler
+
+import turbanet as tn
+from turbanet.augment import draw
+from turbanet.lab import timing
+from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
+
+SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
+    "constant": None,
+    "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=1e-6),
+    "warm": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=10, eta_min=1e-6),
+    "multistep": partial(lr_scheduler.MultiStepLR, milestones=[82, 123], gamma=0.1),
+    "reduce": partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=5),
+}
+
+
+def train_folds(
+    twins, x, y, *, order, held_out, schedules, learning_rate, epochs, augment=None, drawn=None, threads=None
+):
+    """Cross-validate PyTorch networks one after the other, in place: fused Adam, cross-entropy, a schedule each.
+
+    Parameters
+    ----------
+    x, y : [row, height, width, channel], int [row]
+    order : int [member, epoch, step, batch], the rows of each step, as `turbanet.batch_order` gives them
+    held_out : int [member, row], padded with -1: scored after each epoch, never changed
+    schedules : a name of SCHEDULERS for each network
+    augment, drawn : what changes training images, and what it drew (`draws`)
+    threads : PyTorch's during the call; None leaves them
+
+    Returns
+    -------
+    train_loss, validation_loss, accuracy : float64 [epoch, member]; seconds [member]
+    """
+    x, y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y), dtype=torch.long)
+    order, loss_fn = torch.as_tensor(np.asarray(order), dtype=torch.long), torch.nn.functional.cross_entropy
+    drawn = None if drawn is None else jax.tree.map(lambda leaf: torch.as_tensor(np.array(leaf)), drawn)
+    scores, seconds = np.empty((3, epochs, len(twins))), np.empty(len(twins))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        for member, (twin, name) in enumerate(zip(twins, schedules, strict=True)):
+            begin = time.perf_counter()
+            optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
+            scheduler = SCHEDULERS[name] and SCHEDULERS[name](optimizer)
+            rows = torch.as_tensor(held_out[member][held_out[member] >= 0], dtype=torch.long)
+            for epoch in range(epochs):
+                twin.train()
+                losses = []
+                for step, batch in enumerate(order[member, epoch]):
+                    images = x[batch]
+                    if drawn is not None:
+                        now = epoch * order.shape[2] + step
+                        own = jax.tree.map(lambda leaf, at=(member, now): leaf[at], drawn)
+                        images = changed(augment, own, images)
+                    optimizer.zero_grad()
+                    value = loss_fn(twin(images), y[batch])
+                    value.backward()
+                    optimizer.step()
+                    losses.append(value.detach())
+                twin.eval()
+                with torch.no_grad():
+                    prediction = twin(x[rows])
+                    validation = loss_fn(prediction, y[rows]).item()
+                    right = (prediction.argmax(-1) == y[rows]).double().mean().item()
+                scores[:, epoch, member] = torch.stack(losses).double().mean().item(), validation, right
+                if scheduler is not None:
+                    scheduler.step(*[validation] * (name == "reduce"))
+            seconds[member] = time.perf_counter() - begin
+    finally:
+        torch.set_num_threads(before)
+    return *scores, seconds
+
+
+def train_folds_in_processes(twins, x, y, *, order, held_out, schedules, drawn=None, processes=None, **settings):
+    """`train_folds` in processes of one thread each (None: one per core), networks dealt out in turn."""
+    count = min(processes or joblib.cpu_count(), len(twins))
+    shares = [slice(first, None, count) for first in range(count)]
+    jobs = [
+        joblib.delayed(_share)(
+            twins[share],
+            x,
+            y,
+            order=order[share],
+            held_out=held_out[share],
+            schedules=schedules[share],
+            drawn=jax.tree.map(lambda leaf, share=share: leaf[share], drawn),
+            threads=1,
+            **settings,
+        )
+        for share in shares
+    ]
+    out = None
+    for share, (weights, *parts) in zip(shares, joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True):
+        out = out or [np.empty((*part.shape[:-1], len(twins))) for part in parts]
+        for whole, part in zip(out, parts, strict=True):
+            whole[..., share] = part
+        for twin, own in zip(twins[share], weights, strict=True):
+            twin.load_state_dict(own)
+    return tuple(out)
+
+
+def draws(swarm, augment, *, steps, rows):
+    """What `augment` draws for each member's next `steps` batches of `rows`: a tree of [member, step, row, ...]."""
+
+    def of_step(state, step):
+        return draw(augment, state.replace(step=state.step + step), rows)
+
+    def of_member(state):
+        return jax.vmap(of_step, (None, 0))(state, np.arange(steps))
+
+    few = swarm.replace(params={}, opt_state={}, collections={}, schedule=None)  # only identity and step matter
+    return jax.device_get(jax.jit(jax.vmap(of_member))(few))
+
+
+def changed(augment, drawn, x):
+    """`augment.apply` in PyTorch: x [row, height, width, channel] changed as drawn."""
+    if isinstance(augment, tn.Chain):
+        for change, own in zip(augment.changes, drawn, strict=True):
+            x = changed(change, own, x)
+        return x
+    if isinstance(augment, tn.RandomFlip):
+        return torch.where(drawn[:, None, None, None], x.flip(2), x)
+    if not isinstance(augment, tn.RandomCrop):
+        raise ValueError(f"There is no PyTorch form of {augment!r}; known: RandomCrop, RandomFlip, Chain.")
+    padded = torch.nn.functional.pad(x, (0, 0, *(augment.padding,) * 4))
+    rows = drawn[:, :1].long() + torch.arange(x.shape[1])
+    columns = drawn[:, 1:].long() + torch.arange(x.shape[2])
+    return padded[torch.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def ways(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
+    """{way: run}: each trains the networks of the swarm `start` from the same weights on the same rows and draws.
+
+    run() -> (train_loss, validation_loss, accuracy: [epoch, member]; seconds [member]; compile seconds). rows and
+    held_out: int [member, row]; schedules: a name a member; twin(params) makes one member's PyTorch network.
+    """
+    order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size)
+    steps = order.shape[1] * order.shape[2]
+    drawn = None if augment is None else draws(start, augment, steps=steps, rows=order.shape[3])
+    loss = loss_fn if augment is None else tn.augmented(loss_fn, augment)
+    copies = [twin(state.params) for state in start]
+    weights = [{name: value.clone() for name, value in copy.state_dict().items()} for copy in copies]
+    job = {"order": order, "held_out": np.asarray(held_out), "schedules": list(schedules), "drawn": drawn}
+    job |= {"learning_rate": learning_rate, "epochs": epochs, "augment": augment}
+
+    def ours():
+        how = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "plan": plan, "progress": False}
+        held = {"validation": (x, y), "validation_rows": held_out, "metric": tn.accuracy}
+        history = tn.fit(start, x, y, loss, **how, **held)[1]
+        each = np.full(len(start), history.steady_seconds / len(start))
+        scores = history.train_loss, history.validation_loss, history.validation_metric
+        return *scores, each, history.compile_seconds
+
+    def torch_way(train, **more):
+        for copy, own in zip(copies, weights, strict=True):
+            copy.load_state_dict(own)
+        return *train(copies, x, y, **job, **more), np.nan
+
+    return {
+        OURS: ours,
+        SERIAL: partial(torch_way, train_folds, threads=joblib.cpu_count()),
+        SERIAL_ONE: partial(torch_way, train_folds, threads=1),
+        PROCESSES: partial(torch_way, train_folds_in_processes),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One architecture, cross-validated every way; see `ways` and `measure` for results, times and use."""
+
+    found: tn.CrossValidation
+    results: dict
+    times: Any
+    use: dict
+
+    def seconds(self):
+        """A table of schedule, way, seconds: the median of the runs, shared out by what a schedule's networks took."""
+        import pandas as pd
+
+        schedule, lines = self.found.members.schedule, []
+        for way, whole in self.times.groupby("way", sort=False).seconds.median().items():
+            share = pd.Series(self.results[way][3]).groupby(schedule, sort=False).sum()
+            share = whole * share / share.sum()
+            lines += [(name, way, value) for name, value in share.items()]
+        return pd.DataFrame(lines, columns=["schedule", "way", "seconds"])
+
+    def accuracy(self, way):
+        """Share of right held-out rows after the last epoch: a table of schedule, fold, seed, accuracy."""
+        return self.found.members.drop(columns="member").assign(accuracy=self.results[way][2][-1])
+
+
+def compare(
+    name, model, twin, x, y, *, folds, schedules, learning_rate, epochs, batch_size, augment, plan, seed, repeats
+) -> Comparison:
+    """`turbanet.cross_validate` of one architecture under Adam, and the same networks trained the other ways."""
+    adam = optax.inject_hyperparams(optax.adam, static_args=("b1", "b2", "eps"))(learning_rate=learning_rate)
+    how = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
+    job = {"folds": folds, "stratified": True, "schedules": schedules, "key": seed, "progress": False}
+    loss = tn.softmax_cross_entropy
+    found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
+    schedules, fold = list(found.members.schedule), found.members.fold.to_numpy()
+    start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
+    start = tn.with_schedule(start, schedules)
+    rows = {"rows": found.train_rows[fold], "held_out": found.validation_rows[fold], "schedules": schedules}
+    runs = ways(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **how)
+    results, times, use = measure(runs, repeats=repeats)
+    np.testing.assert_array_equal(results[OURS][0], found.histories[name].train_loss)
+    return Comparison(found, results, times, use)
+
+
+def measure(runs, *, repeats=1, rtol=2e-3):
+    """Run every way, in turn: ({way: result of its last run}, times, {way: use of the machine in its last run}).
+
+    The first round warms up, compiles, and asserts equal training losses in the first epoch; longer runs diverge with
+    any change of rounding. times: a table of way, repeat, seconds (of the training) and compile_seconds.
+    """
+    import pandas as pd
+
+    first = {name: run() for name, run in runs.items()}
+    for name, result in first.items():
+        message = f"{name} trains something else"
+        np.testing.assert_allclose(result[0][0], first[OURS][0][0], rtol=rtol, err_msg=message)
+    lines, use, results = [], {}, {}
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            with timing.utilisation() as use[name], timing.stopwatch() as watch:
+                results[name] = run()
+            lines.append((name, repeat, watch.seconds, first[name][-1]))
+    return results, pd.DataFrame(lines, columns=["way", "repeat", "seconds", "compile_seconds"]), use
+
+
+def difference(a, b, *, train, test, level=0.95):
+    """The paired comparison of two networks' scores [fold]: (mean of a - b, low, high, p).
+
+    Student's t with the variance corrected for training rows that folds share (Nadeau and Bengio 2003); train, test:
+    rows of a fold.
+    """
+    from scipy import stats
+
+    gap = np.asarray(a, float) - np.asarray(b, float)
+    if len(gap) < 2:
+        raise ValueError(f"A paired comparison needs at least two folds, got {len(gap)}.")
+    error = np.sqrt((1 / len(gap) + test / train) * gap.var(ddof=1))
+    if error == 0:
+        return float(gap.mean()), float(gap.mean()), float(gap.mean()), 1.0 if gap.mean() == 0 else 0.0
+    low, high = stats.t.interval(level, len(gap) - 1, gap.mean(), error)
+    p = 2 * stats.t.sf(abs(gap.mean()) / error, len(gap) - 1)
+    return float(gap.mean()), float(low), float(high), float(p)
+
+
+def _share(twins, *data, **settings):
+    scores = train_folds(twins, *data, **settings)
+    return [twin.state_dict() for twin in twins], *scores

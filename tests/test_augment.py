@@ -1,0 +1,100 @@
+"""Random changes of training images: what they do to pixels, whom they touch, what they depend on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet import augment
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).normal(size=(40, 6, 5, 2)).astype(np.float32)
+Y = np.random.default_rng(1).integers(0, 3, 40)
+
+
+def swarm(members=3, **how):
+    model = tn.models.nn.Sequential([lambda x: x.reshape(*x.shape[:-3], -1), tn.MLP((4, 3))])
+    return tn.TurbaTrainState.swarm(model, optax.adam(0.01), members, sample_input=X[:1], seed=0, **how)
+
+
+def test_a_crop_is_a_window_of_the_padded_image():
+    change = tn.RandomCrop(2)
+    starts = np.asarray(change.draw(KEY, len(X)))
+    padded = np.pad(X, [(0, 0), (2, 2), (2, 2), (0, 0)])
+    expected = [image[i : i + 6, j : j + 5] for image, (i, j) in zip(padded, starts, strict=True)]
+    np.testing.assert_array_equal(change.apply(starts, X), expected)
+    assert set(starts.ravel()) == set(range(5))
+
+
+def test_a_flip_mirrors_left_and_right_of_about_half():
+    change = tn.RandomFlip()
+    which = np.asarray(change.draw(KEY, len(X)))
+    expected = [image[:, ::-1] if flip else image for image, flip in zip(X, which, strict=True)]
+    np.testing.assert_array_equal(change.apply(which, X), expected)
+    assert 0.3 < which.mean() < 0.7
+
+
+def test_a_chain_applies_each_in_turn_by_draws_of_its_own():
+    crop, flip = tn.RandomCrop(1), tn.RandomFlip()
+    chain = tn.Chain(crop, flip)
+    first, second = chain.draw(KEY, len(X))
+    np.testing.assert_array_equal(chain.apply((first, second), X), flip.apply(second, crop.apply(first, X)))
+    both = tn.Chain(flip, flip).draw(KEY, 64)
+    assert not np.array_equal(*both)
+
+
+def test_equal_changes_are_equal_values():
+    loss = tn.softmax_cross_entropy
+    one, other = (tn.augmented(loss, tn.Chain(tn.RandomCrop(2), tn.RandomFlip())) for _ in range(2))
+    assert one == other and hash(one) == hash(other) and repr(one) == repr(other)
+    assert one != tn.augmented(loss, tn.Chain(tn.RandomCrop(3), tn.RandomFlip()))
+    assert "softmax_cross_entropy" in repr(one) and "0x" not in repr(one)
+
+
+class Remembering:
+    """Ten times the image: what was changed shows in the loss."""
+
+    def draw(self, key, rows):
+        return jnp.zeros(rows)
+
+    def apply(self, drawn, x):
+        return 10 * x
+
+
+def mean_input(params, x, y, apply_fn):
+    return jnp.mean(x) + 0 * apply_fn({"params": params}, x).sum(), y
+
+
+def test_training_rows_are_changed_and_held_out_rows_are_not():
+    loss = tn.augmented(mean_input, Remembering())
+    _, history = tn.fit(swarm(), X, Y, loss, epochs=2, validation=(X, Y), progress=False)
+    np.testing.assert_allclose(history.train_loss, 10 * X.mean(), rtol=1e-4)
+    np.testing.assert_allclose(history.validation_loss, X.mean(), rtol=1e-4)
+    np.testing.assert_allclose(tn.evaluate(swarm(), X, Y, loss), X.mean(), rtol=1e-4)
+
+
+def test_draws_are_the_members_own_and_change_at_each_step():
+    change, nets = tn.RandomCrop(4), swarm(3)
+    drawn = [np.asarray(augment.draw(change, nets.get_state(i), 8)) for i in range(3)]
+    assert not np.array_equal(drawn[0], drawn[1])
+    later = nets.get_state(0).replace(step=jnp.int32(1))
+    assert not np.array_equal(drawn[0], augment.draw(change, later, 8))
+    np.testing.assert_array_equal(drawn[2], augment.draw(change, nets[[2]].get_state(0), 8))
+
+
+def test_a_member_alone_ends_where_it_ends_in_a_swarm():
+    loss = tn.augmented(tn.softmax_cross_entropy, tn.Chain(tn.RandomCrop(1), tn.RandomFlip()))
+    job = {"epochs": 3, "batch_size": 8, "progress": False, "plan": tn.Plan(1, 1)}
+    together = tn.fit(swarm(3), X, Y, loss, **job)[1].train_loss
+    alone = tn.fit(swarm(3)[[1]], X, Y, loss, **job)[1].train_loss
+    np.testing.assert_array_equal(together[:, 1], alone[:, 0])
+
+
+@pytest.mark.parametrize(
+    "make, said", [(lambda: tn.RandomCrop(0), "padding"), (lambda: tn.RandomFlip(2), "probability")]
+)
+def test_bad_numbers_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

@@ -1,0 +1,204 @@
+"""cross_validate: scikit-learn's folds, each as if trained alone, and mistakes that stop before any training."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from sklearn import model_selection
+from sklearn.metrics import confusion_matrix
+
+import turbanet as tn
+from turbanet.cross_validation import splits
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(60, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32) + (X[:, 1] > 0.5)
+GROUPS = np.arange(60) // 4
+ADAM = optax.inject_hyperparams(optax.adam)(learning_rate=0.01)
+JOB = {"optimizer": ADAM, "loss": tn.softmax_cross_entropy, "epochs": 4, "batch_size": 8, "progress": False}
+MODELS = {"small": tn.MLP((4, 3)), "large": tn.MLP((8, 3))}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return tn.cross_validate(MODELS, X, Y, folds=4, schedules=["cosine", "reduce"], seeds=2, key=3, **JOB)
+
+
+SPLITTERS = [
+    model_selection.KFold(5),
+    model_selection.StratifiedKFold(3, shuffle=True, random_state=1),
+    model_selection.GroupKFold(3),
+    model_selection.TimeSeriesSplit(3),
+    model_selection.LeaveOneGroupOut(),
+]
+
+
+@pytest.mark.parametrize("splitter", SPLITTERS, ids=lambda s: type(s).__name__)
+def test_any_splitter_gives_its_own_rows(splitter):
+    y = rng.normal(size=60) if not isinstance(splitter, model_selection.StratifiedKFold) else Y
+    got = splits(y, splitter, groups=GROUPS)
+    expected = list(splitter.split(X, y, GROUPS))
+    assert len(got) == len(expected)
+    for pair, wanted in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(pair[0], wanted[0])
+        np.testing.assert_array_equal(pair[1], wanted[1])
+
+
+KINDS = {
+    (False, False): model_selection.KFold,
+    (True, False): model_selection.StratifiedKFold,
+    (False, True): model_selection.GroupKFold,
+    (True, True): model_selection.StratifiedGroupKFold,
+}
+
+
+@pytest.mark.parametrize("stratified, grouped", KINDS)
+def test_a_number_of_folds_is_scikit_learns_shuffled_splitter(stratified, grouped):
+    groups = GROUPS if grouped else None
+    got = splits(Y, 3, stratified=stratified, groups=groups, seed=7)
+    expected = KINDS[stratified, grouped](3, shuffle=True, random_state=7).split(X, Y, groups)
+    for pair, wanted in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(pair[0], wanted[0])
+        np.testing.assert_array_equal(pair[1], wanted[1])
+
+
+def test_the_swarm_trains_on_the_folds_rows(found):
+    expected = list(model_selection.KFold(4, shuffle=True, random_state=3).split(X))
+    for fold, (train, held_out) in enumerate(expected):
+        np.testing.assert_array_equal(found.train_rows[fold], train)
+        np.testing.assert_array_equal(found.validation_rows[fold], held_out)
+
+
+def test_the_table_has_a_line_for_each_of_all(found):
+    columns = ["model", "schedule", "fold", "seed", "epoch"]
+    assert len(found.table) == 2 * 2 * 4 * 2 * 4 and not found.table.duplicated(columns).any()
+    assert set(found.table.columns) == {*columns, "train_loss", "validation_loss", "accuracy", "seconds"}
+    assert np.isfinite(found.table.select_dtypes("number")).all(axis=None)
+    assert len(found.final()) == 2 * 2 * 4 * 2 and (found.final().epoch == 3).all()
+    for model, part in found.table.groupby("model"):
+        assert part.seconds.sum() == pytest.approx(found.histories[model].steady_seconds)
+
+
+def test_accuracy_and_loss_are_those_of_the_held_out_rows(found):
+    final = found.final()
+    for model, swarm in found.swarms.items():
+        own = final[final.model == model].reset_index(drop=True)
+        for i, (fold, state) in enumerate(zip(found.members.fold, swarm, strict=True)):
+            rows = np.asarray(found.validation_rows[fold])
+            logits = np.asarray(MODELS[model].apply({"params": state.params}, X[rows]), np.float64)
+            assert own.accuracy[i] == pytest.approx((logits.argmax(-1) == Y[rows]).mean())
+            logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+            assert own.validation_loss[i] == pytest.approx(-logits[np.arange(len(rows)), Y[rows]].mean(), rel=1e-4)
+
+
+def test_confusion_matrices_and_class_accuracies_are_scikit_learns(found):
+    counts, table = found.confusion("small"), found.class_accuracy()
+    for i, state in enumerate(found.swarms["small"]):
+        rows = np.asarray(found.validation_rows[found.members.fold[i]])
+        chosen = np.asarray(MODELS["small"].apply({"params": state.params}, X[rows])).argmax(-1)
+        expected = confusion_matrix(Y[rows], chosen, labels=range(3))
+        np.testing.assert_array_equal(counts[i], expected)
+        own = table[table.model == "small"].iloc[3 * i : 3 * i + 3]
+        assert list(own["class"]) == [0, 1, 2]
+        np.testing.assert_allclose(own.accuracy, np.diag(expected) / expected.sum(1))
+
+
+def test_a_fold_alone_is_the_fold_in_the_swarm(found):
+    """Alone: a plain Optax loop on the plain model, the learning rate by PyTorch's formula."""
+    position = 5  # cosine, fold 2, second seed
+    assert tuple(found.members.loc[position, ["schedule", "fold", "seed"]]) == ("cosine", 2, 1)
+    start = tn.TurbaTrainState.swarm(MODELS["small"], ADAM, 16, sample_input=X[:1], seed=3)[[position]]
+    rows = np.asarray(found.train_rows)[[2]]
+    order = tn.batch_order(start, rows, epochs=4, batch_size=8)[0]
+    params, losses = start.get_state(0).params, []
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.01)
+    state = optimizer.init(params)
+    for epoch in range(4):
+        state.hyperparams["learning_rate"] = np.float32(1e-6 + (0.01 - 1e-6) * (1 + np.cos(np.pi * epoch / 10)) / 2)
+        steps = []
+        for batch in order[epoch]:
+
+            def loss(params, x=X[batch], y=Y[batch]):
+                logits = MODELS["small"].apply({"params": params}, x)
+                return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+            value, gradient = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(gradient, state)
+            params = optax.apply_updates(params, updates)
+            steps.append(value)
+        losses.append(np.mean(steps))
+    np.testing.assert_allclose(found.histories["small"].train_loss[:, position], losses, rtol=1e-4)
+
+
+def test_held_out_rows_are_never_trained_on():
+    """Rows of a fold hold a value that no other row has: training sees it in all folds but that one."""
+    y = rng.normal(size=(12, 1)).astype(np.float32)
+    pairs = splits(y[:, 0], 3, seed=0)
+    for fold, (_, held_out) in enumerate(pairs):
+        spoilt = y.copy()
+        spoilt[held_out] = np.nan
+        found = tn.cross_validate(tn.MLP((1,)), X[:12], spoilt, folds=3, **JOB | {"loss": tn.mse})
+        bad = found.table.groupby("fold").train_loss.apply(lambda loss: loss.isna().any())
+        assert list(bad[bad].index) == [other for other in range(3) if other != fold]
+
+
+def test_regression_has_no_accuracy():
+    found = tn.cross_validate(tn.MLP((1,)), X, X[:, :1], folds=3, **JOB | {"loss": tn.mse})
+    assert "accuracy" not in found.table and (found.table.validation_loss > 0).all()
+
+
+def test_ragged_folds_are_scored_as_whole_ones():
+    found = tn.cross_validate(tn.MLP((3,)), X[:50], Y[:50], folds=4, key=0, **JOB)
+    final = found.final()
+    assert (np.asarray(found.validation_rows) < 0).any()
+    for fold, (_, rows) in enumerate(model_selection.KFold(4, shuffle=True, random_state=0).split(X[:50])):
+        logits = tn.predict(found.swarms["mlp"], X[rows])[fold]
+        assert final.accuracy[fold] == pytest.approx((logits.argmax(-1) == Y[rows]).mean())
+        assert found.confusion("mlp")[fold].sum() == len(rows)
+
+
+def test_a_plan_for_each_model_and_checkpoints_in_a_folder_of_each(tmp_path):
+    plans = {"small": tn.Plan(1, 2), "large": tn.Plan(1, 3)}
+    job = {"folds": 3, "plan": plans, "checkpoints": tmp_path, **JOB}
+    first = tn.cross_validate(MODELS, X, Y, **job)
+    assert {name: history.plan.block for name, history in first.histories.items()} == {"small": 2, "large": 3}
+    assert {path.name for path in tmp_path.iterdir()} == {"small", "large"}
+    again = tn.cross_validate(MODELS, X, Y, **job)  # all is there: nothing is trained again
+    columns = ["train_loss", "validation_loss", "accuracy"]
+    np.testing.assert_array_equal(first.table[columns], again.table[columns])
+    with pytest.raises(ValueError, match="batch size was 8 and is 4"):
+        tn.cross_validate(MODELS, X, Y, **job | {"batch_size": 4})
+
+
+def test_a_jax_key_is_a_key():
+    job = {"folds": 3, **JOB}
+    losses = [
+        tn.cross_validate(tn.MLP((3,)), X, Y, key=jax.random.key(seed), **job).table.train_loss for seed in (1, 1, 2)
+    ]
+    assert losses[0].equals(losses[1]) and not losses[0].equals(losses[2])
+
+
+BAD = [
+    ({"folds": 61}, "folds must be from 2 to the 60 rows, got 61"),
+    ({"folds": 1}, "folds must be from 2"),
+    ({"folds": 16, "groups": GROUPS}, "from 2 to the 15 groups"),
+    ({"groups": GROUPS[:-1]}, "groups must name a group for each of the 60 rows, got shape"),
+    ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 0 .* no row of class"),
+    ({"folds": 30, "stratified": True}, "stratified folds need at least 30 rows of each class"),
+    ({"seeds": 0}, "at least one"),
+    ({"schedules": []}, "at least one"),
+    ({"models": {}}, "at least one"),
+    ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
+    ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.LeNet()}}, "LeNet needs x"),
+]
+
+
+@pytest.mark.parametrize("bad, said", BAD, ids=[said[:20] for _, said in BAD])
+def test_mistakes_stop_before_any_training(bad, said, monkeypatch):
+    import turbanet.cross_validation as module
+
+    monkeypatch.setattr(module, "fit", lambda *_, **__: pytest.fail("it trained"))
+    bad = dict(bad)
+    models, y, folds = bad.pop("models", MODELS), bad.pop("y", Y), bad.pop("splitter", bad.pop("folds", 3))
+    with pytest.raises(ValueError, match=said):
+        tn.cross_validate(models, X, y, folds=folds, **bad, **JOB)

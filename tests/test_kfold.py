@@ -1,0 +1,105 @@
+"""k-fold in PyTorch on a swarm's own rows: the same rates, pixels, losses; and the paired comparison."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+from scipy import stats
+
+import turbanet as tn
+from turbanet.lab import kfold, twins
+from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(48, 16, 16, 3)).astype(np.float32)
+Y = np.arange(48) % 10
+CHANGE = tn.Chain(tn.RandomCrop(2), tn.RandomFlip())
+JOB = {"folds": 3, "learning_rate": 0.01, "epochs": 3, "batch_size": 8, "plan": tn.Plan(1, 2), "seed": 0, "repeats": 1}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    schedules = ["cosine", "warm", "reduce", "constant", "multistep"]
+    return kfold.compare("lenet", tn.LeNet(), twins.lenet_twin, X, Y, schedules=schedules, augment=CHANGE, **JOB)
+
+
+@pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
+def test_every_way_trains_the_same_networks(compared, way):
+    for part in range(3):  # training loss, validation loss, accuracy: [epoch, member]
+        ours, theirs = compared.results[OURS][part], compared.results[way][part]
+        tolerance = {"rtol": 5e-3} if part < 2 else {"atol": 0.07}  # of 16 rows, one on the edge
+        np.testing.assert_allclose(theirs, ours, **tolerance)
+
+
+def test_accuracies_and_seconds_are_tables_of_every_fold(compared):
+    final = compared.found.final()
+    np.testing.assert_allclose(compared.accuracy(OURS).accuracy, final.accuracy)
+    assert compared.accuracy(SERIAL).fold.tolist() == final.fold.tolist()
+    seconds = compared.seconds()
+    assert len(seconds) == 5 * 4 and (seconds.seconds > 0).all()
+    whole = compared.times.set_index("way").seconds
+    for way, part in seconds.groupby("way"):
+        assert part.seconds.sum() == pytest.approx(whole[way])
+
+
+def test_use_of_the_machine_is_sampled_for_each_way(compared):
+    assert set(compared.use) == {OURS, SERIAL, SERIAL_ONE, PROCESSES}
+
+
+def test_pytorch_changes_the_same_pixels():
+    swarm = tn.TurbaTrainState.swarm(tn.LeNet(), optax.adam(0.1), 2, sample_input=X[:1], seed=5)
+    drawn = kfold.draws(swarm, CHANGE, steps=3, rows=8)
+    state = swarm.get_state(1).replace(step=2)
+    expected = CHANGE.apply(tn.augment.draw(CHANGE, state, 8), X[:8])
+    own = jax.tree.map(lambda leaf: torch.as_tensor(np.array(leaf[1, 2])), drawn)
+    np.testing.assert_array_equal(kfold.changed(CHANGE, own, torch.from_numpy(X[:8])), expected)
+
+
+def test_a_change_without_a_pytorch_form_is_refused():
+    with pytest.raises(ValueError, match="no PyTorch form"):
+        kfold.changed(object(), None, torch.zeros(1, 4, 4, 1))
+
+
+@pytest.mark.parametrize("name", ["cosine", "warm", "reduce", "multistep"])
+def test_rates_are_pytorchs(name):
+    validation = np.r_[1.0, 0.9, np.full(10, 0.95), np.full(118, 0.94)]
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    scheduler = kfold.SCHEDULERS[name](optimizer := torch.optim.SGD([parameter], lr=0.1))
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    swarm = tn.with_schedule(tn.TurbaTrainState.swarm(tn.MLP((1,)), sgd, 1, input_size=1), name)
+    state, theirs, ours = swarm.get_state(0), [], []
+    for epoch, loss in enumerate(validation):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        begun = tn.schedules.begin_epoch(state.replace(epoch=epoch))
+        ours.append(float(begun.opt_state.hyperparams["learning_rate"]))
+        state = tn.schedules.end_epoch(begun, np.float32(loss))
+        optimizer.step()
+        scheduler.step(*[loss] * (name == "reduce"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_measure_refuses_ways_that_train_something_else():
+    right = (np.ones((2, 3)),) * 3, np.ones(3), 0.0
+    wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), 0.0
+    runs = {OURS: lambda: (*right[0], *right[1:]), "other": lambda: (*wrong[0], *wrong[1:])}
+    with pytest.raises(AssertionError, match="other trains something else"):
+        kfold.measure(runs)
+
+
+def test_the_paired_comparison_is_nadeau_and_bengios():
+    a, b = np.array([0.71, 0.74, 0.69, 0.73, 0.75]), np.array([0.70, 0.70, 0.68, 0.69, 0.74])
+    mean, low, high, p = kfold.difference(a, b, train=4, test=1)
+    gap = a - b
+    error = np.sqrt((1 / 5 + 1 / 4) * gap.var(ddof=1))
+    assert mean == pytest.approx(gap.mean())
+    assert p == pytest.approx(2 * (1 - stats.t.cdf(gap.mean() / error, 4)))
+    assert high - mean == pytest.approx(stats.t.ppf(0.975, 4) * error) and mean - low == pytest.approx(high - mean)
+    plain = stats.ttest_rel(a, b).pvalue
+    assert p > plain  # the plain test takes folds for independent
+
+
+def test_equal_scores_do_not_differ():
+    assert kfold.difference([0.5, 0.6], [0.5, 0.6], train=1, test=1) == (0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="at least two folds"):
+        kfold.difference([0.5], [0.4], train=1, test=1)
