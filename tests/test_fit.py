@@ -342,5 +342,5 @@ def test_many_ragged_held_out_rows_are_scored_in_parts_as_at_once():
 
 
 def test_a_stopped_member_has_no_metric():
-    _, history = train(make(), validation=(X, Y), metric=tn.accuracy, patience=1, min_delta=10.0, segment=1)
+    _, history = train(make(), validation=(X, Y), metric=tn.accuracy, patience=1, min_delta=10.0, segment=4)
     assert np.isnan(history.validation_metric[1:]).sum() == np.isnan(history.validation_loss[1:]).sum() > 0

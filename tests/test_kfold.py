@@ -82,7 +82,7 @@ def test_rates_are_pytorchs(name):
 def test_measure_refuses_ways_that_train_something_else():
     right = (np.ones((2, 3)),) * 3, np.ones(3), 0.0
     wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), 0.0
-    runs = {OURS: lambda: (*right[0], *right[1:]), "other": lambda: (*wrong[0], *wrong[1:])}
+    runs = {OURS: lambda **_: (*right[0], *right[1:]), "other": lambda **_: (*wrong[0], *wrong[1:])}
     with pytest.raises(AssertionError, match="other trains something else"):
         kfold.measure(runs)
 

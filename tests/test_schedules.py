@@ -146,7 +146,10 @@ def test_reduce_in_fit_follows_the_validation_loss():
         (lambda: tn.with_hyperparameters(made(), learning_rate=[0.1, 0.2]), "one number or 3 of them"),
         (lambda: tn.with_hyperparameters(made(optimizer=optax.sgd(0.1)), learning_rate=0.1), "wrap the optimizer"),
         (lambda: tn.with_schedule(made(optimizer=optax.sgd(0.1)), "cosine"), "needs a learning_rate as data; wrap"),
-        (lambda: tn.with_schedule(made(), "cosin"), "Unknown schedule 'cosin'; known: constant, cosine, warm, reduce"),
+        (
+            lambda: tn.with_schedule(made(), "cosin"),
+            "Unknown schedule 'cosin'; known: constant, cosine, warm, multistep, reduce",
+        ),
         (lambda: tn.with_schedule(made(), ["cosine"]), "one or 3 of them, got 1"),
         (lambda: tn.with_schedule(made(), lambda epoch, base: jnp.ones(2)), "returns one number"),
         (lambda: train(tn.with_schedule(made(), "reduce")), "follow the validation loss"),

@@ -1,7 +1,7 @@
 """What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +73,9 @@ class Train:
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
             if self.held_out and before.stopping is not None:  # a stopped member has no loss
+                active = before.stopping.active
                 seen = loss, validation, metric
-                loss, validation, metric = jax.tree.map(partial(jnp.where, before.stopping.active, y=jnp.nan), seen)
+                loss, validation, metric = jax.tree.map(lambda one: jnp.where(active, one, jnp.nan), seen)
             return state, (loss, validation, metric)
 
         return jax.lax.scan(epoch, state, length=self.epochs)
