@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import lax
 
 from turbanet import conv
-from turbanet.conv import default_conv, matmul_conv, max_pool
+from turbanet.conv import batch_last_conv, default_conv, matmul_conv, max_pool
 from turbanet.convnets import LeNet
 
 rng = np.random.default_rng(4)
@@ -345,3 +345,26 @@ def test_any_batch_goes_in_chunks(batch, monkeypatch):
     x, w = normal(batch, 9, 9, 8), normal(3, 3, 8, 4)
     f, g = both(x, w, padding="SAME")
     np.testing.assert_allclose(f(x, w), g(x, w), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size, window, padding, batch", [(9, 3, 1, 4), (32, 5, 0, 64), (7, 2, 0, 1)])
+def test_a_convolution_with_the_batch_last_is_pytorchs(size, window, padding, batch):
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(3, size, size, batch)), rng.normal(size=(window, window, 3, 5))
+    given = [torch.tensor(x.transpose(3, 0, 1, 2), requires_grad=True), torch.tensor(kernel.transpose(3, 2, 0, 1))]
+    given[1].requires_grad_()
+    expected = torch.nn.functional.conv2d(*given, padding=padding)
+    weights = rng.normal(size=expected.shape)
+    (expected * torch.tensor(weights)).sum().backward()
+    with jax.enable_x64(True):
+        own = jnp.asarray(x), jnp.asarray(kernel)
+        out, pull = jax.vjp(lambda x, kernel: batch_last_conv(x, kernel, padding), *own)
+        dx, dkernel = pull(jnp.asarray(weights.transpose(1, 2, 3, 0)))
+    np.testing.assert_allclose(out.transpose(3, 0, 1, 2), expected.detach(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(dx.transpose(3, 0, 1, 2), given[0].grad, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(dkernel.transpose(3, 2, 0, 1), given[1].grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_larger_than_the_image_is_refused_with_the_batch_last():
+    with pytest.raises(ValueError, match="larger than the padded input"):
+        batch_last_conv(np.zeros((1, 3, 3, 1)), np.zeros((5, 5, 1, 1)))

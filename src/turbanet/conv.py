@@ -9,6 +9,7 @@ from jax import lax
 
 from turbanet import winograd
 
+ROWS_BYTES = 5 * 2**18  # laid out at a time where the batch is the last axis
 CHUNK_BYTES, CHUNK_PLACES = 2**20, 1024  # laid out at a time: so much, as a core's cache holds, but places enough
 WINOGRAD_CHANNELS = 8  # from here on the products of a tile outweigh its transforms
 
@@ -102,6 +103,33 @@ def _in_chunks(function, x, out, copies):
     x = jnp.pad(x, [(0, chunks * size - batch), *[(0, 0)] * len(shape)])
     done = lax.map(jax.checkpoint(function), x.reshape(chunks, size, *shape))
     return done.reshape(-1, *out.shape[1:])[:batch]
+
+
+def batch_last_conv(x, kernel, padding: int = 0):
+    """A convolution with the batch as the last axis, which fills vectors that few channels leave half empty.
+
+    x: [channel, height, width, batch], kernel: [row, column, channel, feature] -> [feature, height, width, batch], by
+    stride 1 with `padding` zeros on each side. What the windows see is laid out for as many rows of the image at a time
+    as a core's cache holds, and again for the gradients.
+    """
+    x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+    down, across, channels, features = kernel.shape
+    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
+    if height < 1 or width < 1:
+        raise ValueError(f"The window {down, across} is larger than the padded input {x.shape[1:3]}.")
+    of_row = down * across * channels * width * x.shape[3] * x.dtype.itemsize
+    rows = max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * of_row <= ROWS_BYTES))
+
+    def some(part):
+        views = [part[:, i : i + rows, j : j + width] for i in range(down) for j in range(across)]
+        seen = jnp.concatenate(views).reshape(down * across * channels, -1)
+        return jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), seen).reshape(features, rows, width, -1)
+
+    if rows == height:
+        return some(x)
+    parts = jnp.stack([x[:, i : i + rows + down - 1] for i in range(0, height, rows)])
+    out = lax.map(jax.checkpoint(some), parts)
+    return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
 
 
 def default_conv():
