@@ -203,7 +203,7 @@ def use_of_cores(ax, frame, title):
     cores = frame.filter(like="core_")
     ax.plot(frame.seconds, cores, lw=0.5, color=COLOURS["member"])
     ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])
-    ax.set(xlabel="seconds", ylabel="busy (%)", ylim=(0, 105))
+    ax.set(xlabel="seconds", ylabel="busy (%)", xlim=(0, None), ylim=(0, 105))
     ax.set_title(title, fontsize=7)
     sns.despine(ax=ax)
     return ax
