@@ -10,6 +10,8 @@ from jax import numpy as jnp
 from turbanet.conv import batch_last_conv, default_conv, max_pool
 from turbanet.models import Precise
 
+FEW = 32  # features up to here convolve faster with the batch as the last axis
+
 
 class _BatchLastConv(Precise):
     """nn.Conv, parameters and all, for x [channel, height, width, batch] (see `batch_last_conv`)."""
@@ -147,10 +149,15 @@ class VGG(Precise):
             raise ValueError(f"VGG has a depth of {', '.join(map(str, VGG_STAGES))}, got {self.depth}.")
         _check_images(x, "VGG", 32)
         layer = partial(_ConvNorm, conv=self.conv, **self.precision)
+        last = _pays_batch_last(self.conv) and self.widths[0] <= FEW
+        x = _batch_last(x) if last else x
         for layers, width in zip(VGG_STAGES[self.depth], self.widths, strict=True):
+            if last and width > FEW:
+                x, last = x.transpose(3, 1, 2, 0), False
             for _ in range(layers):
-                x = layer(width)(x, train)
+                x = layer(width, batch_last=last)(x, train)
             x = max_pool(x)
+        x = x.transpose(3, 1, 2, 0) if last else x
         return nn.Dense(self.classes, **self.precision)(x.reshape(*x.shape[:-3], -1))
 
 
@@ -200,12 +207,15 @@ class ResNet(Precise):
             raise ValueError(f"ResNet's depth is 6 n + 2, 8 and up (20, 32, 44, ...), got {self.depth}.")
         _check_images(x, "ResNet", 1)
         layer = partial(_ConvNorm, conv=self.conv, **self.precision)
-        x = layer(16)(x, train)
+        last = _pays_batch_last(self.conv)  # in the first stage, the one of few features
+        x = layer(16, batch_last=last)(_batch_last(x) if last else x, train)
         for features in (16, 32, 64):
+            if last and features > 16:
+                x, last = x.transpose(3, 1, 2, 0), False
             for _ in range(self.depth // 6):
-                more = features - x.shape[-1]
-                out = layer(features, stride=2 if more else 1)(x, train)
-                out = layer(features, relu=False)(out, train)
+                more = features - x.shape[0 if last else -1]
+                out = layer(features, stride=2 if more else 1, batch_last=last)(x, train)
+                out = layer(features, relu=False, batch_last=last)(out, train)
                 if more:
                     x = jnp.pad(x[..., ::2, ::2, :], [(0, 0)] * (x.ndim - 1) + [(0, more)])
                 x = nn.relu(x + out)
