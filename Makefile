@@ -34,7 +34,7 @@ bench: .venv/.installed ## the whole benchmark suite into reports/benchmark/, al
 smoke published: .venv/.installed
 	$(IN_VENV) python -m turbanet.lab.notebook --size $@ $(ARGS)
 smoke: ## the whole study in minutes, in build/smoke/; the numbers mean nothing
-published: ## the whole study at the published sizes, in build/published/; takes hours
+published: ## the whole study at the published sizes, in build/published/; takes days
 
 doctor: .venv/.installed ## the machine, its devices, the versions, the data, the stale stages
 	@$(IN_VENV) python -m turbanet.lab.doctor

@@ -172,7 +172,7 @@ def test_utilisation_sees_the_cores_work():
 
 def test_utilisation_reads_nvidia_smi_where_there_is_one(tmp_path, monkeypatch):
     lines = "for i in 1 2 3 4 5 6 7 8; do echo '0, 30, 1024'; echo '1, 50, 2048'; echo '2, [N/A], 0'; sleep 0.05; done"
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}\nsleep 60\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}\nexec sleep 60\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with timing.utilisation(0.05) as use:

@@ -184,7 +184,7 @@ def forecast(ax, dates, truth, predictions, title):
 
 
 def seconds_by_model(ax, times):
-    """Seconds of every way for each model as bars: a frame [model, way, seconds], medians; on a log axis."""
+    """Seconds of every way for each model as bars: a frame [model, way, seconds], medians."""
     models, ways = list(times.model.unique()), list(times.way.unique())
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):
@@ -192,7 +192,7 @@ def seconds_by_model(ax, times):
         place = np.arange(len(models)) + (i - (len(ways) - 1) / 2) * width
         bars = ax.bar(place, middle, width, color=COLOURS[way], label=way)
         ax.bar_label(bars, fmt="{:.1f}", fontsize=4.5)
-    ax.set(xticks=range(len(models)), xticklabels=models, ylabel="training time (s)", yscale="log")
+    ax.set(xticks=range(len(models)), xticklabels=models, ylabel="training time (s)")
     _legend_above(ax, fontsize=5.5)
     sns.despine(ax=ax)
     return ax
