@@ -16,7 +16,7 @@ report: .venv/.installed ## rebuild what is stale of the study, then say where i
 	@$(IN_VENV) python -m turbanet.lab.reports --sources
 
 test: lint ## lint, then all tests, the slow ones too
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.installed ## ruff, without changing a file
 	$(IN_VENV) ruff check

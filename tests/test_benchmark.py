@@ -131,12 +131,29 @@ print(peak())
 def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, monkeypatch, capsys):
     frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
-    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}))
+    failures = {"lenet": "torch_loop trains something else"}
+    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}, failures))
+    assert benchmark.main([]) == 1
+    assert "lenet is not in it: torch_loop trains something else" in capsys.readouterr().err
+    failures.clear()
     assert benchmark.main(["--quick"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["build"]
     assert benchmark.main([]) == 0
     written = pd.read_csv(tmp_path / "reports/benchmark/cpu/ratios.csv")
     assert tuple(written.columns) == COLUMNS and "workload" in capsys.readouterr().out
+
+
+def test_a_workload_whose_ways_differ_keeps_no_other_from_being_measured(monkeypatch):
+    def measured(work, **how):
+        assert work.name != "mnist", "mnist: torch_loop\ntrains something else"
+        return pd.DataFrame({"workload": [work.name]})
+
+    monkeypatch.setattr(benchmark, "measure", measured)
+    monkeypatch.setattr(benchmark, "chosen_plan", lambda work: PLAN)
+    table, plans, failures = benchmark.run(["mnist", "lenet"], quick=True)
+    assert list(table.workload) == list(plans) == ["lenet"]
+    assert list(failures) == ["mnist"] and failures["mnist"].startswith("mnist: torch_loop trains something else")
+    assert len(benchmark.run(["mnist"], quick=True)[0]) == 0
 
 
 def test_the_command_names_the_workloads_it_knows(capsys):

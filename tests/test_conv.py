@@ -99,7 +99,7 @@ def test_values_and_gradients_do_not_depend_on_the_chunk(shape, kernel, how, mon
 def test_three_by_three_of_many_channels_takes_sixteen_products(channels, dtype, products):
     x, w = normal(2, 8, 8, channels, dtype=dtype), normal(3, 3, channels, 4, dtype=dtype)
     f, _ = both(x, w, padding="SAME")
-    assert str(jax.make_jaxpr(f)(x, w)).count("dot_general") == products
+    assert jax.jit(f).lower(x, w).as_text().count("stablehlo.dot_general") == products
 
 
 def test_winograd_in_float32_is_as_near_as_jax():
@@ -162,9 +162,10 @@ def test_preferred_element_type_is_the_result(groups):
     np.testing.assert_allclose(f(x, w), g(x.astype(jnp.float32), w.astype(jnp.float32)), rtol=1e-5, atol=1e-5)
 
 
-def test_precision_reaches_the_product():
+def test_precision_reaches_the_product_and_its_gradients():
     f, _ = both(IMAGES, w := normal(3, 3, 3, 4), precision="highest")
-    assert "Precision.HIGHEST" in str(jax.make_jaxpr(f)(IMAGES, w))
+    program = jax.jit(jax.grad(lambda x, w: jnp.sin(f(x, w)).sum(), (0, 1))).lower(IMAGES, w).as_text()
+    assert program.count("stablehlo.dot_general") == program.count("precision = [HIGHEST, HIGHEST]") >= 3
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -363,6 +364,22 @@ def test_a_convolution_with_the_batch_last_is_pytorchs(size, window, padding, ba
     np.testing.assert_allclose(out.transpose(3, 0, 1, 2), expected.detach(), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(dx.transpose(3, 0, 1, 2), given[0].grad, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(dkernel.transpose(3, 2, 0, 1), given[1].grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_forward_mode_and_members_go_through_with_the_batch_last(padding):
+    x, kernel = normal(2, 3, 20, 10, 64), normal(2, 3, 3, 3, 4)  # [member, ...]; several parts of the image
+
+    def by_jax(x, kernel):
+        how = {"padding": [(padding, padding)] * 2, "dimension_numbers": CHANNELS_LAST[2]}
+        return lax.conv_general_dilated(x.transpose(3, 1, 2, 0), kernel, (1, 1), **how).transpose(3, 1, 2, 0)
+
+    def tangents(conv):
+        derivative = jax.jvp(lambda x, kernel: conv(x, kernel), (x[0], kernel[0]), (jnp.sin(x[0]), jnp.cos(kernel[0])))
+        return *derivative, *jax.vmap(jax.grad(lambda x, kernel: jnp.sin(conv(x, kernel)).sum(), (0, 1)))(x, kernel)
+
+    found = tangents(partial(batch_last_conv, padding=padding))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, tangents(by_jax))
 
 
 def test_a_window_larger_than_the_image_is_refused_with_the_batch_last():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from turbanet import winograd
+from turbanet.products import bilinear, product
 
 ROWS_BYTES = 5 * 2**18  # laid out at a time where the batch is the last axis
 CHUNK_BYTES, CHUNK_PLACES = 2**20, 1024  # laid out at a time: so much, as a core's cache holds, but places enough
@@ -76,7 +77,7 @@ def matmul_conv(
         for move in reversed(moves):  # the last axis first: the order of the kernel's own reshape
             x = lax.concatenate(_views(x, *move), x.ndim - 1)
         if groups == 1:
-            return jnp.matmul(x, rhs.reshape(-1, features), **how)
+            return product(x, rhs.reshape(-1, features), **how)
         x = jnp.einsum("...gk,kgo->...go", x, rhs.reshape(x.shape[-1], groups, -1), **how)
         return x.reshape(*x.shape[:-2], features)
 
@@ -112,24 +113,76 @@ def batch_last_conv(x, kernel, padding: int = 0):
     stride 1 with `padding` zeros on each side. What the windows see is laid out for as many rows of the image at a time
     as a core's cache holds, and again for the gradients.
     """
-    x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
-    down, across, channels, features = kernel.shape
-    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
-    if height < 1 or width < 1:
-        raise ValueError(f"The window {down, across} is larger than the padded input {x.shape[1:3]}.")
-    of_row = down * across * channels * width * x.shape[3] * x.dtype.itemsize
-    rows = max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * of_row <= ROWS_BYTES))
+    keeps_size = 2 * padding + 1 == kernel.shape[0] == kernel.shape[1]
+    return _same_size(x, kernel, window=len(kernel)) if keeps_size else _slide(x, kernel, padding)
 
-    def some(part):
-        views = [part[:, i : i + rows, j : j + width] for i in range(down) for j in range(across)]
-        seen = jnp.concatenate(views).reshape(down * across * channels, -1)
-        return jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), seen).reshape(features, rows, width, -1)
+
+def _kept_size(x, kernel, *, window=None):
+    """`_slide` whose output is as large as x: so is the gradient of x, by sliding the kernel over it the other way."""
+    return _slide(x, kernel, len(kernel) // 2, differentiated=False)
+
+
+def _of_image(g, kernel, *, window):
+    return _kept_size(g, kernel[::-1, ::-1].swapaxes(2, 3))
+
+
+def _of_kernel(g, x, *, window):
+    x = _padded(x, window // 2)
+    shape = (window, window, len(x), len(g))
+    rows = _rows_at_a_time(x, shape)
+
+    def some(i):
+        part = lax.dynamic_slice_in_dim(x, i * rows, rows + window - 1, 1)
+        own = lax.dynamic_slice_in_dim(g, i * rows, rows, 1)
+        return jnp.einsum("kn,fn->kf", _windows_seen(part, shape), own.reshape(len(g), -1))
+
+    total = lax.fori_loop(1, g.shape[1] // rows, lambda i, total: total + some(i), some(0))
+    return total.reshape(shape)
+
+
+def _slide(x, kernel, padding, *, differentiated=True):
+    """The convolution; if JAX differentiates it, parts are cut before and laid out again for the gradients."""
+    x, size, features = _padded(x, padding), len(kernel), kernel.shape[-1]
+    height, width = x.shape[1] - size + 1, x.shape[2] - kernel.shape[1] + 1
+    if height < 1 or width < 1:
+        raise ValueError(f"The window {kernel.shape[:2]} is larger than the padded input {x.shape[1:3]}.")
+    rows = _rows_at_a_time(x, kernel.shape)
+
+    def product(part):
+        out = jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), _windows_seen(part, kernel.shape))
+        return out.reshape(features, rows, width, -1)
 
     if rows == height:
-        return some(x)
-    parts = jnp.stack([x[:, i : i + rows + down - 1] for i in range(0, height, rows)])
-    out = lax.map(jax.checkpoint(some), parts)
+        return product(x)
+    starts = range(0, height, rows)
+    if differentiated:
+        out = lax.map(jax.checkpoint(product), jnp.stack([x[:, i : i + rows + size - 1] for i in starts]))
+    else:
+        out = lax.map(lambda i: product(lax.dynamic_slice_in_dim(x, i, rows + size - 1, 1)), jnp.array(starts))
     return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
+
+
+def _padded(x, padding):
+    return jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+
+
+def _rows_at_a_time(x, shape):
+    """Rows of the output, a divisor of all, so that what their windows see fits a core's cache; x is padded."""
+    down, across, channels, _ = shape
+    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
+    of_row = down * across * channels * width * x.shape[3] * x.dtype.itemsize
+    return max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * of_row <= ROWS_BYTES))
+
+
+def _windows_seen(x, shape):
+    """What each window over padded x sees: [row and column of the window and channel, row and column and batch]."""
+    down, across, channels, _ = shape
+    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
+    views = [x[:, i : i + height, j : j + width] for i in range(down) for j in range(across)]
+    return jnp.concatenate(views).reshape(down * across * channels, -1)
+
+
+_same_size = bilinear("same_size", _kept_size, _of_image, _of_kernel)
 
 
 def default_conv():
@@ -150,13 +203,12 @@ def max_pool(x):
 @max_pool.defjvp
 def _max_pool_jvp(primals, tangents):
     x, best = _windows(primals[0]), max_pool(primals[0])
-    largest = ~(x < best[..., :, None, :, None, :])  # true for NaN as well, so that its gradient is seen
-    free, first = True, []
-    for i, j in itertools.product(range(2), range(2)):
-        first.append(largest[..., i, :, j, :] & free)
-        free = free & ~first[-1]
-    first = jnp.stack([jnp.stack(first[:2], -2), jnp.stack(first[2:], -2)], -4)
-    return best, jnp.where(first, _windows(tangents[0]), 0).sum((-4, -2))
+    first = jnp.full(best.shape, 3, jnp.int8)  # the place in its window of the first value that is no smaller
+    for place, (i, j) in reversed(list(enumerate(itertools.product(range(2), range(2))))[:3]):
+        first = jnp.where(x[..., i, :, j, :] < best, first, jnp.int8(place))  # NaN is no smaller: its gradient is seen
+    row, column = (lax.broadcasted_iota(jnp.int8, x.shape, x.ndim + axis) for axis in (-4, -2))
+    taken = 2 * row + column == first[..., :, None, :, None, :]
+    return best, jnp.where(taken, _windows(tangents[0]), 0).sum((-4, -2))
 
 
 def _windows(x):

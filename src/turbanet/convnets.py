@@ -9,6 +9,7 @@ from jax import numpy as jnp
 
 from turbanet.conv import batch_last_conv, default_conv, max_pool
 from turbanet.models import Precise
+from turbanet.products import dot_general
 
 FEW = 32  # features up to here convolve faster with the batch as the last axis
 
@@ -226,7 +227,7 @@ def _dense(model, x, widths):
     """The Dense layers behind the convolutions, with ReLU between them; called inside `model`'s own __call__."""
     x = x.reshape(*x.shape[:-3], -1)
     for width in widths:
-        x = nn.relu(nn.Dense(width, **model.precision)(x))
+        x = nn.relu(nn.Dense(width, dot_general=dot_general, **model.precision)(x))
     return nn.Dense(model.classes, **model.precision)(x)
 
 

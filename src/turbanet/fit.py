@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from turbanet import autoplan, checkpoint, schedules, stopping
 from turbanet.member import SHUFFLE, member_key
-from turbanet.plan import Plan, choose, resized
+from turbanet.plan import Plan, choose, gathered, resized
 from turbanet.program import Evaluate, Layout, Predict, Train, compiled
 from turbanet.sampling import check_rows, epoch_order
 from turbanet.training import Training
@@ -223,7 +223,7 @@ def _apply(one, swarm, task, plan):
 
 def _unplace(state, like):
     """`state` on the devices that `like` is on."""
-    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), state, like)
+    return jax.device_put(gathered(state), jax.tree.map(lambda old: old.sharding, like))
 
 
 def _check_whole(**numbers):

@@ -150,9 +150,15 @@ def resized(tree, members):
         extra = members - len(leaf)
         return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf[:members]
 
-    if all(map(_on_host, jax.tree.leaves(tree))):
-        return jax.tree.map(lambda leaf: resize(np.asarray(leaf), np), tree)
+    tree = gathered(tree)
+    if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)):
+        return jax.tree.map(partial(resize, xp=np), tree)
     return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
+
+
+def gathered(tree):
+    """The tree as NumPy arrays if the host's memory holds all of it; from there it is moved in one piece."""
+    return jax.tree.map(np.asarray, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
 
 
 def _on_host(leaf):

@@ -146,6 +146,7 @@ def compiled(one, plan, *args):
 def forget():
     """Drop every compiled program, so that the next call compiles anew, as in a new process."""
     _program.cache_clear()
+    _memory.cache_clear()
     jax.clear_caches()
 
 
@@ -159,7 +160,7 @@ class Need:
 
 def fits(program, plan) -> Need:
     """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
-    sizes = program.memory_analysis()
+    sizes = _memory(program)
     if sizes is None:
         return Need(0, True)
     need = sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
@@ -169,6 +170,11 @@ def fits(program, plan) -> Need:
     stats = plan.devices[0].memory_stats() or {}
     free = stats.get("bytes_limit", float("inf")) - stats.get("bytes_in_use", 0)
     return Need(need, need < free)
+
+
+@lru_cache(maxsize=64)
+def _memory(program):
+    return program.memory_analysis()  # takes XLA milliseconds each time
 
 
 @lru_cache(maxsize=64)

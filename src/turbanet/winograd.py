@@ -6,22 +6,25 @@ Winograd's, as F(2 x 2, 3 x 3) in Lavin and Gray, "Fast Algorithms for Convoluti
 import jax.numpy as jnp
 from jax import lax
 
+from turbanet.products import product
+
 
 def transformed(w):
     """The 16 products' right sides, [channel, feature] each, of w [3, 3, channel, feature]."""
-    return _both_axes(_window, w)
+    taps = [tap.reshape(w.shape[2:]) for tap in lax.split(w.reshape(9, *w.shape[2:]), [1] * 9)]
+    return _both_axes(_window, [taps[i : i + 3] for i in range(0, 9, 3)])  # not w[i, j]: its gradients would be padded
 
 
 def convolve(x, window, **how):
     """x [batch, height, width, channel], `transformed` w -> [batch, height - 2, width - 2, feature].
 
-    Equals `lax.conv_general_dilated` at stride 1 but for rounding; `how` goes to `jnp.matmul`.
+    Equals `lax.conv_general_dilated` at stride 1 but for rounding; `how` goes to `product`.
     """
     batch, height, width, channels = x.shape
     down, across = (height - 1) // 2, (width - 1) // 2  # tiles
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
     tiles = _both_axes(_input, [_places(row, 2, across) for row in _places(x, 1, down)])
-    products = [jnp.matmul(tile.reshape(-1, channels), w, **how) for tile, w in zip(tiles, window)]
+    products = [product(tile.reshape(-1, channels), w, **how) for tile, w in zip(tiles, window)]
     products = [product.reshape(batch, down, across, -1) for product in products]
     out = _both_axes(_output, [products[i : i + 4] for i in range(0, 16, 4)])
     out = jnp.stack([jnp.stack(out[:2], 3), jnp.stack(out[2:], 3)], 2)  # [batch, tile, row, tile, column, feature]
