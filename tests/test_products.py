@@ -39,8 +39,7 @@ def test_every_mode_of_differentiation(mode):
 
 def test_the_gradient_of_a_members_weights_is_not_the_transpose_of_another():
     programs = {f: str(jax.make_jaxpr(jax.vmap(jax.grad(total(f), 1)))(X, W)) for f in (product, jnp.matmul)}
-    inside = str(jax.make_jaxpr(lambda x, g: jnp.einsum("mnc,mnf->mcf", x, g))(X, X[..., :2]))
-    assert "transpose" in programs[jnp.matmul] and "transpose" not in programs[product] + inside
+    assert "transpose" in programs[jnp.matmul] and "transpose" not in programs[product]
 
 
 def test_bfloat16_may_be_summed_in_float32():

@@ -148,17 +148,17 @@ def _slide(x, kernel, padding, *, differentiated=True):
         raise ValueError(f"The window {kernel.shape[:2]} is larger than the padded input {x.shape[1:3]}.")
     rows = _rows_at_a_time(x, kernel.shape)
 
-    def product(part):
+    def convolved(part):
         out = jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), _windows_seen(part, kernel.shape))
         return out.reshape(features, rows, width, -1)
 
     if rows == height:
-        return product(x)
+        return convolved(x)
     starts = range(0, height, rows)
     if differentiated:
-        out = lax.map(jax.checkpoint(product), jnp.stack([x[:, i : i + rows + size - 1] for i in starts]))
+        out = lax.map(jax.checkpoint(convolved), jnp.stack([x[:, i : i + rows + size - 1] for i in starts]))
     else:
-        out = lax.map(lambda i: product(lax.dynamic_slice_in_dim(x, i, rows + size - 1, 1)), jnp.array(starts))
+        out = lax.map(lambda i: convolved(lax.dynamic_slice_in_dim(x, i, rows + size - 1, 1)), jnp.array(starts))
     return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
 
 
