@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
+
+from turbanet.recurrent import lstm
 
 FEATURES_FIRST_ROWS = 64  # from here on a row axis fills vectors that narrow layers leave half empty
 
@@ -67,12 +70,21 @@ class _FeaturesFirstDense(nn.Dense):
 
 
 class LSTM(Precise):
-    """One LSTM layer and a linear read-out of its last state: x [batch, time, feature] -> [batch, outputs]."""
+    """One LSTM layer and a linear read-out of its last state: x [batch, time, feature] -> [batch, outputs].
+
+    Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`; results differ by rounding only (see `recurrent`).
+    """
 
     hidden: int = 32
     outputs: int = 1
 
     @nn.compact
     def __call__(self, x):
-        (_, last), _ = nn.RNN(nn.OptimizedLSTMCell(self.hidden, **self.precision), return_carry=True)(x)
+        cell = nn.OptimizedLSTMCell(self.hidden, **self.precision)
+        if self.is_initializing():
+            cell(cell.initialize_carry(jax.random.key(0), x[..., 0, :].shape), x[..., 0, :])
+        gates = cell.variables["params"]
+        parts = [("i", "kernel"), ("h", "kernel"), ("h", "bias")]
+        weights = [jnp.concatenate([gates[side + gate][leaf] for gate in "ifgo"], axis=-1) for side, leaf in parts]
+        last = lstm(*promote_dtype(jnp.moveaxis(x, -2, 0), *weights, dtype=self.dtype))
         return nn.Dense(self.outputs, **self.precision)(last)

@@ -1,0 +1,110 @@
+"""The LSTM with a gradient of its own, against Flax's and JAX's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from turbanet import LSTM
+from turbanet.recurrent import lstm
+
+rng = np.random.default_rng(0)
+TIME, BATCH, FEATURES, HIDDEN = 6, 4, 3, 5
+
+
+class FlaxLSTM(nn.Module):
+    """`tn.LSTM` as Flax writes it."""
+
+    hidden: int = HIDDEN
+    dtype: type | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        (_, last), _ = nn.RNN(nn.OptimizedLSTMCell(self.hidden, dtype=self.dtype), return_carry=True)(x)
+        return nn.Dense(1, dtype=self.dtype)(last)
+
+
+def drawn(*shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+@pytest.fixture
+def weights():
+    return drawn(FEATURES, 4 * HIDDEN), drawn(HIDDEN, 4 * HIDDEN), drawn(4 * HIDDEN)
+
+
+def by_flax(x, kernel, recurrent_kernel, bias):
+    """`lstm` by Flax's cell and JAX's gradient."""
+    halves = (jnp.split(part, 4, axis=-1) for part in (kernel, recurrent_kernel, bias))
+    params = {}
+    for gate, of_x, of_h, b in zip("ifgo", *halves):
+        params |= {f"i{gate}": {"kernel": of_x}, f"h{gate}": {"kernel": of_h, "bias": b}}
+    cell = nn.OptimizedLSTMCell(recurrent_kernel.shape[0])
+    network = nn.RNN(cell, return_carry=True, time_major=True)
+    return network.apply({"params": {"cell": params}}, x)[0][1]
+
+
+def close(ours, theirs, tolerance=2e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs)
+
+
+@pytest.mark.parametrize("batch", [(BATCH,), (), (2, BATCH)], ids=str)
+def test_value_and_gradients_are_flax_s(weights, batch):
+    x = drawn(TIME, *batch, FEATURES)
+    every = tuple(range(4))
+    values = [jax.value_and_grad(lambda *a, f=f: (f(*a) ** 2).sum(), every)(x, *weights) for f in (lstm, by_flax)]
+    assert values[0][0].shape == () and lstm(x, *weights).shape == (*batch, HIDDEN)
+    close(*values)
+
+
+def test_forward_mode_and_second_derivatives_are_jax_s(weights):
+    arguments = (drawn(TIME, BATCH, FEATURES), *weights)
+    tangents = tuple(drawn(*a.shape) for a in arguments)
+    close(*(jax.jvp(f, arguments, tangents) for f in (lstm, by_flax)))
+
+    def curvature(f):
+        loss = jax.grad(lambda *a: (f(*a) ** 2).sum(), range(4))
+        return jax.jvp(loss, arguments, tangents)[1], jax.vjp(loss, *arguments)[1](tangents)
+
+    close(curvature(lstm), curvature(by_flax), 2e-4)
+
+
+def test_each_member_of_a_swarm_has_its_own(weights):
+    members = [drawn(2, *a.shape) for a in (jnp.zeros((TIME, BATCH, FEATURES)), *weights)]
+
+    def gradients(*a):
+        return jax.grad(lambda *a: (lstm(*a) ** 2).sum(), range(4))(*a)
+
+    alone = [gradients(*(a[m] for a in members)) for m in range(2)]
+    close(jax.vmap(gradients)(*members), jax.tree.map(lambda *a: jnp.stack(a), *alone))
+
+
+def test_the_gradient_of_the_weights_is_one_product_after_the_loop(weights):
+    gradient = jax.grad(lambda *a: lstm(*a).sum(), range(1, 4))
+    text = jax.jit(gradient).lower(drawn(TIME, BATCH, FEATURES), *weights).as_text()
+    assert text.count(f"tensor<{TIME * BATCH}x{HIDDEN}xf32>, tensor<{TIME * BATCH}x{4 * HIDDEN}xf32>") == 1
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float16], ids=str)
+def test_the_network_is_flax_s(dtype):
+    x = drawn(BATCH, TIME, FEATURES)
+    ours, theirs = LSTM(HIDDEN, dtype=dtype), FlaxLSTM(dtype=dtype)
+    params = theirs.init(jax.random.key(1), x)
+    jax.tree.map(np.testing.assert_array_equal, params, ours.init(jax.random.key(1), x))
+    out = [model.apply(params, x) for model in (ours, theirs)]
+    assert out[0].dtype == out[1].dtype
+    close(*(o.astype(jnp.float32) for o in out), 2e-5 if dtype is None else 2e-2)
+
+
+def test_half_precision_keeps_gates_and_cell_state_in_float32(weights):
+    x, *weights = (a.astype(jnp.bfloat16) for a in (drawn(TIME, BATCH, FEATURES), *weights))
+    text = str(jax.make_jaxpr(lstm)(x, *weights))
+    assert lstm(x, *weights).dtype == jnp.bfloat16
+    assert text.count(":f32[4,20] = tanh ") == text.count(":f32[4,5] = tanh ") == 1
+
+
+def test_features_that_the_parameters_do_not_have_are_refused():
+    params = LSTM(HIDDEN).init(jax.random.key(0), drawn(BATCH, TIME, FEATURES))
+    with pytest.raises(TypeError, match="contracting dimension"):
+        LSTM(HIDDEN).apply(params, drawn(BATCH, TIME, FEATURES + 1))
