@@ -109,6 +109,11 @@ def test_operations_of_the_mnist_network_by_hand():
     assert benchmark.workloads()["mnist"].operations() == 3 * forward - 2 * 8 * 784 * 64
 
 
+def test_operations_of_the_lstm_by_hand():
+    x, h, out = (2 * 32 * size for size in (1 * 4 * 32, 32 * 4 * 32, 32))  # the batch's products, of x, state, read-out
+    assert benchmark.workloads(True)["stocks"].operations() == 20 * (2 * x + 3 * h) + 3 * out
+
+
 def test_operations_of_lenet_count_by_the_window():
     first, second, dense = 28 * 28 * 5 * 5 * 3 * 6, 10 * 10 * 5 * 5 * 6 * 16, 400 * 120 + 120 * 84 + 84 * 10
     padded = 14 * 14 * 5 * 5 * 16 * 6  # the second's gradient to its input: a window over the padded gradient

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.errors import ScopeParamShapeError
 
 from turbanet import LSTM
 from turbanet.recurrent import lstm
@@ -104,7 +105,24 @@ def test_half_precision_keeps_gates_and_cell_state_in_float32(weights):
     assert text.count(":f32[4,20] = tanh ") == text.count(":f32[4,5] = tanh ") == 1
 
 
-def test_features_that_the_parameters_do_not_have_are_refused():
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
+def test_half_precision_gradients_are_near_float32_s(weights, dtype):
+    arguments = (drawn(TIME, BATCH, FEATURES), *weights)
+    exact = jax.grad(lambda *a: lstm(*a).sum(), range(4))(*arguments)
+    rough = jax.grad(lambda *a: lstm(*a).sum(), range(4))(*(a.astype(dtype) for a in arguments))
+    assert all(leaf.dtype == dtype for leaf in rough)
+    for ours, wanted in zip(rough, exact):
+        assert np.abs(ours.astype(jnp.float32) - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hidden, features", [(HIDDEN, FEATURES + 1), (HIDDEN + 1, FEATURES)])
+def test_parameters_of_other_sizes_are_refused(hidden, features):
     params = LSTM(HIDDEN).init(jax.random.key(0), drawn(BATCH, TIME, FEATURES))
-    with pytest.raises(TypeError, match="contracting dimension"):
-        LSTM(HIDDEN).apply(params, drawn(BATCH, TIME, FEATURES + 1))
+    with pytest.raises(ScopeParamShapeError):
+        LSTM(hidden).apply(params, drawn(BATCH, TIME, features))
+
+
+def test_no_time_steps_leave_the_state_at_zero():
+    out, variables = LSTM(HIDDEN).init_with_output(jax.random.key(0), drawn(BATCH, 0, FEATURES))
+    np.testing.assert_array_equal(out, np.zeros((BATCH, 1)))
+    assert variables["params"]["OptimizedLSTMCell_0"]["ii"]["kernel"].shape == (FEATURES, HIDDEN)

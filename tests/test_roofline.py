@@ -37,7 +37,7 @@ def test_a_network_forward_and_backward():
     x = jnp.ones((8, 3))
     # forward, gradient by the weights, gradient by the input: the first layer needs none by its input
     expected = 2 * 8 * (2 * 3 * 16 + 3 * 16 * 2)
-    assert roofline.operations(jax.grad(lambda p: model.apply(p, x).sum()), params) == expected
+    assert roofline.operations(jax.value_and_grad(lambda p: model.apply(p, x).sum()), params) == expected
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -55,3 +55,7 @@ def test_nothing_elementwise_is_counted():
 def test_peak_and_bandwidth_are_positive():
     assert np.isfinite(roofline.matmul_peak(64, repeats=1)) and roofline.matmul_peak(64, repeats=1) > 0
     assert roofline.bandwidth(0.25, repeats=1) > 0
+
+
+def test_a_product_that_nothing_uses_is_not_counted():
+    assert roofline.operations(lambda a: (a @ B, 2 * a)[1], A) == 0
