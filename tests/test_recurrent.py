@@ -37,9 +37,9 @@ def weights():
 
 def by_flax(x, kernel, recurrent_kernel, bias):
     """`lstm` by Flax's cell and JAX's gradient."""
-    halves = (jnp.split(part, 4, axis=-1) for part in (kernel, recurrent_kernel, bias))
+    parts = (jnp.split(part, 4, axis=-1) for part in (kernel, recurrent_kernel, bias))
     params = {}
-    for gate, of_x, of_h, b in zip("ifgo", *halves):
+    for gate, of_x, of_h, b in zip("ifgo", *parts):
         params |= {f"i{gate}": {"kernel": of_x}, f"h{gate}": {"kernel": of_h, "bias": b}}
     cell = nn.OptimizedLSTMCell(recurrent_kernel.shape[0])
     network = nn.RNN(cell, return_carry=True, time_major=True)
