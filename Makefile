@@ -43,7 +43,7 @@ lock: .venv/.installed ## resolve pyproject.toml anew into requirements.lock
 	$(IN_VENV) python -m pip install --quiet uv
 	$(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 --extra study --extra dev pyproject.toml \
 	    --no-emit-index-url --no-emit-find-links --no-header --no-annotate > .venv/resolved.txt
-	grep -vE '^(nvidia|cuda|triton)' .venv/resolved.txt > requirements.lock
+	grep -vE '^(nvidia-[^m]|cuda|triton)' .venv/resolved.txt > requirements.lock
 
 which-python: ## the interpreter that .venv is made from
 	@$(FIND_PYTHON); echo "$$name $$python"

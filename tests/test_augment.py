@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import augment
+from turbanet.training import augment
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(40, 6, 5, 2)).astype(np.float32)

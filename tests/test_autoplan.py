@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import autoplan, program, training
-from turbanet import plan as plan_module
+from turbanet.training import autoplan, program
+from turbanet.training import plan as plan_module
+from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

@@ -12,7 +12,7 @@ import torch
 from turbanet import TurbaTrainState
 from turbanet.lab import baselines
 from turbanet.loss import mse, softmax_cross_entropy
-from turbanet.models import LSTM, MLP
+from turbanet.networks.models import LSTM, MLP
 
 MEMBERS, ROWS, EPOCHS = 3, 24, 3
 RATE = 0.01

@@ -13,7 +13,8 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import program, training
+from turbanet.training import program
+from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from turbanet.lab import cifar10, data
+from turbanet.lab.sources import cifar10, store
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets")
 ROWS = 20  # of a batch here
@@ -80,9 +80,9 @@ def put(folder, *names, gzipped=True):
 
 def test_the_archive_from_file_and_from_network_is_the_same_set(tmp_path, folder, archive):
     (folder / cifar10.ARCHIVE).write_bytes(archive)
-    first = data.prepare("cifar10", root=tmp_path, source="file")
-    arrays, _ = data.load("cifar10", tmp_path)
-    second = data.prepare("cifar10", root=tmp_path, source="network")
+    first = store.prepare("cifar10", root=tmp_path, source="file")
+    arrays, _ = store.load("cifar10", tmp_path)
+    second = store.prepare("cifar10", root=tmp_path, source="network")
     assert first["arrays"] == second["arrays"] and second["real"]
     assert arrays["x_train"].shape == (5 * ROWS, 32, 32, 3) and arrays["x_test"].shape == (ROWS, 32, 32, 3)
     np.testing.assert_array_equal(arrays["y_test"], arrays["x_test"][:, 0, 0, 0] % 10)
@@ -94,14 +94,14 @@ def test_the_archive_from_file_and_from_network_is_the_same_set(tmp_path, folder
 def test_a_damaged_archive_stops_the_run(tmp_path, folder, archive):
     (folder / cifar10.ARCHIVE).write_bytes(archive[:-20])
     with pytest.raises(ValueError, match="wrong checksum.*put the original cifar-10-binary.tar.gz into"):
-        data.prepare("cifar10", root=tmp_path)
+        store.prepare("cifar10", root=tmp_path)
 
 
 @pytest.mark.parametrize("gzipped", [True, False])
 def test_some_batches_are_some_of_the_set_and_say_so(tmp_path, folder, gzipped):
     put(folder, "data_batch_1.bin", cifar10.TEST, gzipped=gzipped)
-    facts = data.prepare("cifar10", root=tmp_path)
-    arrays, _ = data.load("cifar10", tmp_path)
+    facts = store.prepare("cifar10", root=tmp_path)
+    arrays, _ = store.load("cifar10", tmp_path)
     assert facts["real"] and facts["title"] == "CIFAR-10, 20 of the 50 000 training images"
     assert "1 of the 5 training batches" in facts["notes"][0] and len(facts["notes"]) == 1
     expected = np.frombuffer(RAW["data_batch_1.bin"], np.uint8).reshape(ROWS, -1)
@@ -114,7 +114,7 @@ def test_batches_may_lie_in_the_archives_folder_and_unknown_ones_are_named(tmp_p
     inner = folder / "cifar-10-batches-bin"
     inner.mkdir()
     put(inner, "data_batch_3.bin", cifar10.TEST)
-    facts = data.prepare("cifar10", root=tmp_path)
+    facts = store.prepare("cifar10", root=tmp_path)
     assert facts["notes"][1] == "no checksum is known of data_batch_3.bin."
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_batch_stops_the_run(tmp_path, folder, damage):
     put(folder, "data_batch_1.bin", cifar10.TEST)
     (folder / "data_batch_1.bin.gz").write_bytes(DAMAGES[damage](RAW["data_batch_1.bin"]))
     with pytest.raises(ValueError, match="put the original file into"):
-        data.prepare("cifar10", root=tmp_path)
+        store.prepare("cifar10", root=tmp_path)
     assert not (tmp_path / "data/cifar10.json").exists()
 
 
@@ -139,13 +139,13 @@ def test_a_damaged_batch_stops_the_run(tmp_path, folder, damage):
 def test_training_and_test_batches_are_both_needed(tmp_path, folder, name):
     put(folder, name)
     with pytest.raises(ValueError, match=f"but only {name} is there"):
-        data.prepare("cifar10", root=tmp_path)
+        store.prepare("cifar10", root=tmp_path)
 
 
 def test_without_files_and_network_images_are_generated(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(cifar10, "address", lambda: "http://127.0.0.1:9/")
-    facts = data.prepare("cifar10", root=tmp_path)
-    arrays, _ = data.load("cifar10", tmp_path)
+    facts = store.prepare("cifar10", root=tmp_path)
+    arrays, _ = store.load("cifar10", tmp_path)
     assert not facts["real"] and "stand-in" in facts["title"]
     assert arrays["x_train"].shape == (1000, 32, 32, 3) and np.bincount(arrays["y_train"]).tolist() == [100] * 10
     assert json.loads((tmp_path / "data/cifar10.json").read_text())["source"] == "embedded"

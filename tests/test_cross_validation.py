@@ -8,7 +8,7 @@ from sklearn import model_selection
 from sklearn.metrics import confusion_matrix
 
 import turbanet as tn
-from turbanet.cross_validation import splits
+from turbanet.selection.cross_validation import splits
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 5)).astype(np.float32)
@@ -200,7 +200,7 @@ BAD = [
 
 @pytest.mark.parametrize("bad, said", BAD, ids=[said[:20] for _, said in BAD])
 def test_mistakes_stop_before_any_training(bad, said, monkeypatch):
-    import turbanet.cross_validation as module
+    import turbanet.selection.cross_validation as module
 
     monkeypatch.setattr(module, "fit", lambda *_, **__: pytest.fail("it trained"))
     bad = dict(bad)

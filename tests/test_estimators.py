@@ -1,6 +1,7 @@
 """The estimators are scikit-learn's in what they promise, and train what a swarm trains."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import turbanet as tn
-from turbanet.estimators import TurbaClassifier, TurbaRegressor
+from turbanet.ensembles.estimators import TurbaClassifier, TurbaRegressor
 
 EXPECTED_TO_FAIL = {}
 
@@ -98,3 +99,10 @@ def test_targets_far_from_zero_keep_their_differences():
     far = 1.7e9 + 30 * x[:, 0]
     trained = TurbaRegressor(2, hidden=(16,), epochs=100, learning_rate=0.01, random_state=0).fit(x, far)
     assert np.abs(trained.predict(x) - far).max() < 5
+
+
+def test_estimators_pickled_by_version_0_5_predict_as_they_did():
+    with (Path(__file__).parent / "pickles/estimators_0.5.pkl").open("rb") as file:
+        kept = pickle.load(file)
+    np.testing.assert_allclose(kept["classifier"].predict_proba(kept["x"]), kept["classes"], rtol=1e-5)
+    np.testing.assert_allclose(kept["regressor"].predict(kept["x"]), kept["targets"], rtol=1e-5)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.program import _program
+from turbanet.training.program import _program
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3))

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import turbanet as tn
-from turbanet import member
+from turbanet.training import member
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

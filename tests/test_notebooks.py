@@ -9,7 +9,8 @@ import papermill
 import pytest
 import yaml
 
-from turbanet.lab import data, notebook
+from turbanet.lab import notebook
+from turbanet.lab.sources import store
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -121,8 +122,8 @@ def test_run_stage_declares_the_modules_that_its_notebook_uses(stage):
 
 @pytest.mark.parametrize("stage", [name for name in STAGES if name.startswith("data@")])
 def test_data_stage_declares_the_modules_of_its_set(stage):
-    used = closure("import turbanet.lab.data")
-    others = {f"src/turbanet/lab/{name}.py" for name in data.SETS if stage != f"data@{name}"}
+    used = closure("import turbanet.lab.sources.store")
+    others = {f"src/turbanet/lab/{name}.py" for name in store.SETS if stage != f"data@{name}"}
     needed = used - others
     missing, superfluous = sorted(needed - declared(stage)), sorted(declared(stage) - used)
     assert not missing and not superfluous, f"dvc.yaml, {stage}: missing {missing}, superfluous {superfluous}"

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import plan as plan_module
+from turbanet.training import plan as plan_module
 
 
 def swarm(members, widths=(4, 2)):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, k_fold, ragged, subset
-from turbanet.sampling import check_rows, epoch_order
+from turbanet.training.sampling import check_rows, epoch_order
 
 KEY = jax.random.key(0)
 

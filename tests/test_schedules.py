@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import turbanet as tn
-from turbanet import schedules
+from turbanet.training import schedules
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(24, 3)).astype(np.float32), rng.integers(0, 2, 24).astype(np.int32)

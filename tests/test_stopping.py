@@ -6,7 +6,8 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import stopping, training
+from turbanet.training import run as training
+from turbanet.training import stopping
 
 rng = np.random.default_rng(1)
 X = rng.normal(size=(40, 3)).astype(np.float32)

@@ -5,10 +5,11 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.lab import baselines, data, ways
+from turbanet.lab import baselines, ways
+from turbanet.lab.sources.spirals import spirals
 from turbanet.lab.ways import FUSED, LOOP, OURS, PROCESSES, WAYS
 
-X, Y = data.spirals(32)
+X, Y = spirals(32)
 RATE, EPOCHS = 0.01, 6
 
 

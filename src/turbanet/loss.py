@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from turbanet.member import Bound
+from turbanet.training.member import Bound
 
 
 def _check(prediction, y):

@@ -12,7 +12,7 @@ import optax
 from flax import struct
 from flax.training.train_state import TrainState
 
-from turbanet import member
+from turbanet.training import member
 
 
 @partial(jax.jit, static_argnums=3)

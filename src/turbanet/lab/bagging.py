@@ -9,9 +9,9 @@ from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
-from turbanet import program
-from turbanet.estimators import TurbaClassifier
+from turbanet.ensembles.estimators import TurbaClassifier
 from turbanet.lab import timing
+from turbanet.training import program
 
 WAYS = ("TurbaNet", "scikit-learn, 1 process", "scikit-learn, 2 processes")
 

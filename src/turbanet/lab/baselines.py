@@ -20,7 +20,7 @@ LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse
 
 
 class LSTMTwin(nn.Module):
-    """`turbanet.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
+    """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
 
     unrolled = False  # torch.func's vmap has no rule for nn.LSTM: there the same cell runs step by step
 
@@ -43,7 +43,7 @@ class LSTMTwin(nn.Module):
 
 
 def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
-    """One member's `turbanet.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
+    """One member's `turbanet.networks.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
     if not params or not all(name.startswith("Dense_") for name in params):
         raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
     names = sorted(params, key=lambda name: int(name.removeprefix("Dense_")))
@@ -52,7 +52,7 @@ def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
 
 
 def lstm_twin(params: Mapping[str, Any]) -> LSTMTwin:
-    """One member's `turbanet.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
+    """One member's `turbanet.networks.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
 
     Flax's cell has one bias per gate, PyTorch's two. Here `bias_ih` is zero and not trained: were both
     trained, Adam would move their sum twice as far.

@@ -18,9 +18,10 @@ import optax
 import torch
 
 import turbanet as tn
-from turbanet.lab import baselines, data, roofline, timing, twins
+from turbanet.lab import baselines, roofline, timing, twins
 from turbanet.lab.paths import repository
-from turbanet.member import train_step
+from turbanet.lab.sources.spirals import spirals
+from turbanet.training.member import train_step
 
 WAYS = (
     "ours",
@@ -107,7 +108,7 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     def images(rows, *shape):
         return rng.random((rows, *shape), dtype=np.float32), rng.integers(0, 10, rows).astype(np.int32)
 
-    x, y = data.spirals(128, noise=0.05, seed=0)
+    x, y = spirals(128, noise=0.05, seed=0)
     series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
     lstm = (series[:, :, :-1], series[:, :, -1])
     mlp, mse = baselines.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}

@@ -13,9 +13,9 @@ import torch
 from torch.optim import lr_scheduler
 
 import turbanet as tn
-from turbanet.augment import draw
 from turbanet.lab import timing
 from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from turbanet.training.augment import draw
 
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
     "constant": None,

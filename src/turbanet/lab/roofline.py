@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from turbanet.plan import Plan
+from turbanet.training.plan import Plan
 
 
 def operations(function: Callable, *args) -> int:
@@ -67,7 +67,7 @@ def _count(jaxpr):
         if equation.primitive.name == "dot_general":
             (summed, _), _ = equation.params["dimension_numbers"]
             total += 2 * out * math.prod(np.array(shapes[0])[list(summed)].tolist())
-        elif equation.primitive.name == "product":  # turbanet.products
+        elif equation.primitive.name == "product":  # turbanet.networks.products
             total += 2 * out * shapes[0][-1]
         elif equation.primitive.name == "conv_general_dilated":
             features = equation.params["dimension_numbers"].rhs_spec[0]

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-from turbanet.convnets import VGG_STAGES, MobileNet
+from turbanet.networks.convnets import VGG_STAGES, MobileNet
 
 
 def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.convnets.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
+    """One member's `turbanet.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
     if not params or sorted(params) != ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "Dense_2"]:
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
     stages = [layer for conv in _numbered(params, "Conv") for layer in (_conv(conv), nn.ReLU(), nn.MaxPool2d(2))]
@@ -20,14 +20,14 @@ def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.convnets.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
+    """One member's `turbanet.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
     layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, "_ConvNorm")]
     stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
 
 
 def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.convnets.AlexNet` in PyTorch."""
+    """One member's `turbanet.AlexNet` in PyTorch."""
     layers, stages = list(_numbered(params, "Conv")), []
     for i, layer in enumerate(layers):
         pool = [nn.MaxPool2d(2)] if i in (0, 1, len(layers) - 1) else []
@@ -36,7 +36,7 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.convnets.VGG` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.VGG` in PyTorch; running statistics begin anew."""
     layers, stages = _numbered(params, "_ConvNorm"), []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
         for _ in range(count):
@@ -47,7 +47,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
-    """One member's `turbanet.convnets.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, "_ConvNorm")
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
@@ -56,7 +56,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.convnets.ResNet` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.ResNet` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, "_ConvNorm")
     stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
     blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head

@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from turbanet.fit import fit
 from turbanet.lab import baselines, timing
+from turbanet.training.fit import fit
 
 OURS, STEPS, FUNC = "TurbaNet", "one step per dispatch", "torch.func vmap"
 LOOP, FUSED, PROCESSES = "PyTorch loop", "PyTorch loop, fused Adam", "PyTorch, process per core"

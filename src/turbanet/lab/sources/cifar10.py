@@ -6,7 +6,7 @@ import tarfile
 
 import numpy as np
 
-from turbanet.lab import builders
+from turbanet.lab.sources import tfds as builders
 
 SETTINGS = {}
 ARCHIVE = "cifar-10-binary.tar.gz"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from turbanet.member import AUGMENT, member_key
+from turbanet.training.member import AUGMENT, member_key
 
 
 @dataclasses.dataclass(frozen=True)

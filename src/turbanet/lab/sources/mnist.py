@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from turbanet.lab import builders
+from turbanet.lab.sources import tfds as builders
 
 SETTINGS = {}
 FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))

@@ -7,9 +7,11 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 from jax import numpy as jnp
 
-from turbanet.conv import batch_last_conv, default_conv, max_pool
-from turbanet.models import Precise
-from turbanet.products import dot_general
+from turbanet.networks.batch_last import batch_last_conv
+from turbanet.networks.conv import default_conv
+from turbanet.networks.models import Precise
+from turbanet.networks.pooling import max_pool
+from turbanet.networks.products import dot_general
 
 FEW = 32  # features up to here convolve faster with the batch as the last axis
 

@@ -7,9 +7,9 @@ from functools import partial
 import jax
 import numpy as np
 
-from turbanet import autoplan, checkpoint
-from turbanet.plan import resized, say_once
-from turbanet.program import compiled, fits
+from turbanet.training import autoplan, checkpoint
+from turbanet.training.plan import resized, say_once
+from turbanet.training.program import compiled, fits
 
 
 class Training:

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from turbanet.augment import augmented
-from turbanet.checkpoint import Checkpoints
-from turbanet.ensemble import accuracy, confusion
-from turbanet.fit import fit, predict
-from turbanet.sampling import ragged
-from turbanet.schedules import with_schedule
+from turbanet.ensembles.combine import accuracy, confusion
+from turbanet.training.augment import augmented
+from turbanet.training.checkpoint import Checkpoints
+from turbanet.training.fit import fit, predict
+from turbanet.training.sampling import ragged
+from turbanet.training.schedules import with_schedule
 from turbanet.turba_train_state import TurbaTrainState
 
 

@@ -6,7 +6,7 @@ Winograd's, as F(2 x 2, 3 x 3) in Lavin and Gray, "Fast Algorithms for Convoluti
 import jax.numpy as jnp
 from jax import lax
 
-from turbanet.products import product
+from turbanet.networks.products import product
 
 
 def transformed(w):

@@ -5,7 +5,7 @@ import numpy as np
 from jax.nn import log_softmax
 from jax.scipy.special import entr
 
-from turbanet.ensemble import ensemble_mean, true_class
+from turbanet.ensembles.combine import ensemble_mean, true_class
 
 
 def negative_log_likelihood(probability, y):

@@ -64,7 +64,7 @@ def dot_general(lhs, rhs, dimension_numbers, precision=None, preferred_element_t
     """`product` in the form that nn.Dense takes: `nn.Dense(1024, dot_general=dot_general)`. Raises ValueError else."""
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
         raise ValueError(
-            "turbanet.products.dot_general multiplies [..., channel] by [channel, feature], as nn.Dense does, got the "
+            "turbanet.dot_general multiplies [..., channel] by [channel, feature], as nn.Dense does, got the "
             f"shapes {lhs.shape} and {rhs.shape} with the dimension numbers {dimension_numbers}."
         )
     return product(lhs, rhs, precision=precision, preferred_element_type=preferred_element_type)

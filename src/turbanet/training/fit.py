@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet import autoplan, checkpoint, schedules, stopping
-from turbanet.member import SHUFFLE, member_key
-from turbanet.plan import Plan, choose, gathered, resized
-from turbanet.program import Evaluate, Layout, Predict, Train, compiled
-from turbanet.sampling import check_rows, epoch_order
-from turbanet.training import Training
+from turbanet.training import autoplan, checkpoint, schedules, stopping
+from turbanet.training.member import SHUFFLE, member_key
+from turbanet.training.plan import Plan, choose, gathered, resized
+from turbanet.training.program import Evaluate, Layout, Predict, Train, compiled
+from turbanet.training.run import Training
+from turbanet.training.sampling import check_rows, epoch_order
 
 
 @dataclasses.dataclass(frozen=True)

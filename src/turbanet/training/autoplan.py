@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from turbanet.plan import Candidate, Plan, resized, say_once
-from turbanet.program import compiled, fits
+from turbanet.training.plan import Candidate, Plan, resized, say_once
+from turbanet.training.program import compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
 PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these seconds, in calls of so many steps

@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 from flax.linen.recurrent import DenseParams
 
-from turbanet.recurrent import lstm
+from turbanet.networks.recurrent import lstm
 
 FEATURES_FIRST_ROWS = 64  # from here on a row axis fills vectors that narrow layers leave half empty
 

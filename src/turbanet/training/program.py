@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import psutil
 
-from turbanet import member, schedules, stopping
-from turbanet.sampling import epoch_order
+from turbanet.training import member, schedules, stopping
+from turbanet.training.sampling import epoch_order
 
 RAGGED_ROWS = 256  # held-out rows of a member that are scored at a time, where members have different numbers of them
 

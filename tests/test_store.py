@@ -1,4 +1,4 @@
-"""turbanet.lab.data: every source of every set, what is wrong with it, and forecasts without look-ahead."""
+"""turbanet.lab.sources.store: every source of every set, what is wrong with it."""
 
 import functools
 import gzip
@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import requests
 
-from turbanet.lab import data, stocks
+from turbanet.lab.sources import stocks, store
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets"),
@@ -82,21 +82,21 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def offline(monkeypatch):
     """No network: the addresses lead to a port of this machine where nobody listens."""
-    for kind in data.SETS.values():
+    for kind in store.SETS.values():
         monkeypatch.setattr(kind, "address", lambda: "http://127.0.0.1:9/")
 
 
 def test_prepare_mnist_file_equals_network_byte_for_byte(tmp_path, originals):
-    data.prepare("mnist", root=tmp_path, source="file")
+    store.prepare("mnist", root=tmp_path, source="file")
     from_file = tree(tmp_path / "data" / "mnist")
-    provenance = data.prepare("mnist", root=tmp_path, source="network")
+    provenance = store.prepare("mnist", root=tmp_path, source="network")
     assert from_file == tree(tmp_path / "data" / "mnist") and len(from_file) == 4
     assert provenance["source"] == "network" and provenance["real"]
 
 
 def test_prepare_mnist_keeps_images_and_labels_together(tmp_path, originals):
-    data.prepare("mnist", root=tmp_path)
-    arrays, provenance = data.load("mnist", tmp_path)
+    store.prepare("mnist", root=tmp_path)
+    arrays, provenance = store.load("mnist", tmp_path)
     numbers = arrays["x_train"][:, 0, 0]
     assert sorted(numbers) == list(range(40)) and arrays["x_test"].shape == (20, 28, 28)
     np.testing.assert_array_equal(arrays["y_train"], numbers % 10)
@@ -111,37 +111,37 @@ def test_prepare_stops_at_a_damaged_mnist_file_and_leaves_nothing(tmp_path, orig
     path.write_bytes(damage(path.read_bytes()))
     before = tree(tmp_path)
     with pytest.raises(ValueError, match="wrong checksum: Expected.*Got.*put the original files into"):
-        data.prepare("mnist", root=tmp_path)
+        store.prepare("mnist", root=tmp_path)
     assert tree(tmp_path) == before
 
 
 def test_prepare_stops_at_a_partial_set_of_mnist_files(tmp_path, originals):
     (tmp_path / "data" / "external" / "mnist" / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(ValueError, match="but t10k-images-idx3-ubyte.gz cannot be read"):
-        data.prepare("mnist", root=tmp_path)
+        store.prepare("mnist", root=tmp_path)
 
 
 def test_prepare_stops_at_a_tampered_download(tmp_path, originals):
     (originals / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"other"))
     with pytest.raises(ValueError, match="wrong checksum.*run it again"):
-        data.prepare("mnist", root=tmp_path, source="network")
+        store.prepare("mnist", root=tmp_path, source="network")
 
 
 def test_prepare_stops_at_a_truncated_download(tmp_path, originals):
     (originals / "short").touch()
     with pytest.raises(ValueError, match="cut short"):
-        data.prepare("mnist", root=tmp_path, source="network")
+        store.prepare("mnist", root=tmp_path, source="network")
 
 
 def test_prepare_auto_passes_over_a_server_without_the_files(tmp_path, originals, capsys):
     shutil.rmtree(tmp_path / "data" / "external")
     (originals / "train-labels-idx1-ubyte.gz").unlink()
-    assert data.prepare("mnist", root=tmp_path)["source"] == "embedded"
+    assert store.prepare("mnist", root=tmp_path)["source"] == "embedded"
     assert "no network: MNIST could not be downloaded" in capsys.readouterr().out
 
 
 def test_prepare_auto_falls_through_and_says_so(tmp_path, offline, capsys):
-    provenance = data.prepare("mnist", root=tmp_path)
+    provenance = store.prepare("mnist", root=tmp_path)
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[1] for line in said] == [" no file", " no network", " taken from embedded"]
     assert not provenance["real"] and "stand-in" in provenance["title"]
@@ -150,15 +150,15 @@ def test_prepare_auto_falls_through_and_says_so(tmp_path, offline, capsys):
 @pytest.mark.parametrize(("source", "error"), [("file", FileNotFoundError), ("network", ConnectionError)])
 def test_prepare_does_not_fall_through_from_a_named_source(tmp_path, offline, source, error):
     with pytest.raises(error):
-        data.prepare("mnist", root=tmp_path, source=source)
+        store.prepare("mnist", root=tmp_path, source=source)
     assert tree(tmp_path) == {}
 
 
 def test_prepare_embedded_digits_are_split_by_class(tmp_path):
     from sklearn.datasets import load_digits
 
-    data.prepare("mnist", root=tmp_path, source="embedded")
-    arrays, provenance = data.load("mnist", tmp_path)
+    store.prepare("mnist", root=tmp_path, source="embedded")
+    arrays, provenance = store.load("mnist", tmp_path)
     x = np.concatenate([arrays["x_train"], arrays["x_test"]])
     assert arrays["x_train"].shape == (1437, 8, 8) and x.dtype == np.uint8 and x.max() == 255
     assert np.bincount(arrays["y_test"]).min() >= 34
@@ -168,11 +168,11 @@ def test_prepare_embedded_digits_are_split_by_class(tmp_path):
 
 def test_prepare_keeps_the_date_of_an_equal_set_only(tmp_path):
     record = tmp_path / "data" / "mnist.json"
-    first = data.prepare("mnist", root=tmp_path, source="embedded")
+    first = store.prepare("mnist", root=tmp_path, source="embedded")
     record.write_text(json.dumps(first | {"date": "2001-01-01"}))
-    assert data.prepare("mnist", root=tmp_path, source="embedded")["date"] == "2001-01-01"
+    assert store.prepare("mnist", root=tmp_path, source="embedded")["date"] == "2001-01-01"
     record.write_text(json.dumps(first | {"date": "2001-01-01", "title": "other"}))
-    assert data.prepare("mnist", root=tmp_path, source="embedded")["date"] == first["date"]
+    assert store.prepare("mnist", root=tmp_path, source="embedded")["date"] == first["date"]
 
 
 @pytest.mark.parametrize(
@@ -185,30 +185,30 @@ def test_prepare_keeps_the_date_of_an_equal_set_only(tmp_path):
 )
 def test_prepare_lists_the_known_names(tmp_path, name, settings, known):
     with pytest.raises(ValueError, match=f"Unknown .*known: {known}"):
-        data.prepare(name, root=tmp_path, **settings)
+        store.prepare(name, root=tmp_path, **settings)
 
 
 def test_load_names_make_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="run `make data` first"):
-        data.load("mnist", tmp_path)
+        store.load("mnist", tmp_path)
 
 
 def test_load_finds_the_repository_above_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").touch()
     (tmp_path / "notebooks").mkdir()
-    data.prepare("stocks", root=tmp_path, source="embedded", tickers=3, days=4)
+    store.prepare("stocks", root=tmp_path, source="embedded", tickers=3, days=4)
     monkeypatch.chdir(tmp_path / "notebooks")
-    assert data.load("stocks")[0]["close"].shape == (4, 3)
+    assert store.load("stocks")[0]["close"].shape == (4, 3)
 
 
 def test_main_reads_the_settings_and_turns_errors_into_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     params = tmp_path / "params.yaml"
     params.write_text("data:\n  stocks: {source: embedded, tickers: 3, days: 4}\n")
-    assert data.main(["stocks"]) == 0
+    assert store.main(["stocks"]) == 0
     assert capsys.readouterr().out == ("data stocks: taken from embedded: simulated market, not real prices\n")
     params.write_text("data:\n  stocks: {source: embedded, tickers: 0}\n")
-    assert data.main(["stocks"]) == 1
+    assert store.main(["stocks"]) == 1
     assert capsys.readouterr().err.strip() == (
         "data stocks: tickers of stocks must be a number above 0 such as 500, not 0."
     )
@@ -233,8 +233,8 @@ def prices_file(root, columns, close="close", ticker="ticker", edit=None):
 
 
 def panel(root, **settings):
-    data.prepare("stocks", root=root, **{"source": "file", "tickers": 9, "days": 8} | settings)
-    return data.load("stocks", root)
+    store.prepare("stocks", root=root, **{"source": "file", "tickers": 9, "days": 8} | settings)
+    return store.load("stocks", root)
 
 
 def test_prepare_stocks_reads_a_file(tmp_path):
@@ -386,7 +386,7 @@ def yahoo(monkeypatch):
     members = [{"symbol": name.replace("-", ".")} for name in adapter.columns]
     monkeypatch.setattr(pytickersymbols.PyTickerSymbols, "get_stocks_by_index", lambda *_: members)
     monkeypatch.setattr(yfinance.multi, "new_session", lambda: session)
-    monkeypatch.setattr(data, "_reachable", lambda _: True)
+    monkeypatch.setattr(store, "_reachable", lambda _: True)
     monkeypatch.setattr(stocks.time, "sleep", lambda _: None)
     return adapter
 
@@ -433,150 +433,3 @@ def test_prepare_stocks_stops_at_a_negative_price_from_yahoo(tmp_path, yahoo):
     yahoo.columns["T4"] = [1, 2, -3, 4, 5, 6, 7, 8]
     with pytest.raises(ValueError, match="those of T4 are not"):
         network(tmp_path)
-
-
-# Forecasts.
-
-
-def market(days=30, tickers=3):
-    return np.exp(np.random.default_rng(0).normal(0, 0.1, (days, tickers)).cumsum(axis=0))
-
-
-def split(prices, **settings):
-    return data.forecast_windows(prices, **{"window": 3, "validation_days": 6, "test_days": 7} | settings)
-
-
-def test_forecast_windows_equals_values_by_hand():
-    windows = data.forecast_windows(np.array([[1.0, 2, 4, 3, 6, 5, 8]]).T, window=1, validation_days=2, test_days=2)
-    np.testing.assert_array_equal(windows.scale, [4])  # days 0 to 2 are for training
-    np.testing.assert_array_equal(windows.x[0, :, :, 0], [[0.25], [0.5], [0.75], [1.25]])
-    np.testing.assert_array_equal(windows.y[0, :, 0], [0.5, 1, 1.5, 2])
-    np.testing.assert_array_equal(windows.last[0], windows.x[0, :, -1, 0])
-    np.testing.assert_array_equal(windows.target_date, [1, 2, 4, 6])
-    assert [rows.tolist() for rows in windows[2:5]] == [[[0, 1]], [[2]], [[3]]]
-
-
-def test_forecast_windows_change_is_the_level_less_the_last_close():
-    level, change = split(market()), split(market(), target="change")
-    np.testing.assert_allclose(change.x[..., 0] + level.last[:, :, None], level.x[..., 0], atol=1e-6)
-    np.testing.assert_allclose(change.y[..., 0] + level.last, level.y[..., 0], atol=1e-6)
-    np.testing.assert_array_equal(change.x[:, :, -1], 0)
-
-
-@pytest.mark.parametrize("target", ["level", "change"])
-def test_forecast_windows_do_not_look_ahead(target):
-    prices, first_test_day = market(), 23
-    changed = np.concatenate([prices[:first_test_day], 99 * prices[first_test_day:]])
-    one, two = split(prices, target=target), split(changed, target=target)
-    early = one.target_date < first_test_day
-    np.testing.assert_array_equal(one.scale, two.scale)
-    np.testing.assert_array_equal(one.x[:, early], two.x[:, early])
-    np.testing.assert_array_equal(one.y[:, early], two.y[:, early])
-    assert early.sum() == one.train.shape[1] + one.validation.shape[1] and (one.y != two.y).any()
-    later = split(np.concatenate([prices[:17], 99 * prices[17:]]))  # the validation days neither
-    np.testing.assert_array_equal(one.scale, later.scale)
-
-
-def test_forecast_windows_do_not_straddle_a_split():
-    windows = split(market())
-    days = windows.target_date[:, None] + np.arange(-3, 1)
-    for rows, first, end in zip(windows[2:5], (0, 17, 23), (17, 23, 30), strict=True):
-        assert days[rows].min() == first and days[rows].max() == end - 1
-    assert [rows.shape[1] for rows in windows[2:5]] == [14, 3, 4]
-
-
-def test_forecast_windows_pads_the_rows_of_a_late_listing():
-    prices = market()
-    prices[:10, 1] = np.nan
-    windows = split(prices)
-    np.testing.assert_array_equal(windows.train[1], [10, 11, 12, 13, *[-1] * 10])
-    np.testing.assert_array_equal(windows.train[0], np.arange(14))
-    assert windows.test.min() >= 0 and np.isfinite(windows.x).all() and np.isnan(windows.last[1, 9])
-    assert windows.scale[1] == prices[10:17, 1].max()
-
-
-def test_forecast_windows_names_a_ticker_without_a_training_window():
-    prices = market()
-    prices[:14, 2] = np.nan
-    with pytest.raises(ValueError, match=r"columns \[2\] have no training window of 4 days"):
-        split(prices)
-
-
-def test_forecast_windows_asks_for_enough_days():
-    with pytest.raises(ValueError, match="of 30 days, 21 are for training, 3 for validation, 6 for test"):
-        split(market(), validation_days=3, test_days=6)
-
-
-def test_spirals_are_opposite_and_seeded():
-    x, y = data.spirals(200, noise=0, rotations=2.0)
-    radius, angle = np.hypot(*x.T), np.arctan2(x[:, 1], x[:, 0])
-    turned = angle - 4 * np.pi * radius + np.pi * (y == 0)
-    np.testing.assert_allclose(np.cos(turned), 1, atol=1e-4)
-    assert x.dtype == np.float32 and y.dtype == np.int32 and set(y) == {0, 1} and np.bincount(y).min() > 60
-    np.testing.assert_array_equal(data.spirals(seed=3)[0], data.spirals(seed=3)[0])
-    assert (data.spirals(seed=3)[0] != data.spirals(seed=4)[0]).any()
-
-
-# Rows for training, validation and test.
-
-CLASSES = np.repeat([0, 1, 2], [600, 300, 103])[np.random.default_rng(0).permutation(1003)]
-
-
-def test_split_rows_has_the_sizes_asked_for():
-    parts = data.split_rows(CLASSES, rows=500, held_out=0.1)
-    assert [len(part) for part in parts] == [400, 50, 50]
-
-
-def test_split_rows_are_disjoint_and_in_order():
-    parts = data.split_rows(CLASSES, rows=500, held_out=0.1)
-    assert len(set(np.concatenate(parts))) == 500 and np.concatenate(parts).max() < 1003
-    assert all((np.diff(part) > 0).all() for part in parts)
-
-
-def test_split_rows_keep_the_shares_of_the_classes():
-    for part in data.split_rows(CLASSES, rows=500, held_out=0.1):
-        expected = np.array([600, 300, 103]) / 1003 * len(part)
-        np.testing.assert_allclose(np.bincount(CLASSES[part]), expected, atol=1)
-
-
-def test_split_rows_are_seeded():
-    one, same, other = (data.split_rows(CLASSES, rows=500, held_out=0.1, seed=seed) for seed in (3, 3, 4))
-    for a, b, c in zip(one, same, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert (a != c).any()
-
-
-@pytest.mark.parametrize("rows", [1003, 42000])
-def test_split_rows_takes_all_where_more_are_asked_for(rows):
-    parts = data.split_rows(CLASSES, rows=rows, held_out=0.25)
-    assert [len(part) for part in parts] == [501, 251, 251]
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1003))
-
-
-@pytest.mark.parametrize("held_out", [0, -0.1, 0.5, 1, float("nan")])
-def test_split_rows_refuses_a_share_that_leaves_nothing(held_out):
-    with pytest.raises(ValueError, match=f"held_out must be between 0 and 0.5, got {held_out}"):
-        data.split_rows(CLASSES, rows=500, held_out=held_out)
-
-
-def test_split_rows_may_leave_out_fewer_rows_than_there_are_classes():
-    parts = data.split_rows(np.arange(100) % 10, rows=95, held_out=0.1)
-    assert sum(map(len, parts)) == 95
-
-
-def test_normalised_pixels_are_of_unit_size_and_know_no_other_row():
-    images = np.random.default_rng(0).integers(0, 256, (3, 4, 4), np.uint8)
-    x = data.normalised(images)
-    assert x.shape == (3, 4, 4, 1) and x.dtype == np.float32
-    np.testing.assert_allclose(x[..., 0], (images / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(data.normalised(images[:1]), x[:1])
-
-
-def test_normalised_puts_zeros_around_small_images():
-    images = np.full((2, 4, 3, 3), 255, np.uint8)
-    x = data.normalised(images, size=8)
-    assert x.shape == (2, 8, 8, 3)
-    np.testing.assert_allclose(x[:, 2:6, 2:5], 2)
-    np.testing.assert_allclose(x[:, :2], -2)
-    with pytest.raises(ValueError, match="size must be at least"):
-        data.normalised(images, size=3)

@@ -1,0 +1,108 @@
+"""TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
+
+from .ensembles.calibration import (
+    brier_score,
+    diversity,
+    expected_calibration_error,
+    negative_log_likelihood,
+    prediction_interval,
+    temperature,
+)
+from .ensembles.combine import (
+    accuracy,
+    accuracy_by_size,
+    confusion,
+    disagreement,
+    ensemble_geometric_mean,
+    ensemble_mean,
+    ensemble_vote,
+    greedy_weights,
+    mean_confusion,
+    member_scores,
+    out_of_bag,
+    score_interval,
+    scores,
+    stacking_weights,
+)
+from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
+from .networks.conv import matmul_conv
+from .networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
+from .networks.models import LSTM, MLP
+from .networks.products import dot_general
+from .networks.recurrent import lstm
+from .selection.cross_validation import CrossValidation, cross_validate
+from .selection.search import draw, grid, halving
+from .training.augment import Chain, RandomCrop, RandomFlip, augmented
+from .training.checkpoint import Checkpoints
+from .training.fit import History, batch_order, evaluate, fit, measured_plan, predict
+from .training.plan import Plan, use_cores
+from .training.sampling import all_rows, bootstrap, k_fold, ragged, subset
+from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
+from .turba_train_state import TurbaTrainState
+
+__all__ = [
+    "LSTM",
+    "MLP",
+    "VGG",
+    "AlexNet",
+    "Chain",
+    "Checkpoints",
+    "CrossValidation",
+    "History",
+    "LeNet",
+    "LeNet5",
+    "MobileNet",
+    "Plan",
+    "RandomCrop",
+    "RandomFlip",
+    "ResNet",
+    "TurbaTrainState",
+    "accuracy",
+    "accuracy_by_size",
+    "all_rows",
+    "augmented",
+    "batch_order",
+    "binary_cross_entropy",
+    "bootstrap",
+    "brier_score",
+    "confusion",
+    "cross_entropy",
+    "cross_validate",
+    "disagreement",
+    "diversity",
+    "dot_general",
+    "draw",
+    "ensemble_geometric_mean",
+    "ensemble_mean",
+    "ensemble_vote",
+    "evaluate",
+    "expected_calibration_error",
+    "fit",
+    "greedy_weights",
+    "grid",
+    "halving",
+    "hyperparameters",
+    "k_fold",
+    "l2_loss",
+    "lstm",
+    "matmul_conv",
+    "mean_confusion",
+    "measured_plan",
+    "member_scores",
+    "mse",
+    "negative_log_likelihood",
+    "out_of_bag",
+    "predict",
+    "prediction_interval",
+    "ragged",
+    "score_interval",
+    "scores",
+    "softmax_cross_entropy",
+    "stacking_weights",
+    "subset",
+    "temperature",
+    "use_cores",
+    "weighted",
+    "with_hyperparameters",
+    "with_schedule",
+]

@@ -1,0 +1,1 @@
+"""Members' predictions put together, scored and calibrated; no training but through `fit`."""

@@ -1,0 +1,177 @@
+"""A swarm as a scikit-learn estimator: bagging of small networks, trained together."""
+
+import dataclasses
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.linen.initializers import glorot_uniform
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from turbanet.ensembles.combine import ensemble_mean, out_of_bag
+from turbanet.loss import mse, softmax_cross_entropy
+from turbanet.networks import convnets, models
+from turbanet.networks.models import MLP
+from turbanet.training import fit as fit_module
+from turbanet.training.fit import fit, predict
+from turbanet.turba_train_state import TurbaTrainState
+
+# What an estimator's pickle of version 0.5 names: the modules' places before they moved into folders.
+for old, module in {"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets}.items():
+    sys.modules.setdefault(old, module)
+
+
+class _Swarm(BaseEstimator):
+    """What classifier and regressor share: their parameters, the training, the members' predictions."""
+
+    def __init__(
+        self,
+        members=10,
+        *,
+        model=None,
+        hidden=(100,),
+        learning_rate=0.001,
+        weight_decay=0.0,
+        epochs=100,
+        batch_size=32,
+        bootstrap=True,
+        oob_score=False,
+        plan=None,
+        random_state=None,
+    ):
+        self.members = members
+        self.model = model
+        self.hidden = hidden
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.plan = plan
+        self.random_state = random_state
+
+    def _train(self, x, y, outputs, loss_fn):
+        if self.oob_score and not self.bootstrap:
+            raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
+        optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        made = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
+        self._made = self.model, (*self.hidden, outputs), optimizer, made
+        how = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan, "progress": False}
+        self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, **how)
+        self.n_iter_ = self.epochs
+        if self.oob_score:
+            self._score_out_of_bag(x, y, rows)
+        return self
+
+    def __getstate__(self):
+        """What pickle can hold: the swarm's arrays without its functions, the history without its devices."""
+        state = dict(super().__getstate__())
+        if "swarm_" in state:
+            state["swarm_"] = [np.asarray(leaf) for leaf in jax.tree.leaves(self.swarm_)]
+            state["history_"] = dataclasses.replace(self.history_, plan=None)
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if "swarm_" in state:
+            like = jax.tree.structure(_untrained(*self._made))
+            self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
+
+    def _members(self, x):
+        check_is_fitted(self)
+        return predict(self.swarm_, validate_data(self, x, dtype=np.float32, reset=False))
+
+
+def _untrained(model, widths, optimizer, how):
+    if model is None:
+        model = MLP(widths, kernel_init=glorot_uniform())  # Glorot's uniform weights, as scikit-learn's networks have
+    return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **how)
+
+
+class TurbaClassifier(ClassifierMixin, _Swarm):
+    """Bagged neural networks, trained together: `BaggingClassifier(MLPClassifier())` as one swarm.
+
+    Parameters
+    ----------
+    members : networks
+    model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP with `hidden` units and
+        weights drawn as scikit-learn's (Glorot's uniform), biases of zero
+    learning_rate, weight_decay : of AdamW
+    epochs, batch_size : of the training
+    bootstrap : each member sees its own draw of the rows, with repetition; else all see all
+    oob_score : `oob_score_` and `oob_decision_function_` [row, class] from the members that did not see a row
+    plan : see `turbanet.training.fit`
+    random_state : int, RandomState or None
+
+    Attributes
+    ----------
+    swarm_, history_ : the trained TurbaTrainState, what `fit` saw
+    classes_, n_features_in_, n_iter_ : as in scikit-learn
+    """
+
+    def fit(self, X, y):
+        """Train on X [row, feature] and y [row], classes of any kind."""
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, y = np.unique(y, return_inverse=True)
+        return self._train(X, y.astype(np.int32), len(self.classes_), softmax_cross_entropy)
+
+    def predict_proba(self, X):
+        """The mean over members of the probabilities: [row, class]."""
+        return np.asarray(ensemble_mean(self._members(X)), dtype=np.float64)
+
+    def predict(self, X):
+        """The likeliest class: [row]."""
+        chosen = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[chosen]
+
+    def _score_out_of_bag(self, x, y, rows):
+        self.oob_decision_function_ = out_of_bag(jax.nn.softmax(self._members(x)), rows)
+        seen = ~np.isnan(self.oob_decision_function_[:, 0])
+        self.oob_score_ = float(np.mean(self.oob_decision_function_[seen].argmax(1) == y[seen]))
+
+
+class TurbaRegressor(RegressorMixin, _Swarm):
+    """Bagged neural networks, trained together: `BaggingRegressor(MLPRegressor())` as one swarm.
+
+    Targets are brought to mean 0 and standard deviation 1 for the training. Parameters and attributes are
+    `TurbaClassifier`'s; `model` maps [row, feature] to [row, target], `oob_prediction_` is [row] or [row, target].
+    """
+
+    def fit(self, X, y):
+        """Train on X [row, feature] and y [row] or [row, target]."""
+        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
+        self._single = y.ndim == 1
+        y = np.asarray(y, np.float64).reshape(len(y), -1)  # centred before it is rounded
+        self._mean, spread = y.mean(0), y.std(0)
+        self._spread = np.where(spread > 0, spread, 1)
+        return self._train(X, ((y - self._mean) / self._spread).astype(np.float32), y.shape[1], mse)
+
+    def predict(self, X):
+        """The mean over members: [row] or [row, target]."""
+        return self._scaled(np.asarray(self._members(X), dtype=np.float64).mean(axis=0))
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _scaled(self, y):
+        y = y * self._spread + self._mean
+        return y[:, 0] if self._single else y
+
+    def _score_out_of_bag(self, x, y, rows):
+        found = out_of_bag(self._members(x), rows)
+        self.oob_prediction_ = self._scaled(found)
+        seen = ~np.isnan(found).any(axis=1)
+        residual = ((y - found)[seen] ** 2).sum(0) / ((y[seen] - y[seen].mean(0)) ** 2).sum(0)
+        self.oob_score_ = float(np.mean(1 - residual))
