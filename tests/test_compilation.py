@@ -11,6 +11,8 @@ import turbanet as tn
 from turbanet.lab.compilation import cold
 from turbanet.training import program
 
+ADAM = optax.adam(0.1)  # another one would be another program
+
 
 @pytest.fixture
 def events(tmp_path):
@@ -33,7 +35,7 @@ def events(tmp_path):
 
 def train():
     x, y = np.zeros((8, 2), np.float32), np.zeros(8, np.int32)
-    swarm = tn.TurbaTrainState.swarm(tn.MLP((3, 2)), optax.adam(0.1), 2, sample_input=x[:1], seed=0)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((3, 2)), ADAM, 2, sample_input=x[:1], seed=0)
     tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, batch_size=4, progress=False)
 
 
