@@ -144,7 +144,7 @@ def compiled(one, plan, *args):
 
 
 def forget():
-    """Drop every compiled program, so that the next call compiles anew, as in a new process."""
+    """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
     _program.cache_clear()
     _memory.cache_clear()
     jax.clear_caches()
