@@ -30,7 +30,7 @@ class Checkpoints:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
 
 
-def facts(swarm, one, own, shared) -> dict:
+def facts(swarm, program, data) -> dict:
     """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint."""
 
     def shapes(tree):
@@ -49,16 +49,16 @@ def facts(swarm, one, own, shared) -> dict:
         "format": str(FORMAT),
         "turbanet": version("turbanet"),
         "model": type(model).__name__ if model is not None else getattr(swarm.apply_fn, "__qualname__", "?"),
-        "loss": getattr(one.loss_fn, "__qualname__", repr(one.loss_fn)),
+        "loss": getattr(program.loss_fn, "__qualname__", repr(program.loss_fn)),
         "members": digest(names),
-        "batch size": str(one.batch_size),
-        "shuffling": str(one.shuffle),
-        "metric": getattr(one.metric, "__qualname__", repr(one.metric)),
+        "batch size": str(program.batch_size),
+        "shuffling": str(program.shuffle),
+        "metric": getattr(program.metric, "__qualname__", repr(program.metric)),
         "stopping": "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}",
         **{f"state{path}": shape for path, shape in shapes(swarm).items()},
-        **{f"data{path}": shape for path, shape in shapes((own, shared)).items()},
+        **{f"data{path}": shape for path, shape in shapes(data).items()},
         "what the state holds": digest(swarm),
-        "what the data hold": digest((own, shared)),
+        "what the data hold": digest(data),
     }
 
 
@@ -90,7 +90,7 @@ class Keeper:
             if old != new:
                 raise ValueError(
                     f"The checkpoint in {self.folder} is of another training: {name} was {old} and is {new}; "
-                    "name another folder, or remove this one."
+                    "name another folder, or remove this program."
                 )
         like = {name: np.zeros(shape, dtype) for name, (shape, dtype) in said["arrays"].items()}
         arrays = self.args.Composite(arrays=self.args.StandardRestore(like))
