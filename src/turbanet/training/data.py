@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from turbanet.training.arrays import as_arrays
 from turbanet.training.sampling import check_rows
 
 
@@ -48,7 +49,7 @@ def prepare(swarm, x, y=None, *, rows=None, per_member=False) -> Data:
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
-    examples = {"x": jax.tree.map(jnp.asarray, x), "y": jax.tree.map(jnp.asarray, y)}
+    examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
     said = per_member if isinstance(per_member, tuple) else (per_member, per_member)
     is_own = []
     lengths = set()
