@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +15,37 @@ from flax.core.tracers import current_trace
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
-def member_key(seed, id, tag):
-    """The key of one member's random stream: a function of its identity and the stream's tag, of nothing else."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), id), tag)
+def member_key(seed, id, tag) -> jax.Array:
+    """The key of one random stream of the member (`seed`, `id`); it depends on these and the stream's `tag` alone."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, id), tag)
 
 
-def streams(seed, id, step, call=0):
-    """What a member's model draws from in training, {name: key}: anew at each step and each call in a step.
+def streams(seed, id, step, call=0) -> dict[str, jax.Array]:
+    """What the model of the member (`seed`, `id`) draws from in training, {name: key}.
 
-    A stream of any name but these two is drawn from "params", as Flax does.
+    The keys are new at each `step` and at each `call` of the model in a step. A stream of any name but these two is
+    drawn from "params", as Flax does.
     """
-    key = jax.random.fold_in(jax.random.fold_in(member_key(seed, id, STREAMS), step), call)
-    params, dropout = jax.random.split(key)
+    key = jax.random.fold_in(member_key(seed, id, STREAMS), step)
+    params, dropout = jax.random.split(jax.random.fold_in(key, call))
     return {"params": params, "dropout": dropout}
 
 
 @lru_cache
-def mode(apply_fn, train):
-    """Keyword arguments that put the model behind `apply_fn` into training or evaluation, for names it takes.
+def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
+    """The keyword arguments that put the model behind `apply_fn` into training (`train`) or evaluation.
 
-    The names are `train`, `training` and `deterministic`; an NNX module in Flax's bridge is set by its own methods.
+    Of `train`, `training` and `deterministic` those that the model takes; an NNX module in Flax's bridge is set by its
+    own methods.
     """
     model = getattr(apply_fn, "__self__", None)
     if not isinstance(model, nn.Module):
         return {}
     if hasattr(model, "nnx_class"):
         return {"nnx_method": _nnx_train if train else _nnx_eval}
-    known = {"train": train, "training": train, "deterministic": not train}
-    return {name: known[name] for name in inspect.signature(type(model).__call__).parameters if name in known}
+    modes = {"train": train, "training": train, "deterministic": not train}
+    return {name: modes[name] for name in inspect.signature(type(model).__call__).parameters if name in modes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +71,19 @@ class Bound:
     """
 
     def __init__(self, state, *, train):
-        self.state, self.train, self.collections, self.calls = state, train, state.collections, 0
-        self.trace, self.example = current_trace(), None
+        self.state = state
+        self.train = train
+        self.collections = state.collections
+        self.calls = 0
+        self.trace = current_trace()
+        self.example = None
+        self.examples = None
 
-    def of_example(self, index):
-        """For one example [1, ...] of a batch: what is random in training is drawn for it alone."""
+    def of_example(self, index, examples: int) -> "Bound":
+        """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
         alone = copy.copy(self)
         alone.example = index
+        alone.examples = examples
         return alone
 
     def __call__(self, variables, *args, **kwargs):
@@ -82,8 +92,9 @@ class Bound:
         variables = {**self.collections, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return apply_fn(variables, *args, **kwargs)
-        state, self.calls = self.state, self.calls + 1
-        rngs = streams(state.seed, state.id, state.step, self.calls - 1)
+        state = self.state
+        rngs = streams(state.seed, state.id, state.step, self.calls)
+        self.calls += 1
         if self.example is not None:
             rngs = {name: jax.random.fold_in(key, self.example) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
@@ -99,7 +110,7 @@ class Bound:
         return prediction
 
 
-def checked(loss_fn):
+def checked(loss_fn: Callable) -> Callable:
     """`loss_fn` with its result checked when it is traced: (scalar, prediction) or a ValueError."""
 
     def call(params, x, y, apply_fn):
@@ -112,20 +123,21 @@ def checked(loss_fn):
     return call
 
 
-def train_step(loss_fn, state, x, y):
-    """One optimizer step of one member: (state, x [batch, ...], y) -> (state, loss, prediction)."""
+def train_step(loss_fn: Callable, state, x, y):
+    """One step of one member's optimizer on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction)."""
 
     def loss(params):
         apply_fn = Bound(state, train=True)
         value, prediction = checked(loss_fn)(params, x, y, apply_fn)
         return value, (prediction, apply_fn.collections)
 
-    (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (value, (prediction, collections)), grads = gradient(state.params)
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(loss_fn, state, x, y):
-    """One member's (loss, prediction) on x [batch, ...], y, by its running statistics and without randomness."""
+def evaluate(loss_fn: Callable, state, x, y):
+    """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
     return checked(loss_fn)(state.params, x, y, Bound(state, train=False))
 
 
@@ -135,14 +147,17 @@ def predict(state, x, **kwargs):
 
 
 def initial(model, seed, id, sample):
-    """The variables {"params": ..., other collections} that one member of the Flax `model` begins with."""
+    """The variables {"params": ..., other collections} that the member (`seed`, `id`) of the Flax `model` begins with.
+
+    sample: an input, whose shape and type the model is made for.
+    """
     return model.init(member_key(seed, id, INIT), sample, **mode(model.apply, False))
 
 
-def carried(model, variables, sample):
-    """The names of the collections that a step leaves in the shape it found them; what `sow` grows is no state.
+def carried(model, variables, sample) -> list[str]:
+    """The collections that a step of `model` on `sample` leaves in the shape they had; what `sow` grows is no state.
 
-    `variables`: as `initial` returns them, or their shapes.
+    variables: as `initial` returns them, or their shapes.
     """
     names = sorted(set(variables) - {"params"})
     if not names:
