@@ -111,14 +111,14 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     x, y = spirals(128, noise=0.05, seed=0)
     series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
     lstm = (series[:, :, :-1], series[:, :, -1])
-    mlp, mse = baselines.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
+    mlp, mse = twins.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
     # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
     deep = {"batch_size": 32, "learning_rate": 0.00001}
     listed = [
         Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
-        Workload("stocks", tn.LSTM(32), 500, *lstm, baselines.lstm_twin, batch_size=32, per_member=True, **mse),
+        Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
         Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
         Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep),
         Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
