@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.lab import baselines, ways
+from turbanet.lab import baselines, twins, ways
 from turbanet.lab.sources.spirals import spirals
 from turbanet.lab.ways import FUSED, LOOP, OURS, PROCESSES, WAYS
 
@@ -19,7 +19,7 @@ def swarm():
 
 
 def make(swarm, **changed):
-    how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": baselines.mlp_twin, "plan": tn.Plan(2, 1)} | changed
+    how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": twins.mlp_twin, "plan": tn.Plan(2, 1)} | changed
     return ways.full_batch_ways(swarm, X, Y, tn.softmax_cross_entropy, **how)
 
 

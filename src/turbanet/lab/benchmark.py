@@ -3,13 +3,11 @@
 import argparse
 import copy
 import gc
-import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +17,7 @@ import torch
 
 import turbanet as tn
 from turbanet.lab import baselines, roofline, timing, twins
+from turbanet.lab.machine import machine_line, peak_memory
 from turbanet.lab.paths import repository
 from turbanet.lab.sources.spirals import spirals
 from turbanet.training.member import train_step
@@ -111,14 +110,14 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     x, y = spirals(128, noise=0.05, seed=0)
     series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
     lstm = (series[:, :, :-1], series[:, :, -1])
-    mlp, mse = baselines.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
+    mlp, mse = twins.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
     # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
     deep = {"batch_size": 32, "learning_rate": 0.00001}
     listed = [
         Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
-        Workload("stocks", tn.LSTM(32), 500, *lstm, baselines.lstm_twin, batch_size=32, per_member=True, **mse),
+        Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
         Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
         Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep),
         Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
@@ -230,27 +229,6 @@ def member_bytes(work: Workload, plan) -> float:
     return state + (beside[0] if beside else np.nan)
 
 
-class peak_memory:
-    """With it: `peak_of()`, the most memory in MB that the process took inside beyond what it had; NaN off Linux."""
-
-    def __enter__(self):
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
-        except OSError:
-            self.before = float("nan")
-        else:
-            self.before = self._high()
-        self.peak = float("nan")
-        return lambda: self.peak
-
-    def __exit__(self, *failure):
-        self.peak = max(0.0, self._high() - self.before) if self.before == self.before else self.before
-
-    def _high(self):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return int(found[1]) / 1024 if found else float("nan")
-
-
 def _compiled_loop(network, compiled, copies, x, y, *, order, per_member, **settings):
     """`baselines.train_loop` on one compiled network, into which each member's weights are put in turn."""
     losses = np.empty((settings["epochs"], len(copies)))
@@ -320,9 +298,9 @@ def main(arguments=None):
     folder.mkdir(parents=True, exist_ok=True)
     table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
     table[["workload", "way", "low", "high", "repeats"]].to_csv(folder / "spread.csv", index=False, float_format="%.4g")
-    lines = [timing.machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
+    lines = [machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
     (folder / "plans.txt").write_text("\n".join(lines) + "\n")
-    print(f"{timing.machine_line()}; written to {folder / 'ratios.csv'}")
+    print(f"{machine_line()}; written to {folder / 'ratios.csv'}")
     for name, failure in failures.items():
         print(f"{name} is not in it: {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 import turbanet as tn
 from turbanet.lab import timing
+from turbanet.lab.machine import utilisation
 from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from turbanet.training.augment import draw
 
@@ -240,7 +241,7 @@ def measure(runs, *, repeats=1, rate=1e-5, rtol=5e-4):
     lines, use, results = [], {}, {}
     for repeat in range(repeats):
         for name, run in runs.items():
-            with timing.utilisation() as use[name], timing.stopwatch() as watch:
+            with utilisation() as use[name], timing.stopwatch() as watch:
                 results[name] = run()
             lines.append((name, repeat, watch.seconds, first[name][-1]))
     return results, pd.DataFrame(lines, columns=["way", "repeat", "seconds", "compile_seconds"]), use

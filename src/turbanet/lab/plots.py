@@ -199,7 +199,7 @@ def seconds_by_model(ax, times):
 
 
 def use_of_cores(ax, frame, title):
-    """Every core's use against time, and their mean: `timing.utilisation().frame`."""
+    """Every core's use against time, and their mean: `machine.utilisation().frame`."""
     cores = frame.filter(like="core_")
     ax.plot(frame.seconds, cores, lw=0.5, color=COLOURS["member"])
     ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])
