@@ -189,7 +189,12 @@ def test_copies_have_the_same_bytes_under_every_python(tmp_path, version):
 
 def test_copy_keeps_other_files_and_leaves_rubbish(tmp_path):
     source = tmp_path / "build/__pycache__/source"  # what lies above the tree does not matter
-    for name, text in {"a.py": "x = 1  # one", "b/c.pyi": "# c\ny: int", "b/n.csv": "# n\n", "__pycache__/a": ""}.items():
+    for name, text in {
+        "a.py": "x = 1  # one",
+        "b/c.pyi": "# c\ny: int",
+        "b/n.csv": "# n\n",
+        "__pycache__/a": "",
+    }.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     (tmp_path / "copy").mkdir()

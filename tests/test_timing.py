@@ -1,5 +1,6 @@
 """Timing: the order of calls, their spread, the line; no test asserts a duration."""
 
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -99,3 +100,48 @@ def test_stopwatch_reads_after_an_error_too(monkeypatch):
         assert math.isnan(watch.seconds)
         raise KeyError
     assert watch.seconds == 2.5
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only what is timed moves on: clock(seconds)."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def advance(seconds):
+        now[0] += seconds
+
+    return advance
+
+
+def test_extrapolate_reads_a_line_off_short_runs(clock):
+    ran = []
+
+    def run(steps):
+        ran.append(steps)
+        clock(0.3 + 0.01 * steps)  # a call costs 0.3 s by itself
+
+    table = timing.extrapolate({"line": run}, 10_000)
+    np.testing.assert_allclose(table.seconds, 0.3 + 0.01 * 10_000)
+    assert list(table.repeat) == [0, 1, 2] and max(ran) == table.steps[0] in (300, 301)  # ten times 0.3 s
+
+
+def test_extrapolate_runs_to_the_end_what_it_is_told_to_and_what_is_short(clock):
+    ways = {"whole": lambda steps: clock(steps), "short": lambda steps: clock(0.001 * steps)}
+    table = timing.extrapolate(ways, 100, whole=["whole"], repeats=2)
+    assert set(table.steps) == {100} and list(table.way) == ["whole", "short"] * 2
+    np.testing.assert_allclose(table.seconds, [100, 0.1] * 2)
+
+
+def test_extrapolate_goes_on_with_a_way_that_is_not_sure_yet(clock):
+    noise = itertools.cycle([1.0, 1.5])
+    ways = {"sure": lambda steps: clock(steps), "unsure": lambda steps: clock(steps * next(noise))}
+    table = timing.extrapolate(ways, 1000, most=6)
+    assert table.way.value_counts().to_dict() == {"sure": 3, "unsure": 6}
+
+
+def test_extrapolate_takes_turns(clock):
+    order = []
+    ways = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
+    timing.extrapolate(ways, 4, repeats=2)
+    assert order[-4:] == ["a", "b", "a", "b"]

@@ -1,6 +1,7 @@
 """Seconds measured fairly: ways in turn, their spread, the line through them."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -34,6 +35,82 @@ def interleave(
             if results is not None:
                 results.setdefault(name, []).append(result)
     return seconds
+
+
+def extrapolate(
+    ways: dict[str, Callable[[int], Any]],
+    steps: int,
+    *,
+    whole: Sequence[str] = (),
+    precision: float = 0.05,
+    repeats: int = 3,
+    most: int = 10,
+    turn: float = 0.5,
+):
+    """Seconds that each way takes for `steps` steps, read off shorter runs where its cost per step is constant.
+
+    A turn times 1 step and n steps: their difference is what n - 1 steps take, without what a call costs by itself. The
+    ways take turns, until Student's 95 % interval of each is within `precision` of its mean.
+
+    Parameters
+    ----------
+    ways : {name: run(steps)}
+    steps : of the whole training
+    whole : names of the ways that are run to the end in each turn, `repeats` times
+    precision : half the interval over the mean; reached or not, a way has no more than `most` turns
+    repeats : turns of each way at the least
+    turn : seconds that n steps are to take, and at least ten times what a call costs by itself
+
+    Returns
+    -------
+    pandas table : way, repeat, seconds (for all steps), steps (those that were run: n)
+    """
+    import pandas as pd
+
+    lengths = {name: steps if name in whole else _turn_length(run, steps, turn) for name, run in ways.items()}
+    for name in whole:
+        _seconds(ways[name], steps)
+    rows = []
+    left = list(ways)
+    repeat = 0
+    while left:
+        for name in left:
+            length = lengths[name]
+            seconds = _seconds(ways[name], length)
+            if length < steps:
+                single = _seconds(ways[name], 1)
+                seconds = single + (steps - 1) * (seconds - single) / (length - 1)
+            rows.append({"way": name, "repeat": repeat, "seconds": seconds, "steps": length})
+        repeat += 1
+        table = pd.DataFrame(rows)
+        precise = {name for name, part in table.groupby("way") if _half_width(part.seconds) <= precision}
+        left = [name for name in left if repeat < repeats or (name not in precise | set(whole) and repeat < most)]
+    return table
+
+
+def _turn_length(run, steps, turn):
+    """Steps that take `turn` seconds, and ten times as long as one call costs by itself; not more than there are."""
+    few = min(5, steps)
+    _seconds(run, few)
+    if few == steps:
+        return steps
+    single = _seconds(run, 1)
+    each = max(_seconds(run, few) - single, 1e-6) / (few - 1)
+    return min(steps, max(few, math.ceil(max(turn, 10 * (single - each)) / each)))
+
+
+def _seconds(run, steps):
+    import jax
+
+    with stopwatch() as watch:
+        jax.block_until_ready(run(steps))
+    return watch.seconds
+
+
+def _half_width(seconds):
+    """Half of Student's 95 % interval over the mean."""
+    low, high = interval(seconds)
+    return (high - low) / 2 / np.mean(seconds)
 
 
 def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, float]:

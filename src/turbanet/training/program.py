@@ -12,7 +12,8 @@ from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
 from turbanet.training.sampling import epoch_order
 
-RAGGED_ROWS = 256  # held-out rows of a member that are scored at a time, where members have different numbers of them
+ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
+RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Evaluate:
     def __call__(self, state, data):
         def scores(index=None):
             x, y = data.read(index)
-            loss, prediction = member.evaluate(self.loss_fn, state, x, y)
+            loss, prediction = member.evaluate(self.loss_fn, state, x, y, rows_at_once=ROWS)
             return loss, None if self.metric is None else jnp.asarray(self.metric(prediction, y), loss.dtype)
 
         if not data.ragged:
@@ -102,7 +103,7 @@ class Predict:
     donates = False
 
     def __call__(self, state, data):
-        return member.predict(state, data.read()[0])
+        return member.predict(state, data.read()[0], rows_at_once=ROWS)
 
 
 def compiled(program, plan, state, data):
