@@ -1,6 +1,7 @@
 """turbanet.lab.notebook: what it hands to a notebook, what it refuses, what it leaves in reports/."""
 
 import json
+import os
 
 import nbformat
 import pytest
@@ -119,6 +120,14 @@ def test_run_of_the_report_writes_beside_the_stages(study):
     notebook.run("report")
     assert (root / "reports/README.md").read_text() == "1"
     assert tree(root / "reports") == {"README.md", "tiny/metrics.json", "report/executed.ipynb"}
+
+
+def test_run_gives_all_stages_one_compilation_cache_and_leaves_its_own_environment(study):
+    compiled = "jax.jit(lambda x: x + 1)(1.0)"
+    root = study("tiny", "rate = 1.0\nsizes = []", f"import jax\n{compiled}\nassert rate == 0.00001")
+    before = dict(os.environ)
+    notebook.run("tiny")
+    assert any((root / "build/compiled").iterdir()) and dict(os.environ) == before
 
 
 def test_main_tells_of_a_failed_cell_in_one_line_and_leaves_reports(study, capsys):
