@@ -21,7 +21,7 @@ def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
-    layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, "_ConvNorm")]
+    layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, "ConvNorm")]
     stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
 
@@ -37,7 +37,7 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.VGG` in PyTorch; running statistics begin anew."""
-    layers, stages = _numbered(params, "_ConvNorm"), []
+    layers, stages = _numbered(params, "ConvNorm"), []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
         for _ in range(count):
             stages += [_conv_norm(next(layers)), nn.ReLU()]
@@ -48,7 +48,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
     """One member's `turbanet.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
-    layers = _numbered(params, "_ConvNorm")
+    layers = _numbered(params, "ConvNorm")
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
         stages += [_conv_norm(next(layers), stride, depthwise=True), nn.ReLU(), _conv_norm(next(layers)), nn.ReLU()]
@@ -57,7 +57,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.ResNet` in PyTorch; running statistics begin anew."""
-    layers = _numbered(params, "_ConvNorm")
+    layers = _numbered(params, "ConvNorm")
     stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
     blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
     for features in (16, 32, 64):
@@ -72,7 +72,7 @@ def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
 def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Module:
     """The twin with one member's running means and variances, for evaluation; counts of batches stay."""
     norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
-    for norm, layer in zip(norms, _numbered(batch_stats, "_ConvNorm"), strict=True):
+    for norm, layer in zip(norms, _numbered(batch_stats, "ConvNorm"), strict=True):
         norm.running_mean.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["mean"])))
         norm.running_var.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["var"])))
     return twin
@@ -97,8 +97,8 @@ def variables(twin: nn.Module) -> dict[str, Any]:
             continue
         norm = norms[i]
         scaled = {"scale": array(norm.weight), "bias": array(norm.bias)}
-        params[f"_ConvNorm_{i}"] = {"Conv_0": layer, "BatchNorm_0": scaled}
-        batch_stats[f"_ConvNorm_{i}"] = {
+        params[f"ConvNorm_{i}"] = {"Conv_0": layer, "BatchNorm_0": scaled}
+        batch_stats[f"ConvNorm_{i}"] = {
             "BatchNorm_0": {"mean": array(norm.running_mean), "var": array(norm.running_var)}
         }
     for i, linear in enumerate(of(nn.Linear)):
@@ -151,7 +151,7 @@ def _head(params, channels):
 
 
 def _conv_norm(layer, stride=1, *, depthwise=False, padding=None):
-    """The convolution and the batch normalisation of a `_ConvNorm`; it keeps the size unless told otherwise."""
+    """The convolution and the batch normalisation of a `ConvNorm`; it keeps the size unless told otherwise."""
     padding = layer["Conv_0"]["kernel"].shape[0] // 2 if padding is None else padding
     conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
     norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
