@@ -20,9 +20,9 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
 
     >>> import numpy as np, turbanet as tn
     >>> logits = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])  # two members, one row, two classes
-    >>> print(tn.ensemble_mean(logits).round(2))
+    >>> print(np.asarray(tn.ensemble_mean(logits)).round(2))
     [[0.7 0.3]]
-    >>> print(tn.ensemble_mean(logits, weights=[3, 1]).round(2))
+    >>> print(np.asarray(tn.ensemble_mean(logits, weights=[3, 1])).round(2))
     [[0.8 0.2]]
     """
     logits = as_array(logits)

@@ -1,4 +1,4 @@
-"""Images with the batch as the last axis, where few channels fill the vector units: who goes there, and how to convolve."""
+"""Images with the batch as the last axis, where few channels fill the vector units: who goes there, how they convolve."""
 
 import dataclasses
 from collections.abc import Callable
@@ -65,6 +65,9 @@ class ImageLayout:
 
 class _BatchLastConv(nn.Conv):
     """nn.Conv, parameters and all, for x [channel, height, width, batch] (see `batch_last_conv`)."""
+
+    kernel_size: tuple[int, int]
+    padding: int = 0
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
