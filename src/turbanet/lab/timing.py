@@ -109,8 +109,9 @@ def _seconds(run, steps):
 
 def _half_width(seconds):
     """Half of Student's 95 % interval over the mean."""
-    low, high = interval(seconds)
-    return (high - low) / 2 / np.mean(seconds)
+    if len(seconds) < 2:
+        return math.inf
+    return stats.t.ppf(0.975, len(seconds) - 1) * stats.sem(seconds) / np.mean(seconds)
 
 
 def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, float]:

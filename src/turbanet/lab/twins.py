@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-from turbanet.networks.convnets import VGG_STAGES, MobileNet
-from turbanet.networks.convnets import _ConvNorm as ConvNorm
+from turbanet.networks.convnets import VGG_STAGES, ConvNorm, MobileNet
 
 CONV_NORM = ConvNorm.__name__  # what its parameters are called
 
