@@ -8,11 +8,11 @@ import numpy as np
 from flax import struct
 
 from turbanet.training.arrays import as_arrays
+from turbanet.training.member import Swarm
 from turbanet.training.sampling import check_rows
 
 
-@struct.dataclass
-class Data:
+class Data(struct.PyTreeNode):
     """Examples of a swarm's members, and which of them each member sees.
 
     x, y: pytrees of leaves [row, ...] that all members share or [member, row, ...] that are each member's own.
@@ -44,7 +44,7 @@ class Data:
         return self.replace(x=x, y=y) if own else self.replace(x=x, y=y, rows=None, count=None)
 
 
-def prepare(swarm, x, y=None, *, rows=None, per_member=False) -> Data:
+def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
     """x, y and rows as `fit` takes them, checked against the swarm and one another."""
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")

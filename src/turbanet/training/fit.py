@@ -1,15 +1,20 @@
 """Train, evaluate and predict whole swarms: epochs compiled into one program, data shared by index."""
 
 import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from turbanet.training import autoplan, schedules, stopping
+from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.data import placed, prepare
-from turbanet.training.member import SHUFFLE, member_key
+from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, resized
 from turbanet.training.program import Evaluate, Predict, Train, compiled
 from turbanet.training.run import Training
@@ -23,7 +28,7 @@ class History:
     train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
     compile_seconds, steady_seconds: of compiling, and of training without it.
-    plan: the last one, under which the training ended.
+    plan: the last one, under which the training ended; None in what was unpickled.
     epochs: int [member], how many each member trained for; its losses are NaN after that.
     """
 
@@ -33,11 +38,11 @@ class History:
     member: np.ndarray
     compile_seconds: float
     steady_seconds: float
-    plan: Plan
+    plan: Plan | None
     epochs: np.ndarray
     validation_metric: np.ndarray | None = None
 
-    def frame(self):
+    def frame(self) -> Any:
         """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, validation_metric."""
         import pandas as pd
 
@@ -55,26 +60,26 @@ class History:
 
 
 def fit(
-    swarm,
-    x,
-    y,
-    loss_fn=None,
+    swarm: Swarm,
+    x: Any,
+    y: Any,
+    loss_fn: Callable | None = None,
     *,
-    epochs,
-    batch_size=None,
-    rows=None,
-    validation=None,
-    validation_rows=None,
-    metric=None,
-    patience=None,
-    min_delta=0.0,
-    checkpoints=None,
-    per_member=False,
-    shuffle=True,
-    plan=None,
-    segment=None,
-    progress=True,
-):
+    epochs: int,
+    batch_size: int | None = None,
+    rows: ArrayLike | None = None,
+    validation: tuple[Any, Any] | None = None,
+    validation_rows: ArrayLike | None = None,
+    metric: Callable | None = None,
+    patience: int | None = None,
+    min_delta: float = 0.0,
+    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    per_member: bool | tuple[Any, Any] = False,
+    shuffle: bool = True,
+    plan: Plan | str | None = None,
+    segment: int | None = None,
+    progress: bool = True,
+) -> tuple[Swarm, History]:
     """Train every member for some epochs, all of them at once.
 
     Parameters
@@ -142,11 +147,12 @@ def fit(
             bar.update(run.done - bar.n)
             bar.set_postfix(loss=f"{run.loss:.4g}")
     state = run.end()
-    seen = [None if part[0] is None else np.concatenate(part) for part in zip(*run.losses, strict=True)]
+    train_loss, *validation_seen = zip(*run.losses, strict=True)
+    validation_loss, validation_metric = (None if part[0] is None else np.concatenate(part) for part in validation_seen)
     history = History(
-        train_loss=seen[0],
-        validation_loss=seen[1],
-        validation_metric=seen[2],
+        train_loss=np.concatenate(train_loss),
+        validation_loss=validation_loss,
+        validation_metric=validation_metric,
         seed=np.asarray(swarm.seed),
         member=np.asarray(swarm.id),
         compile_seconds=run.compile_seconds,
@@ -158,7 +164,16 @@ def fit(
 
 
 def measured_plan(
-    swarm, x, y, loss_fn=None, *, batch_size=None, rows=None, per_member=False, devices=None, seconds=60.0
+    swarm: Swarm,
+    x: Any,
+    y: Any,
+    loss_fn: Callable | None = None,
+    *,
+    batch_size: int | None = None,
+    rows: ArrayLike | None = None,
+    per_member: bool | tuple[Any, Any] = False,
+    devices: int | str | Sequence | None = None,
+    seconds: float = 60.0,
 ) -> Plan:
     """The fastest plan for training on these data, measured; `fit(plan="auto")` takes it from then on.
 
@@ -179,21 +194,45 @@ def measured_plan(
     return autoplan.search(program, swarm, data, devices=plan.devices, start=plan.block, seconds=seconds)
 
 
-def evaluate(swarm, x, y, loss_fn=None, *, rows=None, per_member=False, plan=None):
-    """Every member's loss [member] on its rows of x, y, each row counted once; arguments as in `fit`."""
+def evaluate(
+    swarm: Swarm,
+    x: Any,
+    y: Any,
+    loss_fn: Callable | None = None,
+    *,
+    rows: ArrayLike | None = None,
+    per_member: bool | tuple[Any, Any] = False,
+    plan: Plan | None = None,
+) -> jax.Array:
+    """Every member's loss [member] on its rows of x, y, each row counted once and computed for itself.
+
+    Parameters
+    ----------
+    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them
+    """
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     return _apply(Evaluate(swarm.loss(loss_fn)), swarm, data, plan)[0]
 
 
-def predict(swarm, x, *, rows=None, per_member=False, plan=None):
-    """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it; arguments as in `fit`.
+def predict(
+    swarm: Swarm,
+    x: Any,
+    *,
+    rows: ArrayLike | None = None,
+    per_member: bool | tuple[Any, Any] = False,
+    plan: Plan | None = None,
+) -> jax.Array:
+    """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it.
 
-    What pads `rows` is predicted too, as the last row of x.
+    Parameters
+    ----------
+    swarm, x, per_member, plan : as `fit` takes them
+    rows : int [member, row]; what pads it is predicted too, as the last row of x
     """
     return _apply(Predict(), swarm, prepare(swarm, x, rows=rows, per_member=per_member), plan)
 
 
-def batch_order(swarm, rows, *, epochs: int, batch_size: int) -> np.ndarray:
+def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
     """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row]."""
     if np.ndim(rows) == 0:
         rows = jnp.tile(jnp.arange(rows), (len(swarm), 1))

@@ -5,13 +5,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 

@@ -44,7 +44,8 @@ class Training:
         self.searches = plan == "auto" and not remembered and not kept
         self.asked = chosen.block  # a resumed training keeps its plan where the caller's asks for the same again
         if kept:
-            self._resume(*kept, chosen, given=isinstance(plan, Plan))
+            arrays, progress = kept
+            self._resume(arrays, progress, chosen, given=isinstance(plan, Plan))
         else:
             self._place(swarm, remembered or chosen)
 
