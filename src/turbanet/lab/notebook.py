@@ -49,7 +49,7 @@ def run(stage, variant=None, *, root="."):
 
     root: the repository. The notebook runs there, with TURBANET_REPORTS naming the folder that its results go to:
     they replace the old ones only when it ran to its end. All stages share JAX's compilation cache in build/compiled;
-    what is shown as compilation is measured under `turbanet.lab.compilation.cold`. Raises ValueError where params.yaml
+    what is shown as compilation is measured in `turbanet.lab.compilation.cold()`. Raises ValueError where params.yaml
     and the notebook's `parameters` cell differ in names, papermill's PapermillExecutionError for a cell that failed.
     """
     root = Path(root).resolve()
