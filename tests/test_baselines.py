@@ -179,9 +179,8 @@ def test_train_restores_threads(mlp, monkeypatch):
 
 def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     threads = []
-    monkeypatch.setattr(
-        baselines, "_train_share", lambda twins, *data, **how: (twins, threads.append(how["threads"]) or 0)
-    )
+    losses = np.zeros((EPOCHS, 1))
+    monkeypatch.setattr(baselines, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
     monkeypatch.setattr(baselines.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
     baselines.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
     assert threads == [1, 1, 1]

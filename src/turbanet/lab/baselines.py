@@ -54,7 +54,7 @@ def train_loop(
     """
     loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
     losses = np.empty((epochs, len(twins)))
-    with _threads(threads):
+    with torch_threads(threads):
         optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
         for member, (twin, optimizer) in enumerate(zip(twins, optimizers, strict=True)):
             own_x, own_y = (x[member], y[member]) if per_member else (x, y)
@@ -96,7 +96,7 @@ def train_func(
 
     all_members = vmap(one, in_dims=(0, axis, axis))
     losses = np.empty((epochs, len(twins)))
-    with _threads(threads):
+    with torch_threads(threads):
         for epoch in range(epochs):
             steps = []
             for rows in [...] if order is None else order[:, epoch].unbind(1):
@@ -114,29 +114,85 @@ def train_func(
     return losses
 
 
+def train_compiled(twins, x, y, *, network, compiled, order=None, epochs, per_member=False, **settings) -> np.ndarray:
+    """`train_loop` on `compiled`, torch.compile's form of `network`: each twin's weights are put into it in turn.
+
+    The twins keep their weights.
+    """
+    losses = np.empty((epochs, len(twins)))
+    for member, twin in enumerate(twins):
+        network.load_state_dict(twin.state_dict())
+        own = slice(member, member + 1)
+        rows = None if order is None else order[own]
+        pair = (x[own], y[own]) if per_member else (x, y)
+        job = {"order": rows, "epochs": epochs, "per_member": per_member}
+        losses[:, own] = train_loop([compiled], *pair, **job, **settings)
+    return losses
+
+
 def train_processes(
     twins, x, y, *, epochs, order=None, per_member=False, processes: int | None = None, **settings
 ) -> np.ndarray:
     """`train_loop` in processes of one thread each (None: one per core), members dealt out in turn."""
     _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # mistakes show here, not in a process
+    data = {"x": x, "y": y}
+    own = {"order": order} | (data if per_member else {})
+    settings |= {"epochs": epochs, "per_member": per_member} | ({} if per_member else data)
+    return in_processes(train_loop, twins, own, processes=processes, **settings)
+
+
+def in_processes(train: Callable, twins, own, *, processes: int | None = None, **settings):
+    """`train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
+
+    own: what each member has, {name: tree of arrays [member, ...]}. The twins are trained in place; returns what
+    `train` returns, arrays [..., member].
+    """
     count = min(processes or joblib.cpu_count(), len(twins))
-    settings |= {"epochs": epochs, "per_member": per_member, "threads": 1}
     shares = [slice(first, None, count) for first in range(count)]
-    jobs = [
-        joblib.delayed(_train_share)(
-            twins[share],
-            x[share] if per_member else x,
-            y[share] if per_member else y,
-            order=None if order is None else np.asarray(order)[share],
-            **settings,
-        )
-        for share in shares
-    ]
-    losses = np.empty((epochs, len(twins)))
-    for share, result in zip(shares, joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True):
-        trained, losses[:, share] = result
-        for twin, other in zip(twins[share], trained, strict=True):
-            twin.load_state_dict(other.state_dict())
+    jobs = []
+    for share in shares:
+        part = jax.tree.map(lambda leaf, share=share: np.asarray(leaf)[share], own)
+        jobs.append(joblib.delayed(_train_share)(train, twins[share], **part, threads=1, **settings))
+    weights, results = zip(*joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True)
+    for share, trained in zip(shares, weights, strict=True):
+        for twin, state in zip(twins[share], trained, strict=True):
+            twin.load_state_dict(state)
+
+    def gather(*parts):
+        whole = np.empty((*parts[0].shape[:-1], len(twins)))
+        for share, part in zip(shares, parts, strict=True):
+            whole[..., share] = part
+        return whole
+
+    return jax.tree.map(gather, *results)
+
+
+def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
+    """scikit-learn's MLPClassifier, one member of a swarm of MLPs after the other: their weights, order and losses.
+
+    x: [row, feature], y: int [row] of three classes or more, order: int [member, epoch, step, batch].
+    """
+    from sklearn.neural_network import MLPClassifier
+
+    losses = np.empty((epochs, len(swarm)))
+    size = order.shape[-1]
+    for member, state in enumerate(swarm):
+        layers = [state.params[f"Dense_{i}"] for i in range(len(state.params))]
+        *hidden, classes = (len(layer["bias"]) for layer in layers)
+        how = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
+        net = MLPClassifier(hidden, random_state=0, **how)
+        net.partial_fit(x[:size], y[:size], classes=np.arange(classes))
+        for coefs, intercepts, layer in zip(net.coefs_, net.intercepts_, layers, strict=True):
+            coefs[...] = layer["kernel"]
+            intercepts[...] = layer["bias"]
+        adam = net._optimizer  # began with the step that made the network: begin anew
+        adam.t = 0
+        for moment in (*adam.ms, *adam.vs):
+            moment[...] = 0
+        for epoch in range(epochs):
+            rows = order[member, epoch].ravel()
+            net.partial_fit(x[rows], y[rows])
+            losses[epoch, member] = net.loss_
     return losses
 
 
@@ -174,15 +230,26 @@ def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = N
     return min(seconds, key=lambda threads: min(seconds[threads]))
 
 
+@contextlib.contextmanager
+def torch_threads(threads: int | None):
+    """With it, PyTorch has so many threads; None leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def torch_predict(twin: nn.Module, x) -> np.ndarray:
     """The network's outputs [row, output] for x [row, ...]; logits where it classifies."""
     with torch.no_grad():
         return twin(tensor(x).to(next(twin.parameters()))).cpu().numpy()
 
 
-def _train_share(twins, x, y, **settings):
-    losses = train_loop(twins, x, y, **settings)
-    return twins, losses
+def _train_share(train, twins, **job):
+    results = train(twins, **job)
+    return [twin.state_dict() for twin in twins], results
 
 
 def _adam(parameters, learning_rate, fused):
@@ -222,13 +289,3 @@ def _check(members, x, y, order, epochs, per_member):
     if order.min() < 0 or order.max() >= rows[0]:
         raise ValueError(f"order names rows {order.min()} to {order.max()}; there are {rows[0]} rows.")
     return order
-
-
-@contextlib.contextmanager
-def _threads(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
