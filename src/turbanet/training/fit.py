@@ -107,7 +107,8 @@ def fit(
     auto, given, plan = plan == "auto", isinstance(plan, Plan), choose(plan, swarm)
     known = autoplan.recall(one, swarm, task.own, task.shared, devices=plan.devices) if auto else None
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
-    keeper = None if checkpoints is None else checkpoint.Keeper(checkpoints, checkpoint.facts(start, one, own, shared))
+    facts = None if checkpoints is None else checkpoint.facts(start, one, (own, shared))
+    keeper = facts and checkpoint.Keeper(checkpoints, facts)
     kept = keeper and keeper.latest()
     if kept:
         segment = kept[1]["segment"]
