@@ -139,8 +139,12 @@ class Predict:
 def compiled(one, plan, *args):
     """The compiled program of `one` over all members, from memory if it was compiled before."""
     leaves, tree = jax.tree.flatten(args)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding, weak_type=a.weak_type) for a in leaves]
-    return _program(one, plan, tree, tuple(types))
+
+    def described(leaf):  # random keys are never weakly typed
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+    return _program(one, plan, tree, tuple(map(described, leaves)))
 
 
 def forget():
