@@ -112,8 +112,12 @@ def compiled(program, plan, state, data):
     state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them.
     """
     leaves, tree = jax.tree.flatten((state, data))
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding, weak_type=a.weak_type) for a in leaves]
-    return _program(program, plan, tree, tuple(types))
+
+    def described(leaf):  # random keys are never weakly typed
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+    return _program(program, plan, tree, tuple(map(described, leaves)))
 
 
 def forget():

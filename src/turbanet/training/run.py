@@ -9,6 +9,7 @@ import numpy as np
 
 from turbanet.training import autoplan, checkpoint
 from turbanet.training.data import of_members, placed
+from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, choose, resized, say_once
 from turbanet.training.program import Train, compiled, fits
 
@@ -26,7 +27,7 @@ class Training:
     checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
     """
 
-    def __init__(self, program: Train, swarm, data, *, epochs: int, plan=None, checkpoints=None):
+    def __init__(self, program: Train, swarm: Swarm, data, *, epochs: int, plan=None, checkpoints=None):
         self.program = program
         self.start = swarm
         self.data = data
