@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from turbanet.lab import baselines, timing
+from turbanet.lab.compilation import cold
 from turbanet.lab.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SCAN, SKLEARN, STEPS, WAYS
 from turbanet.training.fit import batch_order, fit
 from turbanet.training.plan import Plan
@@ -113,17 +114,17 @@ def assert_equal_losses(runs, epochs, rtol=1e-3):
 
 
 def time_ways(runs, epochs, *, repeats):
-    """A list of {way, repeat, seconds, compile_seconds}, the ways in turn, each warm.
+    """A table of way, repeat, seconds, steps and compile_seconds of full-batch ways, in turn, each warm.
 
-    Ours is warmed up by a whole run, for its program is compiled for that many epochs; the others by a few epochs.
+    Ours trains to the end, for its program is compiled for that many epochs; the others' seconds for as many are read
+    off `steps` of them (`timing.extrapolate`). What ours compiles for is measured as in a new process.
     """
-    compiled = {name: run(epochs if name == OURS else min(epochs, 4))[1] for name, run in runs.items()}
-    seconds = timing.interleave({n: partial(run, epochs) for n, run in runs.items()}, repeats=repeats, warmup=0)
-    return [
-        {"way": name, "repeat": repeat, "seconds": second, "compile_seconds": compiled[name]}
-        for name, all_of in seconds.items()
-        for repeat, second in enumerate(all_of)
-    ]
+    compile_seconds = np.nan
+    if OURS in runs:
+        with cold():
+            compile_seconds = runs[OURS](epochs)[1]
+    table = timing.extrapolate(runs, epochs, whole=[OURS] if OURS in runs else [], repeats=repeats)
+    return table.assign(compile_seconds=np.where(table.way == OURS, compile_seconds, np.nan))
 
 
 def _known_to_sklearn(swarm):

@@ -1,4 +1,4 @@
-"""Images with the batch as the last axis, where few channels fill the vector units: which ones, and how they convolve."""
+"""Images with the batch as the last axis, where few channels fill the vector units: which, and how they convolve."""
 
 import dataclasses
 from collections.abc import Callable
