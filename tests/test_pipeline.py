@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import yaml
 
-from turbanet.lab import notebook
+from turbanet.lab import notebook, rebuild
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -143,6 +143,18 @@ def test_comments_make_nothing_stale_but_the_copy(pipeline):
         with (pipeline / "src/turbanet" / module).open("a") as file:
             file.write("# A comment.\n")
     assert repro(pipeline) == ["code"]
+
+
+def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
+    monkeypatch.chdir(pipeline)
+    monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
+    with (pipeline / "src/turbanet/training/plan.py").open("a") as file:
+        file.write("EDITED = True\n")
+    assert rebuild.main(["--stage", "mnist"]) == 0
+    said = capfd.readouterr().out
+    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
+    stale = re.search("stale, .*: (.+)", said)[1].split(", ")
+    assert set(stale) == USERS["training/program.py"] - {"mnist"}
 
 
 def test_default_sweep_measures_what_its_promised_metrics_need():
