@@ -11,9 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-report: .venv/.installed ## rebuild what is stale of the study, then say where its data came from
-	$(IN_VENV) dvc repro $(ARGS)
-	@$(IN_VENV) python -m turbanet.lab.reports --sources
+report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: that stage, then the report alone
+	@$(IN_VENV) python -m turbanet.lab.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
 
 test: lint ## lint, then all tests, the slow ones too
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -1,4 +1,4 @@
-"""Images with the batch as the last axis, where few channels fill the vector units: who goes there, and how."""
+"""Images with the batch as the last axis, where few channels fill the vector units: which do so, and how."""
 
 import dataclasses
 from collections.abc import Callable
