@@ -11,7 +11,6 @@ import sys
 import types
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -48,7 +47,7 @@ def fingerprint(thing: object) -> "Fingerprint":
     return found
 
 
-def as_numbers(array: Any) -> np.ndarray:
+def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
     """An array in the host's memory; typed random keys as the numbers they hold."""
     keys = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(array) if keys else array)
