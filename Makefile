@@ -17,9 +17,10 @@ report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: tha
 test: lint ## lint, then all tests, the slow ones too
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: .venv/.installed ## ruff, without changing a file
+lint: .venv/.installed ## ruff and the types of the library, without changing a file
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
+	$(IN_VENV) mypy
 
 lab: .venv/.installed ## JupyterLab on localhost; it prints its address with the token
 	$(IN_VENV) jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks $(ARGS)

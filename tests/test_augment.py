@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import turbanet as tn
 from turbanet.training import augment
@@ -15,7 +16,7 @@ Y = np.random.default_rng(1).integers(0, 3, 40)
 
 
 def swarm(members=3, **how):
-    model = tn.models.nn.Sequential([lambda x: x.reshape(*x.shape[:-3], -1), tn.MLP((4, 3))])
+    model = nn.Sequential([lambda x: x.reshape(*x.shape[:-3], -1), tn.MLP((4, 3))])
     return tn.TurbaTrainState.swarm(model, optax.adam(0.01), members, sample_input=X[:1], seed=0, **how)
 
 
@@ -90,6 +91,46 @@ def test_a_member_alone_ends_where_it_ends_in_a_swarm():
     together = tn.fit(swarm(3), X, Y, loss, **job)[1].train_loss
     alone = tn.fit(swarm(3)[[1]], X, Y, loss, **job)[1].train_loss
     np.testing.assert_array_equal(together[:, 1], alone[:, 0])
+
+
+def seen(params, x, y, apply_fn):
+    """A loss whose prediction is the images as they were trained on."""
+    return 0 * apply_fn({"params": params}, x).sum(), x
+
+
+def trained_on(loss, nets, images, weights=True):
+    """What each member's next step sees of `images`: [member, row, height, width, channel]."""
+    y = np.zeros(images.shape[0], np.int32)
+    y = (y, np.ones(len(y), np.float32)) if weights else y
+    x, y = jax.tree.map(lambda a: np.stack([a] * len(nets)), (images, y))
+    return np.asarray(nets.train(x, y, loss)[2])
+
+
+WEIGHTED = tn.weighted(tn.augmented(seen, tn.Chain(tn.RandomCrop(4), tn.RandomFlip())))
+
+
+def test_weighted_examples_are_changed_each_by_itself():
+    same = np.stack([X[0]] * 16)
+    for crops in trained_on(WEIGHTED, swarm(2), same):
+        assert len(np.unique(crops, axis=0)) > 8
+
+
+def test_weighted_examples_are_changed_again_at_each_step_and_alike_when_repeated():
+    nets = swarm(2)
+    first, again = trained_on(WEIGHTED, nets, X), trained_on(WEIGHTED, nets, X)
+    later = trained_on(WEIGHTED, nets.replace(step=nets.step + 1), X)
+    alone = trained_on(WEIGHTED, nets[[1]], X)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first[1], alone[0])
+    assert (first != later).any(axis=(2, 3, 4)).mean() > 0.9
+    assert (first[0] != first[1]).any(axis=(1, 2, 3)).mean() > 0.9
+
+
+def test_a_weight_changes_no_draw_whichever_is_inside():
+    change, nets = tn.Chain(tn.RandomCrop(4), tn.RandomFlip()), swarm(2)
+    plain = trained_on(tn.augmented(seen, change), nets, X, weights=False)
+    np.testing.assert_array_equal(trained_on(tn.weighted(tn.augmented(seen, change)), nets, X), plain)
+    np.testing.assert_array_equal(trained_on(tn.augmented(tn.weighted(seen), change), nets, X), plain)
 
 
 @pytest.mark.parametrize(

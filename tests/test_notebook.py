@@ -165,3 +165,10 @@ def test_copy_study_refuses_an_unknown_size_or_name(study):
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"sizes": {"smoke": {"tiny": {"rat": 1}}}}))
     with pytest.raises(ValueError, match="Unknown name in sizes.smoke.tiny 'rat'; known: rate, sizes."):
         notebook.copy_study(root, root / "build/smoke", "smoke")
+
+
+def test_publish_moves_results_into_reports_and_keeps_others(tmp_path):
+    fill(tmp_path / "build", "ratios.csv")
+    fill(tmp_path / "reports/benchmark/cpu", "kept")
+    assert notebook.publish(tmp_path / "build", "benchmark/cpu", root=tmp_path) == tmp_path / "reports/benchmark/cpu"
+    assert tree(tmp_path) == {"reports/benchmark/cpu/ratios.csv", "reports/benchmark/cpu/kept"}

@@ -75,6 +75,20 @@ def test_check_rows_refuses_another_number_of_members():
         check_rows(np.zeros((2, 4), int), members=3, length=5)
 
 
+def test_rows_may_be_tensors_or_lists():
+    torch = pytest.importorskip("torch")
+    rows = [[0, 4, 2], [1, -1, -1]]
+    for dress in (rows, torch.tensor(rows)):
+        checked, counts = check_rows(dress, members=2, length=5)
+        assert checked.tolist() == rows and counts.tolist() == [3, 1]
+    assert np.asarray(ragged([torch.tensor([0, 4, 2]), [1]])).tolist() == rows
+
+
+def test_rows_of_text_are_refused_by_name():
+    with pytest.raises(ValueError, match="^rows must be an array of numbers, got"):
+        check_rows([["a"]], members=1, length=5)
+
+
 def test_check_rows_refuses_floats():
     with pytest.raises(ValueError, match="integers"):
         check_rows(np.zeros((3, 4)), members=3, length=5)

@@ -56,6 +56,16 @@ def test_each_member_trains_with_its_own_hyperparameters():
         np.testing.assert_allclose(history.train_loss[:, index], expected, rtol=1e-4)
 
 
+def test_hyperparameters_may_be_tensors():
+    swarm = tn.with_hyperparameters(made(), learning_rate=torch.tensor([0.5, 0.25, 0.125], requires_grad=True))
+    assert tn.hyperparameters(swarm)["learning_rate"].tolist() == [0.5, 0.25, 0.125]
+
+
+def test_hyperparameters_of_text_are_refused_by_name():
+    with pytest.raises(ValueError, match="^learning_rate must be an array of numbers, got str"):
+        tn.with_hyperparameters(made(), learning_rate="fast")
+
+
 def test_each_member_clips_its_own_gradient():
     clip = optax.inject_hyperparams(optax.clip_by_global_norm)(max_norm=1.0)
     swarm = tn.with_hyperparameters(made(optimizer=optax.chain(clip, optax.sgd(0.5))), max_norm=[0.01, 0.1, 10.0])

@@ -441,6 +441,21 @@ def test_prepare_stocks_raises_when_yahoo_answers_nothing(tmp_path, yahoo):
         network(tmp_path)
 
 
+def test_prepare_stocks_leaves_nothing_in_yfinances_caches(tmp_path, yahoo, monkeypatch):
+    from yfinance import cache
+
+    for kind in (cache._TzDBManager, cache._CookieDBManager):
+        monkeypatch.setattr(kind, "_cache_dir", str(tmp_path / "home"))
+        monkeypatch.setattr(kind, "_db", None)
+    before = cache._TzCacheManager._tz_cache, cache._CookieCacheManager._Cookie_cache
+    network(tmp_path)
+    yahoo.columns.clear()
+    with pytest.raises(ConnectionError):
+        network(tmp_path)
+    assert (cache._TzCacheManager._tz_cache, cache._CookieCacheManager._Cookie_cache) == before
+    assert not (tmp_path / "home").exists()
+
+
 def test_prepare_stocks_stops_at_a_negative_price_from_yahoo(tmp_path, yahoo):
     yahoo.columns["T4"] = [1, 2, -3, 4, 5, 6, 7, 8]
     with pytest.raises(ValueError, match="those of T4 are not"):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from flax import linen as nn
 
@@ -69,7 +70,7 @@ def test_swarm_refuses_a_size_that_is_no_count(size):
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), size, 3)
 
 
-@pytest.mark.parametrize("given", [{}, {"input_size": 3, "sample_input": X[0]}])
+@pytest.mark.parametrize("given", [{}, {"input_size": 3, "sample_input": X[0]}, {"input_size": X, "sample_input": X}])
 def test_swarm_needs_exactly_one_description_of_the_input(given):
     with pytest.raises(ValueError, match="either input_size"):
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, **given)
@@ -91,9 +92,59 @@ def test_train_equals_a_plain_optax_loop(swarm):
     assert prediction.shape == (4, 8, 2)
 
 
-def test_train_uses_the_loss_that_was_set_and_ignores_other_keywords(swarm):
-    _, by_set, _ = swarm.set_loss_fn(mse).train(X, Y, anything=1)
-    np.testing.assert_array_equal(by_set, swarm.train(X, Y, mse)[1])
+def test_train_uses_the_loss_that_was_set(swarm):
+    np.testing.assert_array_equal(swarm.set_loss_fn(mse).train(X, Y)[1], swarm.train(X, Y, mse)[1])
+
+
+def test_data_go_by_the_names_of_the_public_turbanet_too(swarm):
+    _, loss, _ = swarm.set_loss_fn(mse).train(input_data=X, output_data=Y)
+    np.testing.assert_array_equal(loss, swarm.train(X, Y, mse)[1])
+    np.testing.assert_array_equal(swarm.evaluate(input_data=X, output_data=Y, loss_fn=mse)[1], swarm.predict(X))
+    np.testing.assert_array_equal(swarm.predict(input_data=X), swarm.predict(X))
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_a_misspelt_keyword_is_refused_with_the_known_ones(swarm, method):
+    with pytest.raises(TypeError, match=f"{method} takes no los_fn; it takes x, y, loss_fn, input_data, output_data"):
+        getattr(swarm, method)(X, Y, los_fn=mse)
+
+
+@pytest.fixture(params=["tensor", "tensor with a gradient", "list", "float64"])
+def as_users_have_it(request):
+    """NumPy [member, ...] -> the same numbers in another dress."""
+    torch = pytest.importorskip("torch")
+    dresses = {
+        "tensor": torch.from_numpy,
+        "tensor with a gradient": lambda a: torch.from_numpy(a).clone().requires_grad_(),
+        "list": np.ndarray.tolist,
+        "float64": lambda a: a.astype(np.float64),
+    }
+    return dresses[request.param]
+
+
+def test_methods_take_data_as_users_have_them(swarm, as_users_have_it):
+    x, y = as_users_have_it(X), as_users_have_it(Y)
+    made = TurbaTrainState.swarm(MLP((5, 2)), optax.adam(0.01), 4, as_users_have_it(X[0]), seed=3)
+    np.testing.assert_array_equal(made.params["Dense_0"]["kernel"], swarm.params["Dense_0"]["kernel"])
+    np.testing.assert_array_equal(swarm.train(x, y, mse)[1], swarm.train(X, Y, mse)[1])
+    np.testing.assert_array_equal(swarm.evaluate(x, y, mse)[0], swarm.evaluate(X, Y, mse)[0])
+    np.testing.assert_array_equal(swarm.predict(x), swarm.predict(X))
+    assert swarm.cost_analysis(as_users_have_it(X[0])) == swarm.cost_analysis(X[0])
+
+
+def test_a_swarm_of_one_takes_a_table_without_the_member_axis():
+    one = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 1, sample_input=pd.DataFrame(X[0]))
+    np.testing.assert_array_equal(one.predict(pd.DataFrame(X[0])), one.predict(X[:1]))
+
+
+def test_labels_that_fit_no_int32_are_refused_by_name(swarm):
+    with pytest.raises(ValueError, match="y holds whole numbers from 3000000000 to 3000000000"):
+        swarm.train(X, np.full((4, 8), 3_000_000_000), softmax_cross_entropy)
+
+
+def test_text_is_refused_by_name(swarm):
+    with pytest.raises(ValueError, match="x must be an array of numbers, got ndarray of type <U1"):
+        swarm.predict(np.full((4, 8, 3), "a"))
 
 
 def test_train_before_set_loss_fn_says_what_to_do(swarm):

@@ -65,11 +65,28 @@ def test_forecast_windows_pads_the_rows_of_a_late_listing():
     assert windows.scale[1] == prices[10:17, 1].max()
 
 
-def test_forecast_windows_names_a_ticker_without_a_training_window():
+def test_forecast_windows_leaves_out_and_names_a_ticker_without_a_training_window():
     prices = market()
-    prices[:14, 2] = np.nan
-    with pytest.raises(ValueError, match=r"columns \[2\] have no training window of 4 days"):
-        split(prices)
+    early, late = prices[:, [0, 2]], prices.copy()
+    late[:14, 1] = np.nan  # of 17 training days
+    windows, expected = split(late, tickers=["A", "B", "C"]), split(early)
+    assert windows.left_out == {"B": "3 closes in 17 training days, a window takes 4 in a row"}
+    assert windows.kept.tolist() == [0, 2] and expected.left_out == {}
+    for found, array in zip(windows[:8], expected[:8], strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+def test_forecast_windows_leaves_out_a_ticker_that_is_listed_after_the_training_days():
+    prices = market()
+    prices[:20, 2] = np.nan
+    assert split(prices).left_out == {"2": "0 closes in 17 training days, a window takes 4 in a row"}
+
+
+def test_forecast_windows_names_the_tickers_where_none_has_a_training_window():
+    prices = market(tickers=2)
+    prices[:14] = np.nan
+    with pytest.raises(ValueError, match="No ticker has 4 training days in a row.*17 training days, A, B have fewer"):
+        split(prices, tickers=["A", "B"])
 
 
 def test_forecast_windows_asks_for_enough_days():

@@ -1,15 +1,183 @@
 """Losses of one member: `loss(params, x, y, apply_fn) -> (scalar, prediction)`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from turbanet.training.member import Bound
 
+LossAndPrediction = tuple[jax.Array, jax.Array]
 
-def _check(prediction, y):
-    if prediction.shape != y.shape:
-        raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")
+
+def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+    """Mean squared error.
+
+    Parameters
+    ----------
+    params : the network's parameters
+    x : [batch, ...]
+    y : [batch, output], of the shape of the prediction
+    apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+
+    Returns
+    -------
+    The loss, in the square of y's unit, and the prediction.
+
+    Raises
+    ------
+    ValueError : for a target of another shape than the prediction, which would broadcast.
+    """
+    prediction = _predicted(params, x, apply_fn)
+    _check(prediction, y)
+    return jnp.mean(optax.squared_error(prediction, y)), prediction
+
+
+def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+    """Half the mean squared error.
+
+    Parameters
+    ----------
+    params : the network's parameters
+    x : [batch, ...]
+    y : [batch, output], of the shape of the prediction
+    apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+
+    Returns
+    -------
+    The loss, in the square of y's unit, and the prediction.
+
+    Raises
+    ------
+    ValueError : for a target of another shape than the prediction, which would broadcast.
+    """
+    prediction = _predicted(params, x, apply_fn)
+    _check(prediction, y)
+    return jnp.mean(optax.l2_loss(prediction, y)), prediction
+
+
+def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+    """Mean cross-entropy of logits.
+
+    Parameters
+    ----------
+    params : the network's parameters
+    x : [batch, ...]
+    y : classes, int [batch], or their probabilities such as one-hot rows, [batch, class]
+    apply_fn : `apply_fn({"params": params}, x)` -> logits [batch, class]
+
+    Returns
+    -------
+    The loss in nats, and the logits.
+
+    Raises
+    ------
+    ValueError : for a target of a shape that does not go with the logits.
+
+    Examples
+    --------
+    A network that gives three classes equal logits, one of which is right:
+
+    >>> import jax.numpy as jnp
+    >>> from turbanet import softmax_cross_entropy
+    >>> equal = lambda variables, x: jnp.zeros((len(x), 3))
+    >>> loss, logits = softmax_cross_entropy({}, jnp.ones((2, 5)), jnp.array([0, 2]), equal)
+    >>> print(f"{loss:.4f}, the logarithm of 3; logits {logits.shape}")
+    1.0986, the logarithm of 3; logits (2, 3)
+    """
+    logits = _predicted(params, x, apply_fn)
+    classes_first = jnp.moveaxis(logits, -1, 0)  # few classes as the last axis would leave the vector units idle
+    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim == logits.ndim - 1:
+        _check(logits[..., 0], y)
+        is_target = jnp.arange(len(classes_first)).reshape(-1, *[1] * y.ndim) == y  # compared, not gathered: it fuses
+        target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
+        return jnp.mean(jax.nn.logsumexp(classes_first, axis=0) - target_logit), logits
+    _check(logits, y)
+    return jnp.mean(optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0)), logits
+
+
+def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+    """Mean cross-entropy of probabilities, finite at a probability of 0.
+
+    Parameters
+    ----------
+    params : the network's parameters
+    x : [batch, ...]
+    y : one-hot rows [batch, class]
+    apply_fn : `apply_fn({"params": params}, x)` -> probabilities [batch, class]
+
+    Returns
+    -------
+    The loss in nats, and the probabilities.
+
+    Raises
+    ------
+    ValueError : for a target of another shape than the probabilities.
+    """
+    probability = _predicted(params, x, apply_fn)
+    _check(probability, y)
+    smallest = jnp.finfo(probability.dtype).tiny
+    log_probability = jnp.log(jnp.maximum(probability, smallest))
+    return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
+
+
+def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+    """Mean cross-entropy of one logit an example, for two classes.
+
+    Parameters
+    ----------
+    params : the network's parameters
+    x : [batch, ...]
+    y : 0 or 1 [batch]
+    apply_fn : `apply_fn({"params": params}, x)` -> logit [batch, 1] or [batch]
+
+    Returns
+    -------
+    The loss in nats, and the probabilities of 1, of the shape of the logits.
+
+    Raises
+    ------
+    ValueError : for a target of another number of examples.
+    """
+    logits = _predicted(params, x, apply_fn)
+    flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
+    _check(flat, y)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)
+
+
+def weighted(loss_fn: Callable) -> Callable:
+    """`loss_fn` with a weight for each example: its y is (y, weight [batch]), its value the weighted mean.
+
+    A weight may be 0; if all of a batch are, its loss is 0. The examples are taken one by one, so a model that mixes
+    them (batch normalisation) is refused.
+
+    >>> import jax.numpy as jnp
+    >>> from turbanet import mse, weighted
+    >>> double = lambda variables, x: 2 * x
+    >>> x, y, weight = jnp.array([[1.0], [2.0]]), jnp.array([[0.0], [4.0]]), jnp.array([1.0, 3.0])
+    >>> loss, prediction = weighted(mse)({}, x, (y, weight), double)  # squared errors 4 and 0
+    >>> print(loss)
+    1.0
+    """
+
+    def loss(params, x, y, apply_fn):
+        y, weight = y
+        examples = len(weight)
+
+        def loss_of_one(x, y, index):
+            apply_to_one = apply_fn.of_example(index, examples) if isinstance(apply_fn, Bound) else apply_fn
+            x, y = jax.tree.map(lambda leaf: leaf[None], (x, y))
+            value, prediction = loss_fn(params, x, y, apply_to_one)
+            return value, jax.tree.map(lambda leaf: leaf[0], prediction)
+
+        values, prediction = jax.vmap(loss_of_one)(x, y, jnp.arange(examples))
+        total = weight.sum()
+        mean = (weight * values).sum() / jnp.where(total > 0, total, 1)
+        return jnp.where(total > 0, mean, 0), prediction
+
+    return loss
 
 
 def _predicted(params, x, apply_fn):
@@ -18,68 +186,6 @@ def _predicted(params, x, apply_fn):
     return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
-def mse(params, x, y, apply_fn):
-    """Mean squared error. x: [batch, ...]; y: [batch, output]."""
-    prediction = _predicted(params, x, apply_fn)
-    _check(prediction, y)
-    return jnp.mean(optax.squared_error(prediction, y)), prediction
-
-
-def l2_loss(params, x, y, apply_fn):
-    """Half the mean squared error. x: [batch, ...]; y: [batch, output]."""
-    prediction = _predicted(params, x, apply_fn)
-    _check(prediction, y)
-    return jnp.mean(optax.l2_loss(prediction, y)), prediction
-
-
-def softmax_cross_entropy(params, x, y, apply_fn):
-    """Mean cross-entropy in nats of logits [batch, class] against classes y: int [batch] or one-hot [batch, class]."""
-    logits = _predicted(params, x, apply_fn)
-    classes_first = jnp.moveaxis(logits, -1, 0)  # few classes as the last axis would leave the vector units idle
-    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim == logits.ndim - 1:
-        _check(logits[..., 0], y)
-        own = jnp.arange(len(classes_first)).reshape(-1, *[1] * y.ndim) == y  # compared, not gathered: it fuses
-        picked = jnp.sum(jnp.where(own, classes_first, 0), axis=0)
-        return jnp.mean(jax.nn.logsumexp(classes_first, axis=0) - picked), logits
-    _check(logits, y)
-    return jnp.mean(optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0)), logits
-
-
-def cross_entropy(params, x, y, apply_fn):
-    """Mean cross-entropy in nats of probabilities [batch, class] against one-hot y [batch, class]; finite at p = 0."""
-    probability = _predicted(params, x, apply_fn)
-    _check(probability, y)
-    smallest = jnp.finfo(probability.dtype).tiny
-    log_probability = jnp.log(jnp.maximum(probability, smallest))
-    return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
-
-
-def binary_cross_entropy(params, x, y, apply_fn):
-    """Mean binary cross-entropy in nats of one logit [batch, 1] or [batch] against y in {0, 1} [batch]."""
-    logits = _predicted(params, x, apply_fn)
-    flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
-    _check(flat, y)
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)
-
-
-def weighted(loss_fn):
-    """`loss_fn` with a weight for each example: y is (y, weight [batch]); the weighted mean of the losses.
-
-    A weight may be 0; if all of a batch are, its loss is 0. The examples are taken one by one, so a model that mixes
-    them (batch normalisation) is refused.
-    """
-
-    def loss(params, x, y, apply_fn):
-        y, weight = y
-
-        def one(x, y, index):
-            own = apply_fn.of_example(index) if isinstance(apply_fn, Bound) else apply_fn
-            x, y = jax.tree.map(lambda a: a[None], (x, y))
-            value, prediction = loss_fn(params, x, y, own)
-            return value, jax.tree.map(lambda a: a[0], prediction)
-
-        values, prediction = jax.vmap(one)(x, y, jnp.arange(len(weight)))
-        total = weight.sum()
-        return jnp.where(total > 0, (weight * values).sum() / jnp.where(total > 0, total, 1), 0), prediction
-
-    return loss
+def _check(prediction, y):
+    if prediction.shape != y.shape:
+        raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")

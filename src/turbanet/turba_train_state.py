@@ -1,9 +1,10 @@
 """TurbaTrainState: many networks of one architecture as one pytree with a leading member axis."""
 
+import inspect
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from typing import Any, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,24 @@ from flax import struct
 from flax.training.train_state import TrainState
 
 from turbanet.training import member
+from turbanet.training.arrays import as_array, as_arrays
+
+PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _by_public_names(method: Method) -> Method:
+    """`method`, which also takes x and y by the public TurbaNet's names; an unknown keyword lists the known ones."""
+    names = list(inspect.signature(method).parameters)[1:]
+    known = names + [public for public, ours in PUBLIC_NAMES.items() if ours in names]
+
+    @wraps(method)
+    def call(self, *args, **named):
+        if unknown := sorted(named.keys() - known):
+            raise TypeError(f"{method.__name__} takes no {', '.join(unknown)}; it takes {', '.join(known)}.")
+        return method(self, *args, **{PUBLIC_NAMES.get(name, name): value for name, value in named.items()})
+
+    return cast(Method, call)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -48,32 +67,67 @@ class TurbaTrainState(TrainState):
     sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input, if known
 
     @classmethod
-    def swarm(cls, model, optimizer, swarm_size, input_size=None, sample_input=None, seed=None):
-        """Initialise `swarm_size` networks of the Flax `model` under the Optax `optimizer`.
+    def swarm(
+        cls,
+        model: Any,
+        optimizer: optax.GradientTransformation,
+        swarm_size: int,
+        input_size: Any = None,
+        sample_input: Any = None,
+        seed: int | Sequence[int] | None = None,
+    ) -> Self:
+        """Initialise `swarm_size` networks of one architecture.
 
-        `model` is a Linen module with any variable collections and random streams, an NNX one in
-        `flax.nnx.bridge.ToLinen`, or a pair of functions init(key, x) -> params, apply(params, x) -> prediction.
-        `sample_input` is a batch [batch, ...] or one example; `input_size` stands for zeros [1, input_size]; an array
-        given as `input_size` is taken as the sample. `seed` is an int (members differ by their id), one int per
-        member, or None for 0.
+        Parameters
+        ----------
+        model : a Linen module with any variable collections and random streams, an NNX one in
+            `flax.nnx.bridge.ToLinen`, or a pair of functions init(key, x) -> params, apply(params, x) -> prediction
+        optimizer : an Optax one, as for one network
+        swarm_size : the number of members
+        input_size : the number of features, for a sample of zeros [1, input_size]; an array is taken as the sample
+        sample_input : a batch [batch, ...] or one example, in place of `input_size`
+        seed : an int (members differ by their id), one int a member, or None for 0
+
+        Returns
+        -------
+        The swarm: every leaf leads with the member axis.
+
+        Raises
+        ------
+        ValueError : for no or both of `input_size` and `sample_input`, and for numbers that count no members or seeds.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import optax
+        >>> from turbanet import MLP, TurbaTrainState
+        >>> swarm = TurbaTrainState.swarm(MLP((16, 3)), optax.adam(1e-3), swarm_size=5, input_size=4, seed=0)
+        >>> swarm.shape
+        (5, 4, 3)
+        >>> swarm.predict(np.zeros((5, 2, 4))).shape  # [member, batch, feature] -> [member, batch, output]
+        (5, 2, 3)
         """
         if not isinstance(swarm_size, int | np.integer) or swarm_size < 1:
             raise ValueError(f"swarm_size must be a whole number of at least 1, got {swarm_size!r}.")
-        if input_size is not None and np.ndim(input_size) > 0:
-            input_size, sample_input = None, input_size
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
-        sample = jnp.zeros((1, input_size)) if sample_input is None else jnp.asarray(sample_input)
-        seeds, ids = np.asarray(0 if seed is None else seed), np.zeros(swarm_size, int)
+        if sample_input is None:
+            is_number = as_array(input_size, "input_size").ndim == 0
+            sample_input = jnp.zeros((1, input_size)) if is_number else input_size
+        sample = jnp.asarray(as_array(sample_input, "sample_input"))
+        seeds = np.asarray(0 if seed is None else seed)
+        ids = np.zeros(swarm_size, int)
         if seeds.ndim == 0:
-            seeds, ids = np.full(swarm_size, seeds), np.arange(swarm_size)
+            seeds = np.full(swarm_size, seeds)
+            ids = np.arange(swarm_size)
         if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
 
         model = member.Functions(*model) if isinstance(model, tuple) else model
-        carried = member.carried(model, jax.eval_shape(initial := partial(member.initial, model), 0, 0, sample), sample)
+        initial = partial(member.initial, model)
+        carried = member.carried(model, jax.eval_shape(initial, 0, 0, sample), sample)
 
-        def one(identity):
+        def create_member(identity):
             variables = initial(*identity, sample)
             state = cls.create(apply_fn=model.apply, params=variables["params"], tx=optimizer)
             return state.replace(collections={name: variables[name] for name in carried})
@@ -81,14 +135,30 @@ class TurbaTrainState(TrainState):
         # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
         # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
         quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-        swarm = jax.jit(partial(jax.lax.map, one), compiler_options=quick)((seeds, ids))
-        named = {"seed": seeds, "id": ids, "step": np.zeros(swarm_size), "epoch": np.zeros(swarm_size)}
-        named = {name: jnp.asarray(np.asarray(value, np.int32)) for name, value in named.items()}
-        return swarm.replace(sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype), **named)
+        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
+        counters = {"seed": seeds, "id": ids, "step": np.zeros(swarm_size), "epoch": np.zeros(swarm_size)}
+        leaves = {name: jnp.asarray(np.asarray(numbers, np.int32)) for name, numbers in counters.items()}
+        return swarm.replace(sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype), **leaves)
 
     @classmethod
-    def vmap_create(cls, *, apply_fn, params, tx, **kwargs):
-        """A swarm from params that already lead with the member axis; ids are 0, 1, 2, ..."""
+    def vmap_create(cls, *, apply_fn: Callable, params: Any, tx: optax.GradientTransformation, **kwargs: Any) -> Self:
+        """A swarm from parameters that already lead with the member axis; ids are 0, 1, 2, ...
+
+        Parameters
+        ----------
+        apply_fn : apply_fn({"params": params}, x) -> prediction, of one network
+        params : a tree of [member, ...]
+        tx : the Optax optimizer
+        kwargs : other fields of the state, one value for all members
+
+        Returns
+        -------
+        The swarm.
+
+        Raises
+        ------
+        ValueError : for params that do not lead with one member axis.
+        """
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
@@ -97,30 +167,38 @@ class TurbaTrainState(TrainState):
         zeros = jnp.zeros(members, jnp.int32)
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(members, dtype=jnp.int32))
 
-    def set_loss_fn(self, loss_fn):
+    def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
         return self.replace(loss_fn=loss_fn)
 
-    def train(self, x, y, loss_fn=None, **ignored):
+    @_by_public_names
+    def train(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[Self, jax.Array, Any]:
         """One optimizer step of every member: -> (swarm, loss [member], prediction [member, ...]).
 
-        x: [member, ..., feature]; y: [member, ...]; a swarm of one also takes them without the member axis.
+        x: [member, ..., feature]; y: [member, ...]; a swarm of one also takes them without the member axis. Arrays,
+        tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
+        names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
         """
         return _train(self, self._lead(x, "x"), self._lead(y, "y"), self.loss(loss_fn))
 
-    def evaluate(self, x, y, loss_fn=None):
-        """The loss of every member on its own data: -> (loss [member], prediction [member, ...])."""
+    @_by_public_names
+    def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
+        """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
         return _evaluate(self, self._lead(x, "x"), self._lead(y, "y"), self.loss(loss_fn))
 
-    def predict(self, x, capture_intermediates=False):
+    @_by_public_names
+    def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
         """Every member's prediction [member, ...] on its own x [member, ..., feature].
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
         return _predict(self, self._lead(x, "x"), bool(capture_intermediates))
 
-    def apply_gradients(self, *, grads, value=None, **kwargs):
-        """One optimizer update; on a swarm, of each member by itself. `value` is the loss, for optimizers that ask."""
+    def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
+        """One optimizer update by `grads`; on a swarm, of each member by itself.
+
+        `value` is the loss, for optimizers that ask for it; `kwargs` are fields to replace in the same step.
+        """
         if jnp.ndim(self.step) > 0:
             return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
         extra = {} if value is None else {"value": value}
@@ -129,15 +207,13 @@ class TurbaTrainState(TrainState):
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
-    def append(self, other, return_ids=False):
-        """Both swarms as one, this one's members first; an appended id that is already taken gets the next free one.
+    def append(self, other: Self, return_ids: bool = False) -> Any:
+        """The swarm of these members and then those of `other`; an appended id that is taken becomes the next free one.
 
         With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
         """
         for name in ("params", "collections", "opt_state", "schedule"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            spec = [jax.tree.map(lambda a: (jnp.shape(a)[1:], jnp.result_type(a)), t) for t in (mine, theirs)]
-            if jax.tree.structure(mine) != jax.tree.structure(theirs) or spec[0] != spec[1]:
+            if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
         taken = set(zip(np.asarray(self.seed).tolist(), np.asarray(self.id).tolist(), strict=True))
         ids = []
@@ -151,7 +227,7 @@ class TurbaTrainState(TrainState):
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other)
         return (both, np.array(ids)) if return_ids else both
 
-    def merge(self):
+    def merge(self) -> Self:
         """A swarm of one, the mean of the members' weights and moments; counts stay whole numbers (the largest)."""
 
         def mean(leaf):
@@ -160,21 +236,22 @@ class TurbaTrainState(TrainState):
 
         return jax.tree.map(mean, self).replace(seed=self.seed[:1], id=self.id.max(keepdims=True) + 1)
 
-    def get_state(self, index):
-        """Member `index` as one network, without the member axis."""
+    def get_state(self, index: int) -> Self:
+        """The member at position `index` as one network, without the member axis."""
         index = self._position(index)
         return jax.tree.map(lambda leaf: leaf[index], self)
 
-    def remove_state(self, index):
-        """The swarm without member `index`."""
+    def remove_state(self, index: int) -> Self:
+        """The swarm without the member at position `index`."""
         if len(self) == 1:
             raise ValueError("A swarm has at least one member; the last one cannot be removed.")
         index = self._position(index)
         return jax.tree.map(lambda leaf: jnp.delete(leaf, index, axis=0), self)
 
-    def __getitem__(self, ids):
+    def __getitem__(self, ids: Any) -> Self:
         """The swarm of the members of these ids, in this order; pairs (seed, id) where seeds differ."""
-        wanted, names = np.atleast_1d(np.asarray(ids)), np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
+        wanted = np.atleast_1d(np.asarray(ids))
+        names = np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
         found = names[:, 1] == wanted[:, None] if wanted.ndim == 1 else (names == wanted[:, None]).all(-1)
         if not found.any(axis=1).all():
             missing = wanted[~found.any(axis=1)][0].tolist()
@@ -184,27 +261,25 @@ class TurbaTrainState(TrainState):
             raise ValueError(f"{twice} names more than one member: give pairs (seed, id), each of one member.")
         return jax.tree.map(lambda leaf: leaf[found.argmax(axis=1)], self)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Self]:
         return (self.get_state(index) for index in range(len(self)))
 
-    def cost_analysis(self, x):
+    def cost_analysis(self, x: Any) -> dict[str, float] | None:
         """XLA's estimate of the forward pass of one member on x [batch, feature]: floating-point operations, bytes."""
-        state = self.get_state(0)
-        return jax.jit(member.predict).lower(state, x).cost_analysis()
+        return jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x")).cost_analysis()
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int, int]:
         """(members, inputs, outputs): the widths of the last axis of an input and of a prediction."""
         if self.sample is None:
-            widths = _kernel_widths(self.params)
-            return (len(self), *widths)
+            return (len(self), *_kernel_widths(self.params))
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 
-    def __len__(self):
-        return self.step.shape[0] if jnp.ndim(self.step) else 1
+    def __len__(self) -> int:
+        return np.shape(self.step)[0] if jnp.ndim(self.step) else 1
 
-    def loss(self, loss_fn=None):
+    def loss(self, loss_fn: Callable | None = None) -> Callable:
         """`loss_fn` if given, else the swarm's own."""
         loss_fn = loss_fn or self.loss_fn
         if loss_fn is None:
@@ -217,17 +292,23 @@ class TurbaTrainState(TrainState):
         return index % len(self)
 
     def _lead(self, data, name):
-        """`data`, checked to lead with the member axis; jit takes NumPy arrays as they are."""
+        """`data` as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
         members = len(self)
 
         def lead(leaf):
-            if members == 1 and np.shape(leaf)[:1] != (1,):
-                leaf = jnp.asarray(leaf)[None]
-            if np.shape(leaf)[:1] != (members,):
-                raise ValueError(f"{name} has shape {np.shape(leaf)}; it must lead with the {members} members.")
+            if members == 1 and leaf.shape[:1] != (1,):
+                leaf = leaf[None]
+            if leaf.shape[:1] != (members,):
+                raise ValueError(f"{name} has shape {leaf.shape}; it must lead with the {members} members.")
             return leaf
 
-        return jax.tree.map(lead, data)
+        return jax.tree.map(lead, as_arrays(data, name))
+
+
+def _member_specification(tree):
+    """What two swarms must have in common in this part of them: its structure, a member's shapes, types."""
+    specifications = jax.tree.map(lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf)), tree)
+    return jax.tree.structure(tree), specifications
 
 
 def _kernel_widths(params):

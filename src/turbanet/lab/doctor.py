@@ -47,7 +47,7 @@ def torch_devices():
 
 def report(root):
     """All of it as {section: {name: value}}."""
-    from turbanet.lab.timing import machine
+    from turbanet.lab.machine import machine
 
     files = {name: ", ".join(found) or "nothing linked" for name, found in linked(root).items()}
     sources = {

@@ -115,6 +115,13 @@ def repro(folder, *arguments, **how):
     return subprocess.run(command, cwd=folder, env=environment, **how)
 
 
+def publish(folder, name, *, root="."):
+    """Move the results in `folder` to reports/<name>/ of the repository `root`; returns that folder."""
+    reports = Path(root) / "reports"
+    _publish(Path(folder), reports, name, None)
+    return reports / name
+
+
 def _publish(folder, reports, stage, variant):
     for new in folder.iterdir():
         public = stage == "report" and new.name in PUBLIC

@@ -1,13 +1,14 @@
 """Splits without look-ahead: forecasting windows by day, rows by class, and pixels as networks take them."""
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 
 class Windows(NamedTuple):
-    """What forecast_windows returns; E examples, each the same calendar days for all tickers."""
+    """What `forecast_windows` returns, of the tickers that it kept; an example is the same calendar days for all."""
 
     x: np.ndarray  # float32 [ticker, example, window, 1], scaled
     y: np.ndarray  # float32 [ticker, example, 1], scaled
@@ -17,17 +18,40 @@ class Windows(NamedTuple):
     scale: np.ndarray  # float64 [ticker], US dollars
     last: np.ndarray  # float32 [ticker, example], the last scaled close: the persistence forecast
     target_date: np.ndarray  # int64 [example], index of the target's day
+    kept: np.ndarray  # int64 [ticker], the columns of the prices that these are
+    left_out: dict[str, str]  # the other columns' tickers: why
 
 
-def forecast_windows(prices, *, window=20, validation_days, test_days, target="level"):
-    """Each ticker's examples: `window` closes and the one after them, split by calendar day, no look-ahead.
+def forecast_windows(
+    prices: np.ndarray,
+    *,
+    validation_days: int,
+    test_days: int,
+    window: int = 20,
+    target: str = "level",
+    tickers: Sequence[str] | None = None,
+) -> Windows:
+    """Each ticker's examples: some closes in a row and the one after them, split by calendar day, no look-ahead.
 
-    prices: [day, ticker], NaN before a listing. The last `test_days` days are the test set, the
-    `validation_days` before them the validation set, the rest is for training; no example straddles two of
-    them. Closes are divided by the ticker's highest training close. target "level": y is the next scaled
-    close, in US dollars y * scale; "change": x and y are less the last close, in US dollars
-    (y + last) * scale. Examples that reach back before a listing are zeros in x and y, NaN in last, and in no
-    split. Raises ValueError for a ticker without a training example.
+    Parameters
+    ----------
+    prices : closes in US dollars [day, ticker], NaN before a listing
+    validation_days : the days before the test days that are the validation set; those before them are for training
+    test_days : the last days, the test set; no example straddles two of the three sets
+    window : the closes of an example's x, days
+    target : "level", where y is the next scaled close, in US dollars y * scale; or "change", where x and y are less
+        the last close, in US dollars (y + last) * scale
+    tickers : their names; None for the numbers of their columns
+
+    Returns
+    -------
+    Windows. Closes are divided by the ticker's highest training close. Examples that reach back before a listing are
+    zeros in x and y, NaN in last, and in no split. A ticker without a training example, because it was listed too
+    late, is left out, and named in `left_out`.
+
+    Raises
+    ------
+    ValueError : for days too few for the splits, and where no ticker has a training example.
     """
     if target not in ("level", "change"):
         raise ValueError(f"Unknown target {target!r}; known: level, change.")
@@ -44,9 +68,12 @@ def forecast_windows(prices, *, window=20, validation_days, test_days, target="l
     days = np.concatenate(starts)[:, None] + np.arange(window + 1)
     closes = prices[days].transpose(2, 0, 1)
     whole = ~np.isnan(closes).any(axis=2)
-    if len(short := np.flatnonzero(~whole[:, split == 0].any(axis=1))):
-        raise ValueError(f"Tickers in columns {short.tolist()} have no training window of {window + 1} days in a row.")
-    scale = np.nanmax(prices[:training_days], axis=0)
+    is_kept = whole[:, split == 0].any(axis=1)
+    left_out = _without_training(prices[:training_days], ~is_kept, window + 1, tickers)
+    kept = np.flatnonzero(is_kept)
+    closes = closes[kept]
+    whole = whole[kept]
+    scale = np.nanmax(prices[:training_days, kept], axis=0)
     closes = closes / scale[:, None, None]
     last = closes[:, :, window - 1]
     if target == "change":
@@ -60,13 +87,28 @@ def forecast_windows(prices, *, window=20, validation_days, test_days, target="l
         scale,
         np.where(whole, last, np.nan).astype(np.float32),
         days[:, window],
+        kept,
+        left_out,
     )
 
 
-def split_rows(y, *, rows, held_out, seed=0):
-    """Stratified (train, validation, test) indices of `rows` of the examples with classes y [row], by scikit-learn.
+def split_rows(y: np.ndarray, *, rows: int, held_out: float, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Some of the rows, stratified by class and split by scikit-learn.
 
-    `held_out` is the share of the rows for validation and again for test; with fewer than `rows` examples, of all.
+    Parameters
+    ----------
+    y : classes [row]
+    rows : how many to take; all where there are fewer
+    held_out : the share of them for validation, and again for test
+    seed : of the draw
+
+    Returns
+    -------
+    The indices for training, validation and test, each in order.
+
+    Raises
+    ------
+    ValueError : for a share that leaves nothing for one of the three.
     """
     from sklearn.model_selection import train_test_split
     from sklearn.utils import resample
@@ -82,10 +124,25 @@ def split_rows(y, *, rows, held_out, seed=0):
     return np.sort(train), np.sort(validation), np.sort(test)
 
 
-def normalised(images, *, mean=0.5, deviation=0.25, size=None):
-    """Pixels uint8 [row, height, width(, channel)] -> float32 [row, height, width, channel] of about unit size.
+def normalised(
+    images: np.ndarray, *, mean: float = 0.5, deviation: float = 0.25, size: int | None = None
+) -> np.ndarray:
+    """Pixels as networks take them, of about unit size; no row tells another anything.
 
-    The constants come from no data, so that no row tells another anything. `size` puts zeros around smaller images.
+    Parameters
+    ----------
+    images : uint8 [row, height, width] or [row, height, width, channel]
+    mean : what is subtracted from pixels of 0 to 1; it comes from no data
+    deviation : what they are divided by; nor does this
+    size : height and width to fill up to with zeros around the images, or None
+
+    Returns
+    -------
+    float32 [row, height, width, channel].
+
+    Raises
+    ------
+    ValueError : for a size below the images' own.
     """
     x = np.asarray(images)
     x = x[..., None] if x.ndim == 3 else x
@@ -98,7 +155,23 @@ def normalised(images, *, mean=0.5, deviation=0.25, size=None):
     return (x.astype(np.float32) / 255 - mean) / np.float32(deviation)
 
 
-def _rows(member):
-    """Boolean [ticker, example] -> int32 [ticker, row]: the rows that are true, padded at the end with -1."""
-    order = np.argsort(~member, axis=1, kind="stable")[:, : member.sum(axis=1).max()]
-    return np.where(np.take_along_axis(member, order, axis=1), order, -1).astype(np.int32)
+def _without_training(prices, left_out, length, tickers):
+    """{ticker: why} of the columns that are `left_out`; ValueError if that is all of them."""
+    names = [str(name) for name in (range(prices.shape[1]) if tickers is None else tickers)]
+    columns = np.flatnonzero(left_out)
+    if len(columns) == prices.shape[1]:
+        raise ValueError(
+            f"No ticker has {length} training days in a row, which a window takes; of {len(prices)} training days, "
+            f"{', '.join(names)} have fewer: give more days, or tickers that were listed earlier."
+        )
+    held = (~np.isnan(prices)).sum(axis=0)
+    return {
+        names[column]: f"{held[column]} closes in {len(prices)} training days, a window takes {length} in a row"
+        for column in columns
+    }
+
+
+def _rows(chosen):
+    """Boolean [ticker, example] -> int32 [ticker, row]: the examples that are chosen, padded at the end with -1."""
+    order = np.argsort(~chosen, axis=1, kind="stable")[:, : chosen.sum(axis=1).max()]
+    return np.where(np.take_along_axis(chosen, order, axis=1), order, -1).astype(np.int32)

@@ -20,14 +20,15 @@ class RandomCrop:
         if not isinstance(self.padding, int) or self.padding < 1:
             raise ValueError(f"padding must be a whole number of pixels of at least 1, got {self.padding!r}.")
 
-    def draw(self, key, rows: int):
-        """Where each window begins: int32 [row, 2] from 0 to 2 padding."""
+    def draw(self, key: jax.Array, rows: int) -> jax.Array:
+        """Where each of `rows` windows begins: int32 [row, 2] from 0 to 2 padding."""
         return jax.random.randint(key, (rows, 2), 0, 2 * self.padding + 1, jnp.int32)
 
-    def apply(self, drawn, x):
-        """x [row, height, width, channel], each row by its own draw."""
-        around = [(0, 0), (self.padding,) * 2, (self.padding,) * 2, (0, 0)]
-        padded, shape = jnp.pad(x, around), x.shape[1:]
+    def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
+        """x [row, height, width, channel], each row changed by its own draw in `drawn`."""
+        shape = x.shape[1:]
+        sides = (self.padding, self.padding)
+        padded = jnp.pad(x, [(0, 0), sides, sides, (0, 0)])
         return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), shape))(padded, drawn)
 
 
@@ -41,12 +42,12 @@ class RandomFlip:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability must lie in 0..1, got {self.probability!r}.")
 
-    def draw(self, key, rows: int):
-        """Which images are mirrored: bool [row]."""
+    def draw(self, key: jax.Array, rows: int) -> jax.Array:
+        """Which of `rows` images are mirrored: bool [row]."""
         return jax.random.bernoulli(key, self.probability, (rows,))
 
-    def apply(self, drawn, x):
-        """x [row, height, width, channel], each row by its own draw."""
+    def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
+        """x [row, height, width, channel], each row changed by its own draw in `drawn`."""
         return jnp.where(drawn[:, None, None, None], x[:, :, ::-1], x)
 
 
@@ -59,21 +60,22 @@ class Chain:
     def __init__(self, *changes):
         object.__setattr__(self, "changes", changes)
 
-    def draw(self, key, rows: int):
-        """What each of them draws: a tuple."""
+    def draw(self, key: jax.Array, rows: int) -> tuple:
+        """What each of the changes draws for `rows` images."""
         keys = jax.random.split(key, len(self.changes))
         return tuple(change.draw(key, rows) for change, key in zip(self.changes, keys, strict=True))
 
-    def apply(self, drawn, x):
-        """x [row, height, width, channel], each row by its own draws."""
-        for change, own in zip(self.changes, drawn, strict=True):
-            x = change.apply(own, x)
+    def apply(self, drawn: tuple, x: jax.Array) -> jax.Array:
+        """x [row, height, width, channel], each row changed by its own draws in `drawn`, one of each change."""
+        for change, draws in zip(self.changes, drawn, strict=True):
+            x = change.apply(draws, x)
         return x
 
 
 def draw(augment, state, rows: int):
-    """What one member's next step draws for its batch; it depends on its seed, id and step alone."""
-    return augment.draw(jax.random.fold_in(member_key(state.seed, state.id, AUGMENT), state.step), rows)
+    """What `augment` draws for the next batch of `rows` rows of the member `state`, by its seed, id and step alone."""
+    key = jax.random.fold_in(member_key(state.seed, state.id, AUGMENT), state.step)
+    return augment.draw(key, rows)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -85,17 +87,25 @@ class Augmented:
 
     def __call__(self, params, x, y, apply_fn):
         if getattr(apply_fn, "train", False):
-            x = self.augment.apply(draw(self.augment, apply_fn.state, len(x)), x)
+            x = self.augment.apply(self._drawn(apply_fn, len(x)), x)
         return self.loss_fn(params, x, y, apply_fn)
+
+    def _drawn(self, apply_fn, rows):
+        if apply_fn.example is None:
+            return draw(self.augment, apply_fn.state, rows)
+        batch = draw(self.augment, apply_fn.state, apply_fn.examples)
+        return jax.tree.map(lambda leaf: leaf[apply_fn.example][None], batch)
 
     def __repr__(self):
         return f"augmented({getattr(self.loss_fn, '__qualname__', self.loss_fn)}, {self.augment})"
 
 
-def augmented(loss_fn, augment):
+def augmented(loss_fn: Callable, augment: Any) -> Augmented:
     """`loss_fn` on training images that `augment` changes: `fit(swarm, x, y, augmented(loss, RandomCrop(4)), ...)`.
 
-    augment: `RandomCrop`, `RandomFlip`, a `Chain` of them, or anything with draw(key, rows) and apply(drawn, x) that
-    compares by value. x is [row, height, width, channel]. What is held out for validation is never changed.
+    augment: `RandomCrop`, `RandomFlip`, a `Chain` of them, or anything that compares by value and has
+    draw(key, rows) -> a tree of [row, ...] and apply(drawn, x) -> x, for x [row, height, width, channel]. Each row is
+    changed by its own draw, and by the same one in `weighted(augmented(...))` and `augmented(weighted(...))`. What is
+    held out for validation is never changed.
     """
     return Augmented(loss_fn, augment)

@@ -5,43 +5,48 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
-def member_key(seed, id, tag):
-    """The key of one member's random stream: a function of its identity and the stream's tag, of nothing else."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), id), tag)
+def member_key(seed, id, tag) -> jax.Array:
+    """The key of one random stream of the member (`seed`, `id`); it depends on these and the stream's `tag` alone."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, id), tag)
 
 
-def streams(seed, id, step, call=0):
-    """What a member's model draws from in training, {name: key}: anew at each step and each call in a step.
+def streams(seed, id, step, call=0) -> dict[str, jax.Array]:
+    """What the model of the member (`seed`, `id`) draws from in training, {name: key}.
 
-    A stream of any name but these two is drawn from "params", as Flax does.
+    The keys are new at each `step` and at each `call` of the model in a step. A stream of any name but these two is
+    drawn from "params", as Flax does.
     """
-    key = jax.random.fold_in(jax.random.fold_in(member_key(seed, id, STREAMS), step), call)
-    params, dropout = jax.random.split(key)
+    key = jax.random.fold_in(member_key(seed, id, STREAMS), step)
+    params, dropout = jax.random.split(jax.random.fold_in(key, call))
     return {"params": params, "dropout": dropout}
 
 
 @lru_cache
-def mode(apply_fn, train):
-    """Keyword arguments that put the model behind `apply_fn` into training or evaluation, for names it takes.
+def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
+    """The keyword arguments that put the model behind `apply_fn` into training (`train`) or evaluation.
 
-    The names are `train`, `training` and `deterministic`; an NNX module in Flax's bridge is set by its own methods.
+    Of `train`, `training` and `deterministic` those that the model takes; an NNX module in Flax's bridge is set by its
+    own methods.
     """
     model = getattr(apply_fn, "__self__", None)
     if not isinstance(model, nn.Module):
         return {}
     if hasattr(model, "nnx_class"):
         return {"nnx_method": _nnx_train if train else _nnx_eval}
-    known = {"train": train, "training": train, "deterministic": not train}
-    return {name: known[name] for name in inspect.signature(type(model).__call__).parameters if name in known}
+    modes = {"train": train, "training": train, "deterministic": not train}
+    return {name: modes[name] for name in inspect.signature(type(model).__call__).parameters if name in modes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,27 +68,38 @@ class Bound:
 
     `apply_fn({"params": params}, x, ...)` returns the prediction alone. In training, what the model changes in its
     collections is in `collections`, for the next call and the next step; evaluation changes nothing, draws nothing.
-    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's.
+    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's. An evaluation of more
+    than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
     """
 
-    def __init__(self, state, *, train):
-        self.state, self.train, self.collections, self.calls = state, train, state.collections, 0
-        self.trace, self.example = current_trace(), None
+    def __init__(self, state, *, train, rows_at_once=None):
+        self.state = state
+        self.rows_at_once = rows_at_once
+        self.train = train
+        self.collections = state.collections
+        self.calls = 0
+        self.trace = current_trace()
+        self.example = None
+        self.examples = None
 
-    def of_example(self, index):
-        """For one example [1, ...] of a batch: what is random in training is drawn for it alone."""
+    def of_example(self, index, examples: int) -> "Bound":
+        """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
         alone = copy.copy(self)
         alone.example = index
+        alone.examples = examples
         return alone
 
     def __call__(self, variables, *args, **kwargs):
         apply_fn = self.state.apply_fn
         kwargs = mode(apply_fn, self.train) | kwargs
         variables = {**self.collections, **variables}
-        if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
+        if not self.train:
+            return _in_parts(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
+        if not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return apply_fn(variables, *args, **kwargs)
-        state, self.calls = self.state, self.calls + 1
-        rngs = streams(state.seed, state.id, state.step, self.calls - 1)
+        state = self.state
+        rngs = streams(state.seed, state.id, state.step, self.calls)
+        self.calls += 1
         if self.example is not None:
             rngs = {name: jax.random.fold_in(key, self.example) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
@@ -99,7 +115,27 @@ class Bound:
         return prediction
 
 
-def checked(loss_fn):
+def _in_parts(function, args, most):
+    """`function(*args)` for at most `most` rows at a time, where all leaves of args and result lead with the rows."""
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(args)}
+    (length,) = lengths.pop() if len(lengths) == 1 and () not in lengths else (0,)
+    if most is None or length <= most:
+        return function(*args)
+    result = jax.eval_shape(function, *args)
+    if any(leaf.shape[:1] != (length,) for leaf in jax.tree.leaves(result)):
+        return function(*args)
+    parts = -(-length // most)
+    size = -(-length // parts)
+
+    def divided(leaf):
+        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], parts * size - length, axis=0)])
+        return filled.reshape(parts, size, *leaf.shape[1:])
+
+    out = jax.lax.map(lambda part: function(*part), jax.tree.map(divided, args))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:length], out)
+
+
+def checked(loss_fn: Callable) -> Callable:
     """`loss_fn` with its result checked when it is traced: (scalar, prediction) or a ValueError."""
 
     def call(params, x, y, apply_fn):
@@ -112,37 +148,41 @@ def checked(loss_fn):
     return call
 
 
-def train_step(loss_fn, state, x, y):
-    """One optimizer step of one member: (state, x [batch, ...], y) -> (state, loss, prediction)."""
+def train_step(loss_fn: Callable, state, x, y):
+    """One step of one member's optimizer on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction)."""
 
     def loss(params):
         apply_fn = Bound(state, train=True)
         value, prediction = checked(loss_fn)(params, x, y, apply_fn)
         return value, (prediction, apply_fn.collections)
 
-    (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (value, (prediction, collections)), grads = gradient(state.params)
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(loss_fn, state, x, y):
-    """One member's (loss, prediction) on x [batch, ...], y, by its running statistics and without randomness."""
-    return checked(loss_fn)(state.params, x, y, Bound(state, train=False))
+def evaluate(loss_fn: Callable, state, x, y, *, rows_at_once: int | None = None):
+    """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
+    return checked(loss_fn)(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once))
 
 
-def predict(state, x, **kwargs):
+def predict(state, x, *, rows_at_once: int | None = None, **kwargs):
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
-    return Bound(state, train=False)({"params": state.params}, x, **kwargs)
+    return Bound(state, train=False, rows_at_once=rows_at_once)({"params": state.params}, x, **kwargs)
 
 
 def initial(model, seed, id, sample):
-    """The variables {"params": ..., other collections} that one member of the Flax `model` begins with."""
+    """The variables {"params": ..., other collections} that the member (`seed`, `id`) of the Flax `model` begins with.
+
+    sample: an input, whose shape and type the model is made for.
+    """
     return model.init(member_key(seed, id, INIT), sample, **mode(model.apply, False))
 
 
-def carried(model, variables, sample):
-    """The names of the collections that a step leaves in the shape it found them; what `sow` grows is no state.
+def carried(model, variables, sample) -> list[str]:
+    """The collections that a step of `model` on `sample` leaves in the shape they had; what `sow` grows is no state.
 
-    `variables`: as `initial` returns them, or their shapes.
+    variables: as `initial` returns them, or their shapes.
     """
     names = sorted(set(variables) - {"params"})
     if not names:

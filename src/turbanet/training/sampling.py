@@ -1,19 +1,40 @@
 """Which rows of a shared data set each member sees: int32 [member, row], padded at the end with -1 where ragged."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.training.arrays import as_array
+
 TOP_BIT = np.uint32(1 << 31)
 
 
-def all_rows(*, members: int, rows: int):
-    """Every member sees all `rows` rows in their order."""
+def all_rows(*, members: int, rows: int) -> jax.Array:
+    """Each of `members` sees all `rows` rows in their order: int32 [member, row]."""
     return jnp.tile(jnp.arange(_at_least_one(rows, "rows"), dtype=jnp.int32), (_at_least_one(members, "members"), 1))
 
 
-def subset(key, *, members: int, rows: int, portion: float):
-    """Each member sees its own random `portion` (0 to 1) of the rows, without repetition (Bühlmann and Yu 2002)."""
+def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Array:
+    """Each member sees its own random part of the rows, without repetition (Bühlmann and Yu 2002).
+
+    Parameters
+    ----------
+    key : a JAX random key
+    members : how many draw
+    rows : how many rows there are
+    portion : the share that each sees, above 0 and up to 1
+
+    Returns
+    -------
+    int32 [member, row].
+
+    Raises
+    ------
+    ValueError : for a portion that leaves no row.
+    """
     if not 0 < portion <= 1 or round(portion * rows) < 1:
         raise ValueError(f"portion must be in (0, 1] and leave at least one of {rows} rows, got {portion}.")
     keys = jax.random.split(key, _at_least_one(members, "members"))
@@ -21,14 +42,42 @@ def subset(key, *, members: int, rows: int, portion: float):
     return jax.vmap(lambda k: jax.random.permutation(k, rows)[:size])(keys).astype(jnp.int32)
 
 
-def bootstrap(key, *, members: int, rows: int, size: int | None = None):
-    """Each member sees `size` rows (default: as many as there are) drawn with repetition (Breiman 1996)."""
+def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = None) -> jax.Array:
+    """Each member sees rows drawn with repetition (Breiman 1996).
+
+    Parameters
+    ----------
+    key : a JAX random key
+    members : how many draw
+    rows : how many rows there are
+    size : how many rows each draws; None for as many as there are
+
+    Returns
+    -------
+    int32 [member, row].
+
+    Raises
+    ------
+    ValueError : for numbers below 1.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from turbanet import bootstrap
+    >>> rows = bootstrap(jax.random.key(0), members=3, rows=100)
+    >>> rows.shape, bool((rows < 100).all())
+    ((3, 100), True)
+    """
+    _at_least_one(rows, "rows")
     shape = (_at_least_one(members, "members"), _at_least_one(rows if size is None else size, "size"))
-    return jax.random.randint(key, shape, 0, _at_least_one(rows, "rows"), jnp.int32)
+    return jax.random.randint(key, shape, 0, rows, jnp.int32)
 
 
-def k_fold(key, *, folds: int, rows: int):
-    """Shuffled k-fold: (train, held-out) rows [fold, row]; the first `rows % folds` folds hold out one row more."""
+def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Shuffled k-fold of `rows` rows by a JAX random `key`: (train, held-out) rows, each int32 [fold, row].
+
+    The first `rows % folds` folds hold out one row more. Raises ValueError for fewer than 2 folds or more than rows.
+    """
     if not 2 <= folds <= rows:
         raise ValueError(f"folds must be from 2 to the {rows} rows, got {folds}.")
     parts = np.array_split(np.asarray(jax.random.permutation(key, rows)), folds)
@@ -36,18 +85,24 @@ def k_fold(key, *, folds: int, rows: int):
     return ragged(train), ragged(parts)
 
 
-def ragged(rows):
-    """Index arrays of different lengths, one a member (as scikit-learn's splitters give them) -> [member, row]."""
-    arrays = [np.asarray(r) for r in rows]
+def ragged(rows: Iterable[Any]) -> jax.Array:
+    """`rows`, an index array for each member (as scikit-learn's splitters give them), as one: int32 [member, row].
+
+    Shorter ones are padded at the end with -1. Raises ValueError for a member without rows.
+    """
+    arrays = [as_array(array, "rows") for array in rows]
     width = max(map(len, arrays), default=0)
     if min(map(len, arrays), default=0) < 1:
         raise ValueError("Every member needs at least one row.")
     return jnp.asarray([np.pad(a, (0, width - len(a)), constant_values=-1) for a in arrays], jnp.int32)
 
 
-def check_rows(rows, *, members: int, length: int):
-    """`rows` as int32 [member, row] and the number of real rows of each member; errors for anything out of range."""
-    rows = np.asarray(rows)
+def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """`rows` of `length` examples as int32 [member, row], and how many real ones each of the `members` has.
+
+    Raises ValueError for anything out of range.
+    """
+    rows = np.asarray(as_array(rows, "rows"))
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
         raise ValueError(f"rows must be integers [member, row], got {rows.dtype} of shape {rows.shape}.")
     if len(rows) != members:
@@ -62,10 +117,19 @@ def check_rows(rows, *, members: int, length: int):
     return rows.astype(np.int32), counts.astype(np.int32)
 
 
-def epoch_order(key, count, *, length: int, batch_size: int):
-    """One member's epoch: positions 0..count-1, shuffled unless key is None, to fill ceil(length / batch_size) steps.
+def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: int) -> jax.Array:
+    """The positions 0..count-1 of one member's rows in the order of an epoch.
 
-    Returns int32 [step, batch]. A last, partial batch, or a member with count < length, wraps into its own order.
+    Parameters
+    ----------
+    key : a JAX random key to shuffle by, or None
+    count : how many rows this member has
+    length : how many the longest member has, which sets the number of steps, ceil(length / batch_size)
+    batch_size : rows of a step
+
+    Returns
+    -------
+    int32 [step, batch]. A last, partial batch, or a member with count < length, wraps into its own order.
     """
     steps = -(-length // batch_size)
     position = jnp.arange(length)
@@ -75,7 +139,7 @@ def epoch_order(key, count, *, length: int, batch_size: int):
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)
 
 
-def _at_least_one(number, name):
+def _at_least_one(number: int, name: str) -> int:
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}.")
     return number

@@ -9,107 +9,158 @@ import numpy as np
 import optax
 from flax import struct
 
-HOW = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
+from turbanet.training.arrays import as_array
+
+ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 
 
-def hyperparameters(swarm) -> dict[str, Any]:
+def hyperparameters(swarm) -> dict[str, jax.Array]:
     """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not."""
-    found = {}
+    found: dict[str, jax.Array] = {}
     for _, values in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams"):
         found |= values
     return found
 
 
-def with_hyperparameters(swarm, **values):
-    """The same swarm with hyperparameters of its optimizer set: each a number, or one a member [member].
+def with_hyperparameters(swarm, **values: Any):
+    """The same swarm with these hyperparameters of its optimizer: `values` are each a number, or one a member.
 
-    A learning rate is what the swarm's schedule, if it has one, goes on from. Raises ValueError for a name that the
+    A schedule, if the swarm has one, goes on from a learning rate given here. Raises ValueError for a name that the
     optimizer does not hold or computes by itself, and for another number of values than members.
+
+    >>> import optax
+    >>> from turbanet import MLP, TurbaTrainState, hyperparameters, with_hyperparameters
+    >>> optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.001)
+    >>> swarm = TurbaTrainState.swarm(MLP((3,)), optimizer, swarm_size=2, input_size=4)
+    >>> swarm = with_hyperparameters(swarm, learning_rate=[0.25, 0.5], b1=0.75)
+    >>> [hyperparameters(swarm)[name].tolist() for name in ("learning_rate", "b1")]
+    [[0.25, 0.5], [0.75, 0.75]]
     """
-    known, new = hyperparameters(swarm), {}
-    if not known:
-        raise ValueError(f"This optimizer holds no hyperparameters as data; {HOW}.")
-    for name, value in values.items():
-        if name not in known:
-            raise ValueError(f"The optimizer has no hyperparameter {name!r}; it has {', '.join(sorted(known))}.")
-        if np.ndim(value) and np.shape(value) != (len(swarm),):
-            raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {np.shape(value)}.")
-        new[name] = jnp.broadcast_to(jnp.asarray(value, known[name].dtype), known[name].shape)
+    present = hyperparameters(swarm)
+    if not present:
+        raise ValueError(f"This optimizer holds no hyperparameters as data; {ADVICE}.")
+    new = {}
+    for name, given in values.items():
+        if name not in present:
+            raise ValueError(f"The optimizer has no hyperparameter {name!r}; it has {', '.join(sorted(present))}.")
+        value = as_array(given, name)
+        if value.ndim and value.shape != (len(swarm),):
+            raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
+        new[name] = jnp.broadcast_to(jnp.asarray(value, present[name].dtype), present[name].shape)
     _check_free(swarm, new)
-    follow = swarm.schedule
-    if follow is not None and "learning_rate" in new:
-        follow = follow.replace(base=new["learning_rate"], scale=jnp.ones_like(follow.scale))
-    return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=follow)
+    schedule = swarm.schedule
+    if schedule is not None and "learning_rate" in new:
+        schedule = schedule.replace(base=new["learning_rate"], scale=jnp.ones_like(schedule.scale))
+    return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=schedule)
 
 
-def constant(epoch, base):
-    """The base value."""
+def constant(epoch: Any, base: Any) -> Any:
+    """`base` at every `epoch`."""
     return base
 
 
-def cosine(epoch, base, *, period=10, floor=1e-6):
-    """Down to `floor` in `period` epochs along a cosine, and up again, as PyTorch's CosineAnnealingLR."""
+def cosine(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) -> Any:
+    """Along a cosine down and up again, as PyTorch's CosineAnnealingLR.
+
+    Parameters
+    ----------
+    epoch : the number of epochs before this one
+    base : the learning rate at epoch 0
+    period : epochs from there down to `floor`
+    floor : the lowest learning rate
+
+    Returns
+    -------
+    The learning rate of this epoch.
+    """
     return floor + (base - floor) * (1 + jnp.cos(jnp.pi * epoch / period)) / 2
 
 
-def warm(epoch, base, *, period=10, floor=1e-6):
-    """Down to `floor` along a cosine, anew each `period` epochs (Loshchilov and Hutter 2017)."""
+def warm(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) -> Any:
+    """Along a cosine down, again and again from the start (Loshchilov and Hutter 2017).
+
+    Parameters
+    ----------
+    epoch : the number of epochs before this one
+    base : the learning rate at the start of each period
+    period : epochs from one start to the next
+    floor : the learning rate that a period approaches
+
+    Returns
+    -------
+    The learning rate of this epoch.
+    """
     return cosine(epoch % period, base, period=period, floor=floor)
 
 
-def multistep(epoch, base, *, milestones=(82, 123), factor=0.1):
-    """The base value, times `factor` from each of the `milestones` on: by default He et al.'s (2015) for CIFAR."""
+def multistep(epoch: Any, base: Any, *, milestones: tuple[int, ...] = (82, 123), factor: float = 0.1) -> Any:
+    """Down by a factor from some epochs on; the defaults are He et al.'s (2015) for CIFAR.
+
+    Parameters
+    ----------
+    epoch : the number of epochs before this one
+    base : the learning rate before the first milestone
+    milestones : the epochs from which on it is multiplied, each once
+    factor : by what
+
+    Returns
+    -------
+    The learning rate of this epoch.
+    """
     return base * factor ** sum(epoch >= milestone for milestone in milestones)
 
 
-def reduce(epoch, base):
-    """The base value, halved where the validation loss has not improved for more than 5 epochs."""
+def reduce(epoch: Any, base: Any) -> Any:
+    """`base` at every `epoch`; `end_epoch` halves it where the validation loss stays for more than 5 epochs."""
     return base
 
 
 NAMED = {"constant": constant, "cosine": cosine, "warm": warm, "multistep": multistep, "reduce": reduce}
-FACTOR, PATIENCE, THRESHOLD = 0.5, 5, 1e-4  # of reduce: the published ones, which are PyTorch's but for the patience
+# Of reduce: the published ones, which are PyTorch's but for the patience.
+FACTOR = 0.5
+PATIENCE = 5  # epochs
+THRESHOLD = 1e-4  # relative improvement of the loss
 
 
 @struct.dataclass
 class Schedule:
-    """What a member's learning rate follows: an index into `functions`, its base value, how the plateau stands."""
+    """What each member's learning rate follows: leaves [member]."""
 
-    which: Any
-    base: Any
-    best: Any
-    waited: Any
-    scale: Any
+    which: Any  # index into functions
+    base: Any  # learning rate
+    best: Any  # validation loss, for reduce
+    waited: Any  # epochs without a better one
+    scale: Any  # what reduce has made of 1
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
 
-def with_schedule(swarm, schedule):
+def with_schedule(swarm, schedule: Any):
     """The same swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
     schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
-    partial(multistep, milestones=(30, 60)), for all members or a list of one a member. Epochs count from the swarm's
-    own (`swarm.epoch`). Raises ValueError for an unknown name, another number of them and an optimizer without a
-    learning rate as data.
+    partial(multistep, milestones=(30, 60)), for all members, or a list of them, one a member. The epochs that a member
+    has trained for before (`swarm.epoch`) count. Raises ValueError for an unknown name, another number of schedules
+    than members, and an optimizer without a learning rate as data.
     """
     base = hyperparameters(swarm).get("learning_rate")
     if base is None:
-        raise ValueError(f"A schedule needs a learning_rate as data; {HOW}.")
+        raise ValueError(f"A schedule needs a learning_rate as data; {ADVICE}.")
     _check_free(swarm, ["learning_rate"])
-    each = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
-    if len(each) != len(swarm):
-        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(each)}.")
-    for one in each:
-        if not callable(one) and one not in NAMED:
-            raise ValueError(f"Unknown schedule {one!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
-    each = [one if callable(one) else NAMED[one] for one in each]
-    functions = tuple(dict.fromkeys(each))
+    names = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
+    if len(names) != len(swarm):
+        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(names)}.")
+    for name in names:
+        if not callable(name) and name not in NAMED:
+            raise ValueError(f"Unknown schedule {name!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
+    of_members = [name if callable(name) else NAMED[name] for name in names]
+    functions = tuple(dict.fromkeys(of_members))
     for function in functions:
         value = jax.eval_shape(function, jnp.int32(0), base[0])
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
     return swarm.replace(
         schedule=Schedule(
-            which=jnp.array([functions.index(one) for one in each], jnp.int32),
+            which=jnp.array([functions.index(function) for function in of_members], jnp.int32),
             base=base,
             best=jnp.full(len(swarm), jnp.inf, base.dtype),
             waited=jnp.zeros(len(swarm), jnp.int32),
@@ -125,28 +176,29 @@ def needs_validation(swarm) -> bool:
 
 
 def begin_epoch(state):
-    """One member with the learning rate of its epoch."""
-    follow = state.schedule
-    if follow is None:
+    """The member `state` with the learning rate of its epoch."""
+    schedule = state.schedule
+    if schedule is None:
         return state
-    value = jax.lax.switch(follow.which, [_cast(function) for function in follow.functions], state.epoch, follow.base)
-    return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * follow.scale}))
+    functions = [_cast(function) for function in schedule.functions]
+    value = jax.lax.switch(schedule.which, functions, state.epoch, schedule.base)
+    return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * schedule.scale}))
 
 
 def end_epoch(state, validation_loss):
-    """One member after an epoch: on a plateau for longer than PATIENCE epochs, `reduce` halves its learning rate."""
-    follow = state.schedule
-    if follow is None or reduce not in follow.functions or validation_loss is None:
+    """The member `state` after an epoch: `reduce` halves its learning rate where `validation_loss` stays too long."""
+    schedule = state.schedule
+    if schedule is None or reduce not in schedule.functions or validation_loss is None:
         return state
-    better = validation_loss < follow.best * (1 - THRESHOLD)
-    waited = jnp.where(better, 0, follow.waited + 1)
-    drop = (waited > PATIENCE) & (follow.which == follow.functions.index(reduce))
-    follow = follow.replace(
-        best=jnp.where(better, validation_loss, follow.best).astype(follow.best.dtype),
+    better = validation_loss < schedule.best * (1 - THRESHOLD)
+    waited = jnp.where(better, 0, schedule.waited + 1)
+    drop = (waited > PATIENCE) & (schedule.which == schedule.functions.index(reduce))
+    schedule = schedule.replace(
+        best=jnp.where(better, validation_loss, schedule.best).astype(schedule.best.dtype),
         waited=jnp.where(drop, 0, waited),
-        scale=jnp.where(drop, FACTOR * follow.scale, follow.scale),
+        scale=jnp.where(drop, FACTOR * schedule.scale, schedule.scale),
     )
-    return state.replace(schedule=follow)
+    return state.replace(schedule=schedule)
 
 
 def _check_free(swarm, names):
@@ -154,7 +206,7 @@ def _check_free(swarm, names):
     for _, computed in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states"):
         for name in names:
             if name in computed:
-                raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {HOW}.")
+                raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {ADVICE}.")
 
 
 def _cast(function):

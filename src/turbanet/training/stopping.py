@@ -9,19 +9,19 @@ from flax import struct
 
 @struct.dataclass
 class Stopping:
-    """How a member stands: its best validation loss, the epochs since, the weights of then, whether it trains on."""
+    """How each member stands: leaves [member, ...]."""
 
-    best: Any
-    waited: Any
-    active: Any
-    params: Any
-    collections: Any
-    patience: int = struct.field(pytree_node=False)
-    min_delta: float = struct.field(pytree_node=False)
+    best: Any  # validation loss
+    waited: Any  # epochs since then
+    active: Any  # whether it trains on
+    params: Any  # of the best loss
+    collections: Any  # of the best loss
+    patience: int = struct.field(pytree_node=False)  # epochs
+    min_delta: float = struct.field(pytree_node=False)  # by how much a loss must be better
 
 
 def with_stopping(swarm, patience: int, min_delta: float):
-    """The swarm about to train until `patience` epochs in a row have not bettered the best loss by `min_delta`."""
+    """`swarm` about to train each member until `patience` epochs in a row have not bettered its loss by `min_delta`."""
     members = len(swarm)
     return swarm.replace(
         stopping=Stopping(
@@ -37,28 +37,28 @@ def with_stopping(swarm, patience: int, min_delta: float):
 
 
 def after_epoch(before, after, validation_loss):
-    """One member after an epoch that led it from `before` to `after`: as it was, if it had stopped."""
-    stop = before.stopping
-    if stop is None or validation_loss is None:  # None: a few steps that only measure a plan
+    """One member after an epoch from `before` to `after`, with its `validation_loss`; `before` if it had stopped."""
+    stopping = before.stopping
+    if stopping is None or validation_loss is None:  # None: a few steps that only measure a plan
         return after
-    better = validation_loss < stop.best - stop.min_delta  # no NaN is better
-    waited = jnp.where(better, 0, stop.waited + 1)
+    better = validation_loss < stopping.best - stopping.min_delta  # no NaN is better
+    waited = jnp.where(better, 0, stopping.waited + 1)
     after = after.replace(
-        stopping=stop.replace(
-            best=jnp.where(better, validation_loss, stop.best).astype(stop.best.dtype),
+        stopping=stopping.replace(
+            best=jnp.where(better, validation_loss, stopping.best).astype(stopping.best.dtype),
             waited=waited,
-            active=waited < stop.patience,
-            params=_choose(better, after.params, stop.params),
-            collections=_choose(better, after.collections, stop.collections),
+            active=waited < stopping.patience,
+            params=_choose(better, after.params, stopping.params),
+            collections=_choose(better, after.collections, stopping.collections),
         )
     )
-    return _choose(stop.active, after, before)
+    return _choose(stopping.active, after, before)
 
 
 def restored(swarm):
-    """The swarm with every member's best weights, as it was before `with_stopping` otherwise."""
-    stop = swarm.stopping
-    return swarm.replace(params=stop.params, collections=stop.collections, stopping=None)
+    """`swarm` with every member's best weights, and without what `with_stopping` added."""
+    stopping = swarm.stopping
+    return swarm.replace(params=stopping.params, collections=stopping.collections, stopping=None)
 
 
 def _choose(condition, yes, no):

@@ -1,11 +1,16 @@
 """Daily closing prices from a file, from Yahoo through yfinance, or simulated, as one panel [day, ticker]."""
 
+import contextlib
 import hashlib
 import time
 import zlib
-from unittest import mock
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close [day, ticker], dates, tickers; what is known of them
 
 # How many tickers and trading days to keep, the calendar days to ask the network for (end exclusive) and the
 # share of the tickers that must answer.
@@ -17,15 +22,18 @@ SP500_2018 = {
 }
 
 
-def address():
+def address() -> str:
     """The address that is asked to find out whether there is a network."""
     from yfinance.const import _BASE_URL_
 
     return _BASE_URL_
 
 
-def from_file(folder, *, tickers, days, **_):
-    """The one *.csv or *.csv.gz in `folder`; FileNotFoundError if there is none, ValueError if it is bad."""
+def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
+    """The last `days` days of at most `tickers` tickers in the one *.csv or *.csv.gz in `folder`.
+
+    Raises FileNotFoundError if there is none, ValueError if it is bad.
+    """
     import pandas as pd
 
     paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
@@ -45,17 +53,17 @@ def from_file(folder, *, tickers, days, **_):
             f"{path} must have the columns date, close, ticker; {', '.join(sorted(missing))} is missing, "
             f"it has {', '.join(frame.columns)}."
         )
-    panel = pd.DataFrame(
+    prices = pd.DataFrame(
         {
             "date": pd.to_datetime(frame["date"], format="%Y-%m-%d", errors="coerce"),
             "close": pd.to_numeric(frame["close"], errors="coerce"),
             "ticker": frame["ticker"].replace("", None),
         }
     )
-    bad = panel.isna().any(axis=1) | ~(panel["close"] > 0) | np.isinf(panel["close"])
+    bad = prices.isna().any(axis=1) | ~(prices["close"] > 0) | np.isinf(prices["close"])
     _first_bad(path, frame, bad, "a date YYYY-MM-DD, a close above 0 and a ticker")
-    _first_bad(path, frame, panel.duplicated(["date", "ticker"]), "one row per date and ticker")
-    wide = panel.pivot(index="date", columns="ticker", values="close").sort_index(axis=0).sort_index(axis=1)
+    _first_bad(path, frame, prices.duplicated(["date", "ticker"]), "one row per date and ticker")
+    wide = prices.pivot(index="date", columns="ticker", values="close").sort_index(axis=0).sort_index(axis=1)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     known = sha256 in SP500_2018
     arrays, facts = _select(wide, tickers, days, path.name)
@@ -75,8 +83,25 @@ def from_file(folder, *, tickers, days, **_):
     return arrays, facts
 
 
-def from_network(*, tickers, days, start, end, coverage):
-    """Adjusted closes of the S&P 500's members from Yahoo; ConnectionError if too few answer."""
+def from_network(*, tickers: int, days: int, start: str, end: str, coverage: float) -> Panel:
+    """Adjusted closes of the S&P 500's members from Yahoo.
+
+    Parameters
+    ----------
+    tickers : how many to keep at most
+    days : trading days to keep, the last ones
+    start, end : the first day to ask for, and the day after the last, YYYY-MM-DD
+    coverage : the share of the members that must answer, 0 to 1
+
+    Returns
+    -------
+    The panel and what is known of it.
+
+    Raises
+    ------
+    ConnectionError : if too few answer.
+    ValueError : for closes that are not positive, and for too few days.
+    """
     import importlib.metadata
 
     import pytickersymbols
@@ -106,8 +131,11 @@ def from_network(*, tickers, days, start, end, coverage):
     return arrays, facts
 
 
-def embedded(*, tickers, days, seed=0, **_):
-    """Geometric random walks with one common factor; daily volatility 1 % common, 1.5 % each ticker's own."""
+def embedded(*, tickers: int, days: int, seed: int = 0, **_: Any) -> Panel:
+    """`tickers` geometric random walks of `days` days with one common factor, drawn by `seed`.
+
+    Daily volatility: 1 % common, 1.5 % each ticker's own.
+    """
     rng = np.random.default_rng(seed)
     common = rng.normal(0.0003, 0.01, (days, 1)) * rng.uniform(0.5, 1.5, tickers)
     steps = common + rng.normal(0, 0.015, (days, tickers))
@@ -137,19 +165,31 @@ def _first_bad(path, frame, bad, expected):
         )
 
 
+@contextlib.contextmanager
+def _without_caches() -> Iterator[None]:
+    """yfinance without its caches of time zones and cookies, which lie in the user's home."""
+    from yfinance import cache
+
+    zones = cache._TzCacheManager._tz_cache
+    cookies = cache._CookieCacheManager._Cookie_cache
+    cache._TzCacheManager._tz_cache = cache._TzCacheDummy()
+    cache._CookieCacheManager._Cookie_cache = cache._CookieCacheDummy()
+    try:
+        yield
+    finally:
+        cache._TzCacheManager._tz_cache = zones
+        cache._CookieCacheManager._Cookie_cache = cookies
+
+
 def _download(wanted, start, end, batch=50, waits=(0, 5, 15), patience=60):
     """Closes [day, ticker] of the tickers that answered; yfinance does not raise for those that did not."""
     import pandas as pd
     import yfinance
-    from yfinance import cache
     from yfinance.data import YfData
 
-    series, begun = {}, time.monotonic()
-    with (
-        # yfinance keeps time zones and cookies in the user's home otherwise.
-        mock.patch.object(cache._TzCacheManager, "_tz_cache", cache._TzCacheDummy()),
-        mock.patch.object(cache._CookieCacheManager, "_Cookie_cache", cache._CookieCacheDummy()),
-    ):
+    series = {}
+    begun = time.monotonic()
+    with _without_caches():
         for wait in waits:
             left = [ticker for ticker in wanted if ticker not in series]
             if not left or (not series and time.monotonic() - begun > patience):
@@ -171,9 +211,11 @@ def _select(wide, tickers, days, origin):
         raise ValueError(
             f"{origin} has {len(wide)} days, {days} were asked for; lower data.stocks.days in params.yaml."
         )
-    close, names = wide.to_numpy(float, copy=True), [str(name) for name in wide.columns]
+    close = wide.to_numpy(float, copy=True)
+    names = [str(name) for name in wide.columns]
     dates = wide.index.to_numpy().astype("datetime64[D]")
-    carried, excluded = [], {}
+    carried = []
+    excluded = {}
     for column, name in enumerate(names):
         prices = close[:, column]
         seen = np.flatnonzero(~np.isnan(prices))
@@ -181,7 +223,8 @@ def _select(wide, tickers, days, origin):
             excluded[name] = f"ends on {dates[seen[-1]]}"
             continue
         for gap in np.flatnonzero(np.diff(seen) > 1):
-            before, after = seen[gap], seen[gap + 1]
+            before = seen[gap]
+            after = seen[gap + 1]
             hole = range(max(before + 1, len(prices) - days), after)
             if not hole:
                 continue
@@ -190,10 +233,12 @@ def _select(wide, tickers, days, origin):
                 break
             prices[hole.start : hole.stop] = prices[before]
             carried += [f"{name} {dates[day]}" for day in hole]
-    close, dates = close[-days:], dates[-days:]
+    close = close[-days:]
+    dates = dates[-days:]
     held = (~np.isnan(close)).sum(axis=0)
     whole = [i for i, name in enumerate(names) if name not in excluded]
-    kept = sorted(sorted(whole, key=lambda i: (-held[i], names[i]))[:tickers], key=names.__getitem__)
+    longest = sorted(whole, key=lambda i: (-held[i], names[i]))[:tickers]
+    kept = sorted(longest, key=names.__getitem__)
     if not kept:
         raise ValueError(f"{origin} has no ticker whose series runs to {dates[-1]} without a long hole.")
     arrays = {"close": close[:, kept], "dates": dates, "tickers": np.array([names[i] for i in kept])}

@@ -1,0 +1,60 @@
+"""Data as users have them, converted once where they come in: tensors, tables and lists become arrays for JAX."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
+    """`value` as one array of numbers of a type that JAX computes in; `name` is what an error calls it.
+
+    A JAX array comes back untouched. PyTorch tensors (also those that require gradients), pandas tables and columns,
+    NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
+    tensors JAX arrays), without a copy where the type allows. With JAX in 32 bits, as it starts, int64 and float64
+    become int32 and float32. Raises ValueError for what holds no numbers, and for whole numbers outside of int32.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    array = _read(value, name)
+    dtype = array.dtype
+    if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
+        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
+    computed = jax.dtypes.canonicalize_dtype(dtype)
+    if computed != dtype and dtype.kind in "iu" and array.size:
+        limits = np.iinfo(computed)
+        lowest, highest = array.min(), array.max()
+        if lowest < limits.min or highest > limits.max:
+            raise ValueError(
+                f"{name} holds whole numbers from {lowest} to {highest}, JAX computes in {computed}: "
+                "make them smaller, or floats, or set jax_enable_x64."
+            )
+    return array.astype(computed, copy=False)
+
+
+def as_arrays(tree: Any, name: str) -> Any:
+    """`tree` with every leaf as `as_array` makes it.
+
+    A dict, a tuple, a named tuple and what is registered with `jax.tree_util` are trees; so is a list that holds an
+    array, a tensor or a table. A list of numbers, or of lists of numbers, is one array. None stays None.
+    """
+    return jax.tree.map(lambda leaf: as_array(leaf, name), tree, is_leaf=_is_list_of_numbers)
+
+
+def _is_list_of_numbers(node):
+    return isinstance(node, list) and all(getattr(leaf, "shape", ()) == () for leaf in jax.tree.leaves(node))
+
+
+def _read(value, name):
+    if hasattr(value, "detach"):  # a PyTorch tensor
+        value = value.detach().cpu()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if hasattr(value, "__dlpack__"):  # a type that NumPy has not, or memory that it cannot see
+            return jnp.from_dlpack(value)
+        raise ValueError(f"{name} must be an array of numbers, got what NumPy cannot read as one: {error}") from None
+    if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "items"):  # a table with columns of several types
+        array = np.stack([np.asarray(column) for _, column in value.items()], axis=1)
+    return array
