@@ -165,3 +165,12 @@ def test_the_command_names_the_workloads_it_knows(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["--workloads", "minst"])
     assert "unknown workload minst; known: sweep-small" in capsys.readouterr().err
+
+
+def test_speed_of_size_counts_the_state_of_one_network():
+    x, y = np.zeros((4, 3), np.float32), np.zeros(4, np.int32)
+    row = benchmark.speed_of_size(x, y, members=2, hidden=5, steps=2, learning_rate=0.01)
+    weights = 3 * 5 + 5 + 5 * 2 + 2
+    assert (row["members"], row["hidden"]) == (2, 5)
+    assert 4 * 3 * weights <= row["state_bytes_per_member"] < 4 * 3 * weights + 100  # both moments; counters
+    assert 0 < row["low"] <= row["seconds_per_step"] <= row["high"] and row["compile_seconds"] > 0

@@ -104,8 +104,8 @@ def test_a_learning_rate_tells_optimizers_apart(name):
         ("f = jax.vmap(lambda x: x + 1)", "f = jax.vmap(lambda x: x + 2)"),
         ("f = jax.checkpoint(lambda x: x + 1)", "f = jax.checkpoint(lambda x: x + 2)"),
         (
-            "def f(x):\n try: return x\n except OSError: return 1",
-            "def f(x):\n try: return x\n except KeyError: return 1",
+            "def f(x):\n try: abs(x); len(x)\n except OSError: 0",
+            "def f(x):\n try: abs(x)\n except OSError: 0\n else: len(x)",
         ),
         ("class f:\n k = 1", "class f:\n k = 2"),
         ("class f:\n def g(self): return 1", "class f:\n def g(self): return 2"),

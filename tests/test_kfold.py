@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -105,3 +106,13 @@ def test_equal_scores_do_not_differ():
     assert kfold.difference([0.5, 0.6], [0.5, 0.6], train=1, test=1) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="at least two folds"):
         kfold.difference([0.5], [0.4], train=1, test=1)
+
+
+def test_accuracy_table_is_in_percent_with_the_corrected_interval():
+    frame = pd.DataFrame({"model": "a", "schedule": ["x"] * 3 + ["y"] * 3, "fold": [0, 1, 2] * 2})
+    frame["accuracy"], frame["serial"] = [0.5, 0.6, 0.7, 0.1, 0.1, 0.1], [0.4, 0.6, 0.6, 0.2, 0.2, 0.2]
+    table = kfold.accuracy_table(frame, folds=3)
+    half = stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * 100)  # ten points between folds
+    expected = [[60, 60 - half, 60 + half, 160 / 3, 20 / 3, 10], [10, 10, 10, 20, -10, 0]]
+    assert table[["model", "schedule"]].to_numpy().tolist() == [["a", "x"], ["a", "y"]]
+    np.testing.assert_allclose(table.iloc[:, 2:].to_numpy(), expected, atol=1e-9)

@@ -1,15 +1,20 @@
 """The notebooks as they lie in git, and what dvc.yaml says of them."""
 
 import ast
+import json
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
+import numpy as np
+import pandas as pd
 import papermill
 import pytest
 import yaml
 
-from turbanet.lab import notebook
+from turbanet.lab import notebook, reports
 from turbanet.lab.sources import store
 
 ROOT = Path(__file__).parents[1]
@@ -208,3 +213,50 @@ def test_tour_runs_from_its_folder(tmp_path):
         progress_bar=False,
         config=notebook.ENCRYPTED,
     )
+
+
+@pytest.fixture(scope="module")
+def late_listings(tmp_path_factory):
+    """The stocks stage's results at smoke size, of six tickers listed on these of 160 days, of which 110 train."""
+    folder = tmp_path_factory.mktemp("late") / "smoke"
+    notebook.copy_study(ROOT, folder, "smoke")
+    for link in folder.glob("data/external/stocks/[!.]*"):
+        link.unlink()
+    days = pd.bdate_range("2023-01-02", periods=160)
+    closes = 50 + np.random.default_rng(0).normal(0, 0.5, (160, 6)).round(2)
+    listed = {"AA": 0, "BB": 60, "CC": 0, "DD": 89, "EE": 100, "NA": 130}
+    series = [
+        pd.DataFrame({"date": days[first:], "close": closes[first:, i], "ticker": name})
+        for i, (name, first) in enumerate(listed.items())
+    ]
+    (folder / "data/external/stocks").mkdir(parents=True, exist_ok=True)
+    pd.concat(series).to_csv(folder / "data/external/stocks/prices.csv", index=False)
+    store.prepare("stocks", root=folder, source="file", tickers=6, days=160)
+    (folder / "build/source").mkdir(parents=True)
+    shutil.copy(ROOT / "notebooks/stocks.ipynb", folder / "build/source")
+    notebook.run("stocks", root=folder)
+    return folder / "reports/stocks"
+
+
+@pytest.mark.slow
+def test_stocks_goes_on_without_tickers_that_are_listed_too_late_and_names_them(late_listings):
+    left_out = pd.read_csv(late_listings / "tables/left_out.csv", keep_default_na=False)
+    assert left_out["ticker"].tolist() == ["EE", "NA"]
+    assert left_out["why"][0] == "10 closes in 110 training days, a window takes 21 in a row"
+    assert pd.read_csv(late_listings / "tables/tickers.csv")["ticker"].tolist() == ["AA", "BB", "CC", "DD"]
+    metrics = json.loads((late_listings / "metrics.json").read_text())
+    assert (metrics["tickers"], metrics["left_out_tickers"]) == (4, 2)
+
+
+@pytest.mark.parametrize("late", [[], ["EE", "NA"]])
+def test_report_names_the_tickers_that_the_data_and_the_stocks_stage_left_out(late, tmp_path):
+    (cell,) = [cell.source for cell in cells("report.ipynb") if "carried_forward" in cell.source]
+    pd.DataFrame({"ticker": pd.Series(late, dtype=str)}).to_csv(tmp_path / "left_out.csv", index=False)
+    record = {name: "" for name in ("title", "source", "date")} | {"notes": ["a file."], "inputs": {}}
+    record |= {"carried_forward": ["C 2016-01-06"], "excluded": {"B": "ends on 2016-01-12"}, "left_out": ["D"]}
+    read = SimpleNamespace(read_table=lambda stage, name: pd.read_csv(tmp_path / f"{name}.csv"))
+    names = {"reports": read, "pd": pd, "origin": {"stocks": record}, "show": reports.markdown}
+    exec(cell, names)
+    said = "a file. carried forward: C 2016-01-06 excluded: B, ends on 2016-01-12. left out: D."
+    said += " listed too late for a training window, left out: EE, NA." if late else ""
+    assert f"| {said} |" in names["provenance"]

@@ -1,5 +1,6 @@
 """Bagged networks by scikit-learn and by a swarm: the same architecture, epochs, batches and number of networks."""
 
+import contextlib
 import itertools
 import warnings
 from functools import partial
@@ -11,8 +12,8 @@ from sklearn.neural_network import MLPClassifier
 
 from turbanet.ensembles.estimators import TurbaClassifier
 from turbanet.lab import timing
+from turbanet.lab.compilation import cold
 from turbanet.lab.labels import OURS, SKLEARN_ONE, SKLEARN_TWO
-from turbanet.training import program
 
 WAYS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
 
@@ -61,9 +62,8 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
         _fit(estimator, train)
 
     def run(way, estimator, seeds):
-        if way == OURS:
-            program.forget()
-        return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
+        with cold() if way == OURS else contextlib.nullcontext():
+            return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
     turns = {way: partial(run, way, each, itertools.count(seed)) for way, each in estimators(**settings).items()}
     scores = {}

@@ -162,6 +162,24 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
     return pd.DataFrame(table)[[*COLUMNS, "low", "high", "repeats"]]
 
 
+def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
+    """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
+    model, adam = tn.MLP((hidden, 2)), optax.adam(learning_rate)
+    swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
+    how = {"epochs": steps, "segment": steps, "progress": False}
+    first, *runs = (tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(4))
+    seconds = [run.steady_seconds / steps for run in runs]
+    return {
+        "members": members,
+        "hidden": hidden,
+        "seconds_per_step": np.median(seconds),
+        "low": min(seconds),
+        "high": max(seconds),
+        "compile_seconds": first.compile_seconds,
+        "state_bytes_per_member": sum(leaf.nbytes for leaf in jax.tree.leaves(swarm)) / members,
+    }
+
+
 def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
     """The plan that `plan="auto"` takes for the workload: measured, or remembered from an earlier measurement."""
     how = {"per_member": work.per_member, "devices": devices, "seconds": seconds, **_batch(work)}

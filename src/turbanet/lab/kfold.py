@@ -227,6 +227,22 @@ def measure(runs, *, repeats=1, rate=1e-5, rtol=5e-4):
     return results, pd.DataFrame(lines, columns=["way", "repeat", "seconds", "compile_seconds"]), use
 
 
+def accuracy_table(accuracy, *, folds):
+    """Percent right of each model and schedule over the folds, with the interval of `difference`, in percentage points.
+
+    accuracy: a table of model, schedule, accuracy and serial (PyTorch's, of the same networks), one line a fold.
+    """
+    import pandas as pd
+
+    lines = []
+    for (model, schedule), part in accuracy.groupby(["model", "schedule"], sort=False):
+        own, serial = 100 * part.accuracy, 100 * part.serial
+        mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
+        lines.append((model, schedule, mean, low, high, serial.mean(), (own - serial).mean(), own.std()))
+    columns = ["swarm (%)", "low", "high", "serial (%)", "swarm less serial", "spread over folds"]
+    return pd.DataFrame(lines, columns=["model", "schedule", *columns])
+
+
 def difference(a, b, *, train, test, level=0.95):
     """The paired comparison of two networks' scores [fold]: (mean of a - b, low, high, p).
 

@@ -93,6 +93,23 @@ def runs(
     return {name: table[name] for name in names if name in table}
 
 
+def fit_in_turns(swarm, x, y, loss_fn, *, epochs, turn, **settings):
+    """`fit`, `turn` epochs at a time: yields (swarm, History) until `epochs` are trained."""
+    for start in range(0, epochs, turn):
+        swarm, history = fit(swarm, x, y, loss_fn, epochs=min(turn, epochs - start), **settings)
+        yield swarm, history
+
+
+def loop_in_turns(twins, x, y, *, order, turn, learning_rate, fused=False, **settings):
+    """`baselines.train_loop` of copies of the twins, `turn` epochs at a time: yields (networks, losses)."""
+    networks = copy.deepcopy(twins)
+    optimizers = baselines.adams(networks, learning_rate=learning_rate, fused=fused)
+    how = {"learning_rate": learning_rate, "optimizers": optimizers, **settings}
+    for start in range(0, order.shape[1], turn):
+        part = order[:, start : start + turn]
+        yield networks, baselines.train_loop(networks, x, y, order=part, epochs=part.shape[1], **how)
+
+
 def restored(swarm, twin, device="cpu"):
     """A function that gives the members' PyTorch networks, each time with the swarm's weights."""
     networks = [twin(state.params).to(device) for state in swarm]

@@ -96,7 +96,6 @@ class _Walk:
 def _hashed(thing, parts) -> bytes:
     whole = hashlib.sha256(type(thing).__name__.encode())
     for part in parts:
-        whole.update(len(part).to_bytes(8, "big"))
         whole.update(part)
     return whole.digest()
 
