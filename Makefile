@@ -11,22 +11,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-report: .venv/.installed ## rebuild what is stale of the study, then say where its data came from
-	$(IN_VENV) dvc repro $(ARGS)
-	@$(IN_VENV) python -m turbanet.lab.reports --sources
+report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: that stage, then the report alone
+	@$(IN_VENV) python -m turbanet.lab.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
 
 test: lint ## lint, then all tests, the slow ones too
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: .venv/.installed ## ruff, without changing a file
+lint: .venv/.installed ## ruff and the types of the library, without changing a file
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
+	$(IN_VENV) mypy
 
 lab: .venv/.installed ## JupyterLab on localhost; it prints its address with the token
 	$(IN_VENV) jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 data: .venv/.installed ## look again for the data sets, first in data/external/
-	$(IN_VENV) dvc repro --force --single-item data@mnist data@cifar10 data@stocks $(ARGS)
+	$(IN_VENV) dvc repro --force --single-item code data@mnist data@cifar10 data@stocks $(ARGS)
 
 bench: .venv/.installed ## the whole benchmark suite into reports/benchmark/, alone on the machine; ARGS=--quick for minutes
 	$(IN_VENV) python -m turbanet.lab.benchmark $(ARGS)

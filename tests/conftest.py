@@ -1,4 +1,12 @@
-"""Two CPU devices for every test, set before JAX starts; what one test compiled, the next need not."""
+"""Two CPU devices for every test, set before JAX starts; what one test compiled, the next need not.
+
+Tests of the study are marked by what their module imports: `pytest -m "not study"` needs only the library's own
+packages, pytest, hypothesis, scikit-learn and pandas.
+"""
+
+import ast
+import importlib.util
+from pathlib import Path
 
 import jax
 import pytest
@@ -6,6 +14,34 @@ import pytest
 import turbanet
 
 turbanet.use_cores(2)
+
+PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
+HERE = Path(__file__).parent
+
+
+def imports(file):
+    """The dotted names that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def of_study(file):
+    """Whether a test module needs the study's packages or tests its bench."""
+    return any(name.startswith("turbanet.lab.") or name.partition(".")[0] in PACKAGES for name in imports(file))
+
+
+STUDY = {file for file in HERE.glob("test_*.py") if of_study(file)}
+MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+collect_ignore = [file.name for file in STUDY] if MISSING else []
+
+
+def pytest_report_header():
+    return f"without the study's tests, as there is no {', '.join(MISSING)}" if MISSING else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,7 +51,11 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    """The longest files first, so that neither of `make test`'s two processes waits long for the other at the end."""
+    """Marks; and the longest files first, so that neither of `make test`'s two processes waits long for the other."""
+    for item in items:
+        if item.path in STUDY:
+            item.add_marker("study")
     longest = ["test_pipeline.py", "test_twins.py"]
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))

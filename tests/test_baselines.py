@@ -11,6 +11,7 @@ import torch
 
 from turbanet import TurbaTrainState
 from turbanet.lab import baselines
+from turbanet.lab.twins import lstm_twin, mlp_twin, reinitialise
 from turbanet.loss import mse, softmax_cross_entropy
 from turbanet.networks.models import LSTM, MLP
 
@@ -32,12 +33,12 @@ class Case:
         random = np.random.default_rng(0)
         lead = (MEMBERS,) if "per member" in name else ()
         if "mlp" in name:
-            self.model, self.make_twin = MLP((8, 5, 4)), baselines.mlp_twin
+            self.model, self.make_twin = MLP((8, 5, 4)), mlp_twin
             self.loss, self.loss_fn = "cross_entropy", softmax_cross_entropy
             self.x = random.normal(size=(*lead, ROWS, 6)).astype(np.float32)
             self.y = random.integers(0, 4, size=(*lead, ROWS)).astype(np.int32)
         else:
-            self.model, self.make_twin = LSTM(hidden=5, outputs=2), baselines.lstm_twin
+            self.model, self.make_twin = LSTM(hidden=5, outputs=2), lstm_twin
             self.loss, self.loss_fn = "mse", mse
             self.x = random.normal(size=(*lead, ROWS, 7, 3)).astype(np.float32)
             self.y = random.normal(size=(*lead, ROWS, 2)).astype(np.float32)
@@ -113,47 +114,11 @@ def arguments(case, **changed):
     return {"loss": case.loss, "learning_rate": RATE, **case.how(), **changed}
 
 
-def test_twin_predicts_as_flax(case):
-    x = case.member(case.x, 1)
-    expected = case.apply({"params": case.params[1]}, x)
-    np.testing.assert_allclose(baselines.torch_predict(case.twins()[1], x), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_mlp_twin_sorts_layers_by_number():
-    model, x = MLP((3,) * 12), np.ones((2, 3), np.float32)
-    params = model.init(jax.random.key(0), x)["params"]
-    shifted = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    twin = baselines.mlp_twin(dict(sorted(shifted.items())))
-    np.testing.assert_allclose(baselines.torch_predict(twin, x), model.apply({"params": shifted}, x), rtol=1e-5)
-
-
-def test_lstm_twin_copies_biases():
-    model, x = LSTM(hidden=4), np.ones((2, 3, 1), np.float32)
-    params = model.init(jax.random.key(0), x)["params"]
-    noise = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: leaf + noise.normal(size=leaf.shape).astype(np.float32), params)
-    np.testing.assert_allclose(
-        baselines.torch_predict(baselines.lstm_twin(params), x), model.apply({"params": params}, x), rtol=1e-5
-    )
-
-
 def test_twin_is_a_copy(mlp):
     params = jax.tree.map(np.array, mlp.params[0])  # NumPy's own memory, which PyTorch could share
     before = jax.tree.map(np.copy, params)
-    baselines.train_loop([baselines.mlp_twin(params)] * MEMBERS, mlp.x, mlp.y, **arguments(mlp))
+    baselines.train_loop([mlp_twin(params)] * MEMBERS, mlp.x, mlp.y, **arguments(mlp))
     jax.tree.map(np.testing.assert_array_equal, params, before)
-
-
-def test_twins_want_one_member(mlp):
-    with pytest.raises(ValueError, match="pass one member's params"):
-        baselines.mlp_twin(mlp.swarm.params)
-
-
-def test_twins_name_layers_they_do_not_know(mlp, lstm):
-    with pytest.raises(ValueError, match="OptimizedLSTMCell_0"):
-        baselines.mlp_twin(lstm.params[0])
-    with pytest.raises(ValueError, match="Dense_2"):
-        baselines.lstm_twin(mlp.params[0])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -183,7 +148,7 @@ def test_train_takes_one_hot_and_wide_types(mlp, way):
 
 @pytest.mark.parametrize("way", ["loop", "func"])
 def test_train_keeps_input_bias_at_zero(lstm, way):
-    twins = [baselines.reinitialise(twin, seed=0) for twin in lstm.twins()]
+    twins = [reinitialise(twin, seed=0) for twin in lstm.twins()]
     WAYS[way](twins, lstm.x, lstm.y, **arguments(lstm))
     assert all(not twin.lstm.bias_ih_l0.any() and twin.lstm.bias_hh_l0.any() for twin in twins)
 
@@ -214,50 +179,11 @@ def test_train_restores_threads(mlp, monkeypatch):
 
 def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     threads = []
-    monkeypatch.setattr(
-        baselines, "_train_share", lambda twins, *data, **how: (twins, threads.append(how["threads"]) or 0)
-    )
+    losses = np.zeros((EPOCHS, 1))
+    monkeypatch.setattr(baselines, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
     monkeypatch.setattr(baselines.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
     baselines.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
     assert threads == [1, 1, 1]
-
-
-def test_reinitialise_changes_weights_and_repeats(case):
-    twin, x = case.twins()[0], case.member(case.x, 0)
-    first, again, other = (baselines.torch_predict(baselines.reinitialise(twin, seed=seed), x) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert not np.allclose(first, other)
-
-
-def test_reinitialise_leaves_its_argument(case):
-    twin, x = case.twins()[0], case.member(case.x, 0)
-    before = baselines.torch_predict(twin, x)
-    assert not np.allclose(baselines.torch_predict(baselines.reinitialise(twin, seed=0), x), before)
-    np.testing.assert_array_equal(baselines.torch_predict(twin, x), before)
-
-
-def test_reinitialise_is_pytorchs_own(mlp):
-    twin = baselines.reinitialise(mlp.twins()[0], seed=3)
-    torch.manual_seed(3)
-    own = [torch.nn.Linear(6, 8), torch.nn.Linear(8, 5), torch.nn.Linear(5, 4)]
-    for layer, expected in zip(twin[::2], own, strict=True):
-        torch.testing.assert_close(layer.weight, expected.weight, rtol=0, atol=0)
-        torch.testing.assert_close(layer.bias, expected.bias, rtol=0, atol=0)
-
-
-def test_reinitialise_keeps_lstm_bounds(lstm):
-    twin = baselines.reinitialise(lstm.twins()[0], seed=0)
-    bound = 1 / np.sqrt(5)
-    trained = {name: p for name, p in twin.lstm.named_parameters() if p.requires_grad}
-    assert set(trained) == {"weight_ih_l0", "weight_hh_l0", "bias_hh_l0"}
-    assert all(bound / 2 < p.abs().max() <= bound for p in trained.values())
-    assert not twin.lstm.bias_ih_l0.any()
-
-
-def test_reinitialise_leaves_the_global_generator(mlp):
-    before = torch.random.get_rng_state()
-    baselines.reinitialise(mlp.twins()[0], seed=0)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("way", WAYS)

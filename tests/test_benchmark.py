@@ -1,7 +1,5 @@
 """The benchmark suite: every way trains the same networks, the table is whole; no time is asserted."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -11,10 +9,12 @@ import pytest
 
 import turbanet as tn
 from turbanet.lab import benchmark, twins
-from turbanet.lab.benchmark import COLUMNS, WAYS
+from turbanet.lab.benchmark import COLUMNS
+from turbanet.lab.labels import COMPILED, FUNC, KEYS, LOOP, OURS, SKLEARN, STEPS, WAYS
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)
+WRITTEN = ("ratios.csv", "spread.csv", "plans.txt")
 
 
 BLOCKS = ((8, 1), (8, 2))
@@ -59,27 +59,27 @@ def test_the_suite_has_the_workloads_of_the_study():
 @pytest.mark.parametrize("name", benchmark.workloads(quick=True))
 def test_every_way_trains_the_same_networks(name):
     work = shrunk(name)
-    names = ("ours", "torch_loop") if name in SMALL else [way for way in WAYS if way != "torch_compile"]
-    runs = benchmark.ways(work, plan=PLAN, threads=1, names=names)
+    names = (OURS, LOOP) if name in SMALL else [way for way in WAYS if way != COMPILED]
+    runs = benchmark.runs(work, plan=PLAN, threads=1, names=names)
     losses = {way: run()[0] for way, run in runs.items()}
-    assert losses["ours"].shape == (work.epochs, 2)
+    assert losses[OURS].shape == (work.epochs, 2)
     for way, loss in losses.items():
-        np.testing.assert_allclose(loss, losses["ours"], rtol=1e-3, err_msg=way)
-    again = runs["torch_loop"]()[0]
-    np.testing.assert_array_equal(again, losses["torch_loop"])  # from the same start each time
+        np.testing.assert_allclose(loss, losses[OURS], rtol=1e-3, err_msg=way)
+    again = runs[LOOP]()[0]
+    np.testing.assert_array_equal(again, losses[LOOP])  # from the same start each time
 
 
 def test_scikit_learn_is_there_where_it_applies():
-    plans = {"plan": PLAN, "names": ("sklearn",)}
+    plans = {"plan": PLAN, "names": (SKLEARN,)}
     assert [
-        name for name in benchmark.workloads(True) if name not in SMALL and benchmark.ways(shrunk(name), **plans)
+        name for name in benchmark.workloads(True) if name not in SMALL and benchmark.runs(shrunk(name), **plans)
     ] == ["mnist"]
 
 
 def test_measure_gives_one_whole_row_a_way(monkeypatch):
-    names = ("ours", "per_step_vmap", "torch_loop")
+    names = (OURS, STEPS, LOOP)
     table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1e9, repeats=2, names=names)
-    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS and list(table.way) == list(names)
+    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS and list(table.way) == [KEYS[name] for name in names]
     assert (table.ratio_to_ours.iloc[0], table.members.iloc[0]) == (1, 2)
     np.testing.assert_allclose(table.ratio_to_ours, table.seconds_per_step / table.seconds_per_step[0])
     work = shrunk("mnist")
@@ -90,8 +90,8 @@ def test_measure_gives_one_whole_row_a_way(monkeypatch):
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
     train = benchmark.baselines.train_steps
     monkeypatch.setattr(benchmark.baselines, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
-    with pytest.raises(AssertionError, match="mnist: per_step_vmap trains something else"):
-        benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=("ours", "per_step_vmap"))
+    with pytest.raises(AssertionError, match="mnist: one step per dispatch trains something else"):
+        benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, STEPS))
 
 
 def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
@@ -99,8 +99,8 @@ def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
         raise NotImplementedError("no rule for this")
 
     monkeypatch.setattr(benchmark.baselines, "train_func", cannot)
-    table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=("ours", "torch_func"))
-    assert list(table.way) == ["ours"] and "torch_func cannot: no rule for this" in capsys.readouterr().err
+    table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, FUNC))
+    assert list(table.way) == ["turbanet"] and "torch.func vmap cannot: no rule for this" in capsys.readouterr().err
 
 
 def test_operations_of_the_mnist_network_by_hand():
@@ -121,21 +121,10 @@ def test_operations_of_lenet_count_by_the_window():
     assert benchmark.workloads(True)["lenet"].operations() == 2 * 32 * once
 
 
-def test_peak_memory_sees_what_is_taken():
-    code = """
-import numpy as np
-from turbanet.lab.benchmark import peak_memory
-with peak_memory() as peak:
-    np.ones(2**23)  # 64 MB
-print(peak())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 55 < float(done.stdout) < 200
-
-
 def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, monkeypatch, capsys):
     frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.delenv("TURBANET_REPORTS", raising=False)
     failures = {"lenet": "torch_loop trains something else"}
     monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}, failures))
     assert benchmark.main([]) == 1
@@ -146,6 +135,17 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
     assert benchmark.main([]) == 0
     written = pd.read_csv(tmp_path / "reports/benchmark/cpu/ratios.csv")
     assert tuple(written.columns) == COLUMNS and "workload" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "reports/benchmark/cpu").iterdir()} == set(WRITTEN)
+
+
+def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):
+    frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
+    monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.setenv("TURBANET_REPORTS", str(tmp_path / "run"))
+    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}, {}))
+    assert benchmark.main([]) == 0
+    assert {path.name for path in (tmp_path / "run").iterdir()} == set(WRITTEN)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_workload_whose_ways_differ_keeps_no_other_from_being_measured(monkeypatch):
@@ -165,3 +165,12 @@ def test_the_command_names_the_workloads_it_knows(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["--workloads", "minst"])
     assert "unknown workload minst; known: sweep-small" in capsys.readouterr().err
+
+
+def test_speed_of_size_counts_the_state_of_one_network():
+    x, y = np.zeros((4, 3), np.float32), np.zeros(4, np.int32)
+    row = benchmark.speed_of_size(x, y, members=2, hidden=5, steps=2, learning_rate=0.01)
+    weights = 3 * 5 + 5 + 5 * 2 + 2
+    assert (row["members"], row["hidden"]) == (2, 5)
+    assert 4 * 3 * weights <= row["state_bytes_per_member"] < 4 * 3 * weights + 100  # both moments; counters
+    assert 0 < row["low"] <= row["seconds_per_step"] <= row["high"] and row["compile_seconds"] > 0

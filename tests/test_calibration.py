@@ -83,6 +83,28 @@ def test_calibrated_intervals_hold_their_level():
     assert np.mean((narrow <= y) & (y <= wide)) < 0.5  # members alone are far too sure
 
 
+def test_members_that_agree_have_an_interval_of_width_0():
+    root = np.sqrt(2)  # the deviation of 0, 0 and 3, whose mean is 1
+    held_out = np.array([[0.0, 0, 0], [0, 0, 0], [3, 3, 3]]), np.array([1, 1 + root, 9])  # 0, 1 and more deviations
+    low, high = tn.prediction_interval(np.array([[0, 0.1], [0, 0.1], [3, 0.1]]), held_out, level=0.5)  # of these, 1
+    np.testing.assert_allclose([low[0], high[0]], [1 - root, 1 + root])
+    assert low[1] == high[1] == 0.1
+
+
+def test_a_calibration_row_where_members_agree_and_are_right_needs_no_width():
+    held_out = np.array([[0.1, 0], [0.1, 2], [0.1, 1]]), np.array([0.1, 4])
+    low, high = tn.prediction_interval(np.array([[3.0], [5], [7]]), held_out, level=0.3)  # the smaller of 0 and more
+    np.testing.assert_array_equal([low, high], [[5], [5]])
+
+
+@pytest.mark.parametrize("level, bounded", [(0.5, True), (0.7, False)])
+def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width(level, bounded):
+    held_out = np.array([[0.1, 0, 0], [0.1, 2, 2], [0.1, 1, 1]]), np.array([0.2, 1, 1])
+    low, high = tn.prediction_interval(np.array([[3.0, 6], [5, 6], [7, 6]]), held_out, level=level)
+    expected = [[5, 6], [5, 6]] if bounded else [[-np.inf] * 2, [np.inf] * 2]  # the second, 0, and the third
+    np.testing.assert_array_equal([low, high], expected)
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -1,19 +1,23 @@
 """A training that was killed and called again ends bit for bit where the one that was not ends."""
 
+import functools
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import program
+from turbanet.training import checkpoint, program
 from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
@@ -112,7 +116,7 @@ def test_only_the_last_ones_are_kept(tmp_path):
     "other, names",
     [
         ({"swarm": lambda: made(5)}, "members"),
-        ({"swarm": lambda: made(model=tn.MLP((5, 2)))}, "model was Net and is MLP"),
+        ({"swarm": lambda: made(model=tn.MLP((5, 2)))}, "model was Net .* and is MLP"),
         ({"batch_size": 4}, "batch size was 8 and is 4"),
         ({"patience": 3}, "stopping"),
     ],
@@ -203,7 +207,10 @@ def test_killed_at_random_moments_it_ends_where_it_would_have_ended(tmp_path):
 
 @pytest.mark.parametrize(
     "other, named",
-    [({"swarm": lambda: made(rate=0.01)}, "the state"), ({"validation": (X[9:18], Y[9:18])}, "the data")],
+    [
+        ({"swarm": lambda: tn.with_hyperparameters(made(), learning_rate=0.01)}, "the state"),
+        ({"validation": (X[9:18], Y[9:18])}, "the data"),
+    ],
 )
 def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, named):
     train(made(), tmp_path, epochs=2)
@@ -223,3 +230,108 @@ def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, m
     again = train(made(), tmp_path)
     assert again[1].plan.block == 1
     same(again[0].params.values(), whole[0].params.values())
+
+
+class Active(nn.Module):
+    act: str = "relu"
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(getattr(nn, self.act)(nn.Dense(3)(x)))
+
+
+def scaled(scale):
+    def loss(params, x, y, apply_fn):
+        value, prediction = tn.l2_loss(params, x, y, apply_fn)
+        return scale * value, prediction
+
+    return loss
+
+
+def share_above(prediction, y, *, limit):
+    return jnp.mean(prediction > limit)
+
+
+def short(
+    folder=None, *, epochs=2, model="relu", rate=0.05, loss=tn.mse, weights=False, limit=0.0, schedule=None, **more
+):
+    """A small training of which every part is made anew: -> (trained, History)."""
+    optimizer = more.pop("optimizer", None) or optax.inject_hyperparams(optax.adamw)(rate)
+    swarm = tn.TurbaTrainState.swarm(Active(model), optimizer, 2, sample_input=X[:1])
+    swarm = swarm if schedule is None else tn.with_schedule(swarm, schedule)
+    y = (X[:, :2], X[:, 2] ** 2) if weights else X[:, :2]
+    metric = {
+        "metric": functools.partial(share_above, limit=limit),
+        "validation": (X[:9], jax.tree.map(lambda a: a[:9], y)),
+    }
+    how = {"epochs": epochs, "segment": 1, "plan": tn.Plan(1, 2), "progress": False, "checkpoints": folder}
+    return tn.fit(swarm, X, y, loss, **{**how, **metric, **more})
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: {"loss": functools.partial(scaled(3.0))},
+        lambda: {"loss": tn.weighted(scaled(3.0)), "weights": True},
+        lambda: {"optimizer": optax.adam(0.05)},
+        lambda: {"optimizer": optax.adam(lambda step: 0.05 / (step + 1))},
+        lambda: {"schedule": functools.partial(tn.training.schedules.multistep, milestones=(1,))},
+    ],
+)
+def test_what_is_built_anew_and_equal_goes_on(tmp_path, how):
+    short(tmp_path, epochs=1, **how())
+    same(outcome(*short(tmp_path, **how())), outcome(*short(**how())))
+
+
+@pytest.mark.parametrize(
+    "one, other, named",
+    [
+        ({"loss": tn.weighted(tn.mse), "weights": True}, {"loss": tn.weighted(tn.l2_loss)}, "loss was weighted.loss"),
+        ({"loss": scaled(3.0)}, {"loss": scaled(2.0)}, "loss was scaled.loss"),
+        ({"optimizer": optax.adam(0.05)}, {"optimizer": optax.adam(0.01)}, "optimizer was chain .* and is chain"),
+        ({"model": "relu"}, {"model": "tanh"}, "model was Active .* and is Active"),
+        ({"limit": 0.0}, {"limit": 1.0}, "metric was share_above .* and is share_above"),
+        ({"schedule": lambda epoch, base: base}, {"schedule": lambda epoch, base: base / 2}, "schedule 0 was <lambda>"),
+    ],
+)
+def test_another_value_inside_what_computes_is_refused(tmp_path, one, other, named):
+    short(tmp_path, epochs=1, **one)
+    with pytest.raises(ValueError, match=f"is of another training: {named}"):
+        short(tmp_path, **{**one, **other})
+
+
+def test_another_pythons_checkpoint_is_refused_with_that_reason(tmp_path, monkeypatch):
+    short(tmp_path, epochs=1)
+    monkeypatch.setattr(checkpoint, "sys", types.SimpleNamespace(version_info=(3, 99, 0)))
+    with pytest.raises(ValueError, match=r"is of another training: Python was 3\.\d+ and is 3\.99"):
+        short(tmp_path)
+
+
+def test_what_cannot_be_compared_is_said_at_first_and_refused_then(tmp_path, caplog):
+    rows = (row for row in X)
+
+    def loss(params, x, y, apply_fn):
+        return tn.mse(params, x, y + 0 * next(rows)[:2], apply_fn)
+
+    with caplog.at_level(logging.WARNING, "turbanet"):
+        short(tmp_path, epochs=1, loss=loss)
+    assert "The loss holds generator rows, which cannot be read" in caplog.text
+    with pytest.raises(
+        ValueError, match="cannot be compared with the one that was kept .*: the loss holds generator rows"
+    ):
+        short(tmp_path, loss=loss)
+
+
+def noisy():
+    """An optimizer whose state holds a typed random key."""
+    return optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.sgd(0.05))
+
+
+def test_random_keys_in_an_optimizers_state_go_on_where_they_were(tmp_path):
+    short(tmp_path, epochs=2, optimizer=noisy())
+    trained, history = short(tmp_path, epochs=5, optimizer=noisy())
+    expected, straight = short(epochs=5, optimizer=noisy())
+    keys = [state.opt_state[0].rng_key for state in (trained, expected)]
+    assert keys[0].dtype == keys[1].dtype
+    same(*[[jax.random.key_data(key)] for key in keys])
+    same([trained.params, history.train_loss], [expected.params, straight.train_loss])

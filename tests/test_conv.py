@@ -1,5 +1,6 @@
 """The convolution and the pooling against JAX's own and PyTorch, and LeNet, which is made of them."""
 
+import math
 from functools import partial
 
 import jax
@@ -11,8 +12,10 @@ from flax import linen as nn
 from jax import lax
 
 from turbanet.networks import conv
-from turbanet.networks.conv import batch_last_conv, default_conv, matmul_conv, max_pool
+from turbanet.networks.batch_last import ImageLayout, batch_last_conv
+from turbanet.networks.conv import default_conv, matmul_conv
 from turbanet.networks.convnets import LeNet
+from turbanet.networks.pooling import max_pool
 
 rng = np.random.default_rng(4)
 CHANNELS_LAST = {n: (f"N{s}C", f"{s}IO", f"N{s}C") for n, s in {1: "W", 2: "HW", 3: "DHW"}.items()}
@@ -380,6 +383,24 @@ def test_forward_mode_and_members_go_through_with_the_batch_last(padding):
 
     found = tangents(partial(batch_last_conv, padding=padding))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, tangents(by_jax))
+
+
+@pytest.mark.parametrize("settings", [{"strides": 2}, {"feature_group_count": 3}])
+def test_what_cannot_be_done_with_the_batch_last_is_refused(settings):
+    layer = ImageLayout(None, batch_last=True).convolution(3, 3, name="Conv_0", padding=1, **settings)
+    with pytest.raises(ValueError, match="moves by 1 and has one group"):
+        layer.init(jax.random.key(0), np.zeros((3, 8, 8, 1), np.float32))
+
+
+@pytest.mark.parametrize("lead", [(), (4,), (2, 3)])
+def test_images_leave_the_layout_as_they_entered_it(lead, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    x = normal(*lead, 5, 6, 3)
+    inside, layout = ImageLayout.enter(x, None, features=6)
+    assert inside.shape == (3, 5, 6, math.prod(lead)) and layout.channel_axis == 0
+    out, plain = layout.leave(inside)
+    np.testing.assert_array_equal(out, x)
+    assert plain.channel_axis == -1 and plain.leave(out)[0] is out
 
 
 def test_a_window_larger_than_the_image_is_refused_with_the_batch_last():

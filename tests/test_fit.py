@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.training import program
+from turbanet.training.data import placed, prepare
 from turbanet.training.program import _program
 
 rng = np.random.default_rng(0)
@@ -344,3 +346,45 @@ def test_many_ragged_held_out_rows_are_scored_in_parts_as_at_once():
 def test_a_stopped_member_has_no_metric():
     _, history = train(make(), validation=(X, Y), metric=tn.accuracy, patience=1, min_delta=10.0, segment=4)
     assert np.isnan(history.validation_metric[1:]).sum() == np.isnan(history.validation_loss[1:]).sum() > 0
+
+
+def conv_swarm(members=2):
+    images = rng.normal(size=(230, 16, 16, 1)).astype(np.float32)
+    return images, tn.TurbaTrainState.swarm(tn.LeNet(classes=4), TX, members, sample_input=images[:1], seed=3)
+
+
+@pytest.mark.parametrize("rows", [100, 230])  # the last part is filled up; or one part holds all
+def test_rows_scored_in_parts_are_scored_as_at_once(monkeypatch, rows):
+    images, swarm = conv_swarm()
+    labels = np.arange(230) % 4
+    monkeypatch.setattr(program, "ROWS", rows)
+    losses = tn.evaluate(swarm, images, labels, tn.softmax_cross_entropy)
+    predictions = tn.predict(swarm, images)
+    for i, state in enumerate(swarm):
+        logits = np.asarray(tn.LeNet(classes=4).apply({"params": state.params}, images), np.float64)
+        picked = logits[np.arange(230), labels] - np.log(np.exp(logits).sum(-1))
+        np.testing.assert_allclose(predictions[i], logits, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(losses[i], -picked.mean(), rtol=1e-5)
+
+
+def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
+    images, swarm = conv_swarm(1)
+    needs = []
+    for rows in (10, 1000):
+        program.forget()
+        monkeypatch.setattr(program, "ROWS", rows)
+        plan = tn.Plan(1, 1)
+        data = placed((prepare(swarm, images),), plan)
+        needs.append(program.fits(program.compiled(program.Predict(), plan, plan.place(swarm), data), plan).bytes)
+    assert 3 * needs[0] < needs[1]
+
+
+def test_a_loss_that_is_no_mean_of_its_rows_is_the_same_in_parts(monkeypatch):
+    def spread(params, x, y, apply_fn):
+        logits = apply_fn({"params": params}, x)
+        return jnp.std(logits), logits
+
+    monkeypatch.setattr(program, "ROWS", 7)
+    losses = tn.evaluate(make(), X, Y, spread)
+    expected = [np.std(np.asarray(MODEL.apply({"params": state.params}, X))) for state in make()]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)

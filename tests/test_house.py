@@ -107,6 +107,22 @@ def test_dvc_reports_to_nobody():
     assert dict(config["core"]) == {"analytics": "false", "check_update": "false", "autostage": "false"}
 
 
+def test_ci_chooses_the_librarys_tests_by_their_mark():
+    from conftest import STUDY
+
+    run = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert 'pytest -m "not study"' in run and "tests/" not in run
+    study = {file.name for file in STUDY}
+    assert study >= {"test_notebooks.py", "test_house.py"} and not study & {"test_checkpoint.py", "test_canonical.py"}
+
+
+def test_folders_are_one_sentence_and_no_code():
+    inner = sorted((ROOT / "src/turbanet").glob("*/**/__init__.py"))
+    code = {file: ast.parse(file.read_text()).body[1:] for file in inner}
+    assert len(inner) > 4 and all(ast.get_docstring(ast.parse(file.read_text())) for file in inner)
+    assert {file: body for file, body in code.items() if body} == {}
+
+
 def test_makefile_has_the_targets_that_the_readme_names():
     targets = re.findall(r"^[a-z][a-z -]*(?=:)", (ROOT / "Makefile").read_text(), re.M)
     named = re.findall(r"^\s*(?:\$ )?make ([a-z-]+)", (ROOT / "README.md").read_text(), re.M)

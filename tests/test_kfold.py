@@ -3,13 +3,16 @@
 import jax
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
 
 import turbanet as tn
 from turbanet.lab import kfold, twins
-from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from turbanet.lab.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from turbanet.training import schedules
+from turbanet.training.augment import draw
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(48, 16, 16, 3)).astype(np.float32)
@@ -20,8 +23,8 @@ JOB = {"folds": 3, "learning_rate": 0.01, "epochs": 3, "batch_size": 8, "plan": 
 
 @pytest.fixture(scope="module")
 def compared():
-    schedules = ["cosine", "warm", "reduce", "constant", "multistep"]
-    return kfold.compare("lenet", tn.LeNet(), twins.lenet_twin, X, Y, schedules=schedules, augment=CHANGE, **JOB)
+    names = ["cosine", "warm", "reduce", "constant", "multistep"]
+    return kfold.compare("lenet", tn.LeNet(), twins.lenet_twin, X, Y, schedules=names, augment=CHANGE, **JOB)
 
 
 @pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
@@ -51,7 +54,7 @@ def test_pytorch_changes_the_same_pixels():
     swarm = tn.TurbaTrainState.swarm(tn.LeNet(), optax.adam(0.1), 2, sample_input=X[:1], seed=5)
     drawn = kfold.draws(swarm, CHANGE, steps=3, rows=8)
     state = swarm.get_state(1).replace(step=2)
-    expected = CHANGE.apply(tn.augment.draw(CHANGE, state, 8), X[:8])
+    expected = CHANGE.apply(draw(CHANGE, state, 8), X[:8])
     own = jax.tree.map(lambda leaf: torch.as_tensor(np.array(leaf[1, 2])), drawn)
     np.testing.assert_array_equal(kfold.changed(CHANGE, own, torch.from_numpy(X[:8])), expected)
 
@@ -71,9 +74,9 @@ def test_rates_are_pytorchs(name):
     state, theirs, ours = swarm.get_state(0), [], []
     for epoch, loss in enumerate(validation):
         theirs.append(optimizer.param_groups[0]["lr"])
-        begun = tn.schedules.begin_epoch(state.replace(epoch=epoch))
+        begun = schedules.begin_epoch(state.replace(epoch=epoch))
         ours.append(float(begun.opt_state.hyperparams["learning_rate"]))
-        state = tn.schedules.end_epoch(begun, np.float32(loss))
+        state = schedules.end_epoch(begun, np.float32(loss))
         optimizer.step()
         scheduler.step(*[loss] * (name == "reduce"))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
@@ -103,3 +106,13 @@ def test_equal_scores_do_not_differ():
     assert kfold.difference([0.5, 0.6], [0.5, 0.6], train=1, test=1) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="at least two folds"):
         kfold.difference([0.5], [0.4], train=1, test=1)
+
+
+def test_accuracy_table_is_in_percent_with_the_corrected_interval():
+    frame = pd.DataFrame({"model": "a", "schedule": ["x"] * 3 + ["y"] * 3, "fold": [0, 1, 2] * 2})
+    frame["accuracy"], frame["serial"] = [0.5, 0.6, 0.7, 0.1, 0.1, 0.1], [0.4, 0.6, 0.6, 0.2, 0.2, 0.2]
+    table = kfold.accuracy_table(frame, folds=3)
+    half = stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * 100)  # ten points between folds
+    expected = [[60, 60 - half, 60 + half, 160 / 3, 20 / 3, 10], [10, 10, 10, 20, -10, 0]]
+    assert table[["model", "schedule"]].to_numpy().tolist() == [["a", "x"], ["a", "y"]]
+    np.testing.assert_allclose(table.iloc[:, 2:].to_numpy(), expected, atol=1e-9)

@@ -1,6 +1,7 @@
 """turbanet.lab.notebook: what it hands to a notebook, what it refuses, what it leaves in reports/."""
 
 import json
+import os
 
 import nbformat
 import pytest
@@ -121,6 +122,14 @@ def test_run_of_the_report_writes_beside_the_stages(study):
     assert tree(root / "reports") == {"README.md", "tiny/metrics.json", "report/executed.ipynb"}
 
 
+def test_run_gives_all_stages_one_compilation_cache_and_leaves_its_own_environment(study):
+    compiled = "jax.jit(lambda x: x + 1)(1.0)"
+    root = study("tiny", "rate = 1.0\nsizes = []", f"import jax\n{compiled}\nassert rate == 0.00001")
+    before = dict(os.environ)
+    notebook.run("tiny")
+    assert any((root / "build/compiled").iterdir()) and dict(os.environ) == before
+
+
 def test_main_tells_of_a_failed_cell_in_one_line_and_leaves_reports(study, capsys):
     root = study(
         "sweep", "epochs = 1\nhidden = []\nnetwork = ''", "raise OverflowError(f'{network} {hidden}\\nand so on')"
@@ -156,3 +165,10 @@ def test_copy_study_refuses_an_unknown_size_or_name(study):
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"sizes": {"smoke": {"tiny": {"rat": 1}}}}))
     with pytest.raises(ValueError, match="Unknown name in sizes.smoke.tiny 'rat'; known: rate, sizes."):
         notebook.copy_study(root, root / "build/smoke", "smoke")
+
+
+def test_publish_moves_results_into_reports_and_keeps_others(tmp_path):
+    fill(tmp_path / "build", "ratios.csv")
+    fill(tmp_path / "reports/benchmark/cpu", "kept")
+    assert notebook.publish(tmp_path / "build", "benchmark/cpu", root=tmp_path) == tmp_path / "reports/benchmark/cpu"
+    assert tree(tmp_path) == {"reports/benchmark/cpu/ratios.csv", "reports/benchmark/cpu/kept"}

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import yaml
 
-from turbanet.lab import notebook
+from turbanet.lab import notebook, rebuild
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -99,6 +99,62 @@ def test_metrics_are_flat_and_have_the_promised_names(study, stage):
     found, largest = metrics(study[0], stage), max(sweep(study[0])["swarm_sizes"])
     assert found.keys() >= {name.format(largest=largest) for name in METRICS[stage]}
     assert all(isinstance(value, str if name == "data_source" else int | float) for name, value in found.items())
+
+
+def stand_in(stage):
+    """A command that writes something new to each out of a stage of dvc.yaml."""
+    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"] + stage.get("metrics", [])]
+    files = [out if Path(out).suffix else f"{out}/new" for out in outs]
+    return " && ".join(f"mkdir -p {Path(file).parent} && date +%s%N > {file}" for file in files)
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    """A copy of the study in which code is copied as always and nothing else is computed, run once."""
+    folder = tmp_path_factory.mktemp("pipeline") / "copy"
+    notebook.copy_study(ROOT, folder, "smoke")
+    stages = yaml.safe_load((folder / "dvc.yaml").read_text())
+    for name, stage in stages["stages"].items():
+        stage = stage.get("do", stage)
+        if name != "code":
+            stage["cmd"] = stand_in(stage)
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(stages))
+    repro(folder)
+    return folder
+
+
+USERS = {  # what an edit of a module makes stale, beside `code` and `report`
+    "selection/search.py": {"search", "kfold"},
+    "training/program.py": {"sweep@small", "sweep@large", "mnist", "stocks", "benchmark", "search", "kfold"},
+    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold"},
+    "lab/published.csv": {"kfold"},
+}
+
+
+@pytest.mark.parametrize("module", USERS)
+def test_an_edit_makes_only_its_users_stale(pipeline, module):
+    with (pipeline / "src/turbanet" / module).open("a") as file:
+        file.write("EDITED = True\n")
+    assert set(repro(pipeline)) == {"code", "report"} | USERS[module]
+
+
+def test_comments_make_nothing_stale_but_the_copy(pipeline):
+    for module in ("training/program.py", "lab/reports.py", "__init__.py"):
+        with (pipeline / "src/turbanet" / module).open("a") as file:
+            file.write("# A comment.\n")
+    assert repro(pipeline) == ["code"]
+
+
+def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
+    monkeypatch.chdir(pipeline)
+    monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
+    with (pipeline / "src/turbanet/training/plan.py").open("a") as file:
+        file.write("EDITED = True\n")
+    assert rebuild.main(["--stage", "mnist"]) == 0
+    said = capfd.readouterr().out
+    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
+    stale = re.search("stale, .*: (.+)", said)[1].split(", ")
+    assert set(stale) == USERS["training/program.py"] - {"mnist"}
 
 
 def test_default_sweep_measures_what_its_promised_metrics_need():

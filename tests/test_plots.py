@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from turbanet.lab import plots
-from turbanet.lab.ways import FUSED, LOOP, OURS, SERIAL, WAYS
+from turbanet.lab.labels import FUSED, LOOP, OURS, SERIAL, WAYS
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(

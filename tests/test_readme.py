@@ -1,30 +1,67 @@
-"""README.md: its example runs, and what it names is there."""
+"""README.md and the pages beside it: the example runs, and what they name is there."""
 
+import ast
 import os
+import pydoc
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S)
-PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S)
-QUOTED = re.findall(r"`([^`\n]+)`", PROSE)
-LINKS = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", PROSE) if not re.match(r"https?:|#", link)]
-PATHS = sorted({*LINKS, *(name for name in QUOTED if re.fullmatch(r"[^ <>${}*]*(/[^ <>${}*]*|\.ipynb|\.yaml)", name))})
+SOURCE = ROOT / "src/turbanet"
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "docs/design.md")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGES["README.md"], re.M | re.S)
+
+
+def prose(page):
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.M | re.S)
+
+
+def quoted(page):
+    """What stands between backticks, outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+def paths(page):
+    """The files and folders that a page links to or names."""
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]
+    path = re.compile(r"[^ <>${}*]*(/[^ <>${}*]*|\.(ipynb|yaml|lock|md|cff|pyi?))")
+    return sorted({*filter(None, links), *(name for name in quoted(page) if path.fullmatch(name))})
+
+
+def drawn(page):
+    """The paths in a page's drawings of folders, each below what it is indented under; folders end in a slash."""
+    found = []
+    for block in re.findall(r"^```text\n(.*?)^```$", PAGES[page], re.M | re.S):
+        above = []
+        for spaces, name in re.findall(r"^( *)(\S+)  +\S", block, re.M):
+            above = [*above[: len(spaces) // 2], name]
+            found.append("".join(above))
+    return found
+
+
+def commands(page):
+    """Lines that a reader would type."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGES[page], re.M | re.S)
+    return [*quoted(page), *"\n".join(blocks).splitlines()]
 
 
 def stages():
     """{name as DVC writes it: stage} of dvc.yaml."""
     found = {}
     for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
-        for item in stage.get("foreach", [None]):
-            text = yaml.safe_dump(stage.get("do", stage)).replace("${item}", str(item))
-            found[f"{name}@{item}" if item else name] = yaml.safe_load(text)
+        each = stage.get("foreach", [None])
+        for key, item in each.items() if isinstance(each, dict) else zip(each, each):
+            text = yaml.safe_dump(stage.get("do", stage)).replace("${item}", str(item)).replace("${key}", str(key))
+            found[f"{name}@{key}" if key else name] = yaml.safe_load(text)
     return found
 
 
@@ -32,6 +69,19 @@ def made():
     """The paths that a run of the pipeline makes."""
     entries = [out for stage in stages().values() for out in [*stage.get("outs", []), *stage.get("metrics", [])]]
     return [Path(name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
+
+
+def imported(file):
+    """The top-level folders and modules of turbanet that a module imports; "turbanet" stands for its public names."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    ours = [name.split(".") for name in names if name.split(".")[0] == "turbanet"]
+    rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir()}
+    return {parts[1] if len(parts) > 1 and parts[1] in rooms else "turbanet" for parts in ours}
 
 
 def test_readme_has_an_example_of_at_most_fifteen_lines():
@@ -48,24 +98,86 @@ def test_readme_example_runs_and_prints(tmp_path):
     assert re.search(r"\d", ran.stdout), "it prints no number"
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_readme_names_a_path_that_is_there_or_is_made(name):
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page in PAGES for name in paths(page)])
+def test_page_names_a_path_that_is_there_or_is_made(page, name):
     path = Path(name)
     if path.parts[0] == "build":  # made by hand or by make, never committed
         assert "build/" in (ROOT / ".gitignore").read_text().splitlines()
-    elif not (ROOT / path).exists():
+    elif not any(place.exists() for place in (ROOT / path, (ROOT / page).parent / path, SOURCE / path)):
         unmade = [out for out in made() if not (ROOT / out).exists()]
-        assert any(path == out or out in path.parents or path in out.parents for out in unmade)
+        module = SOURCE / f"{name}.py"  # as in training/plan
+        assert module.exists() or any(path == out or out in path.parents or path in out.parents for out in unmade)
 
 
-def test_readme_names_targets_that_make_has():
-    lines = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.M)
-    code = [*QUOTED, *"\n".join(re.findall(r"^```\w*\n(.*?)^```$", TEXT, re.M | re.S)).splitlines()]
-    named = {match[1] for part in code if (match := re.match(r"make ([\w-]+)", part))}
-    assert "report" in named and named <= set(" ".join(lines).split())
+@pytest.mark.parametrize("page", PAGES)
+def test_page_names_targets_and_variables_that_make_has(page):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(" ".join(re.findall(r"^([a-z][a-z -]*):", makefile, re.M)).split())
+    lines = [match for part in commands(page) if (match := re.match(r"make ([\w-]+)(?: ([A-Z]+)=)?", part))]
+    assert {line[1] for line in lines} <= targets
+    assert {line[2] for line in lines if line[2]} <= set(re.findall(r"\$\(([A-Z]+)\)", makefile))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_names_python_objects_that_are_there(page):
+    named = {match[1] for part in quoted(page) if (match := re.match(r"(?:tn|turbanet)\.(\w[\w.]*)", part))}
+    assert [name for name in sorted(named) if pydoc.locate(f"turbanet.{name}") is None] == []
+
+
+def test_pages_fetch_nothing_from_a_remote_that_there_is_not():
+    assert "remote" not in (ROOT / ".dvc/config").read_text()
+    assert [page for page, text in PAGES.items() if re.search(r"dvc (checkout|pull|fetch)", text)] == []
 
 
 def test_readme_lists_every_stage_that_runs_a_notebook():
-    table = "\n".join(line for line in TEXT.splitlines() if line.startswith("|"))
-    wanted = {name for name in stages() if name.split("@")[0] not in ("data", "source")}
+    table = "\n".join(line for line in PAGES["README.md"].splitlines() if line.startswith("|"))
+    wanted = {name for name, stage in stages().items() if "turbanet.lab.notebook" in stage["cmd"]}
     assert wanted and wanted <= set(re.findall(r"`([^`]+)`", table))
+
+
+def test_readme_names_what_an_import_needs():
+    sentence = re.search(r"Only to import it: .*?;(.*?);", PAGES["README.md"], re.S)[1]
+    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
+    assert set(re.findall(r"[\w-]+", sentence)) - {"it", "needs", "and"} == needed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md"])
+def test_page_draws_paths_that_are_there(page):
+    assert drawn(page) and [path for path in drawn(page) if not (ROOT / path).exists()] == []
+
+
+def test_design_draws_every_folder_and_top_level_module_of_the_library():
+    there = {f"{file.parent.relative_to(ROOT)}/" for file in SOURCE.rglob("*.py")}
+    there |= {str(file.relative_to(ROOT)) for file in SOURCE.glob("*.py")}
+    assert {path for path in drawn("docs/design.md") if path.startswith("src/")} == there
+
+
+def test_imports_run_the_way_that_the_design_draws():
+    line = re.search(r"^lab -> .*$", PAGES["docs/design.md"], re.M)[0]
+    level = {name: i for i, names in enumerate(line.split(" -> ")) for name in names.split(", ")} | {"turbanet": 1}
+    back = []
+    for file in SOURCE.rglob("*.py"):
+        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        back += [f"{file} imports {to}" for to in imported(file) - {room} if level[room] >= level[to]]
+    assert back == []
+
+
+def test_changelog_sends_readers_to_modules_that_are_there():
+    rows = [line.split("|")[2] for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| `")]
+    named = re.findall(r"`(turbanet[\w.]+)`", " ".join(rows))
+    assert named and [name for name in named if find_spec(name) is None] == []
+
+
+def test_version_is_the_same_everywhere():
+    changelog = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert changelog == citation == PROJECT["version"]
+    assert f"Version {PROJECT['version'].rpartition('.')[0]}" in PAGES["README.md"]
+
+
+def test_citation_has_what_the_format_requires():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["license"] == PROJECT["license"]
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert all({"type", "title", "authors"} <= reference.keys() for reference in citation["references"])

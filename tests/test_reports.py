@@ -246,15 +246,6 @@ def test_html_names_a_picture_that_is_not_there(tmp_path):
         reports.html("![one](gone.png)", tmp_path, "t")
 
 
-def test_sources_has_a_line_a_stage_and_the_way_back(root):
-    for stage, text in {"sweep/small": '{"ratio": 2}', "mnist": '{"data_source": "MNIST, from a file"}'}.items():
-        (root / "reports" / stage).mkdir(parents=True)
-        (root / "reports" / stage / "metrics.json").write_text(text)
-    mnist, sweep, git = reports.sources()
-    assert mnist.split(maxsplit=1) == ["mnist", "MNIST, from a file"] and sweep.split() == ["sweep/small", "none"]
-    assert "git checkout -- reports dvc.lock" in git
-
-
 def test_published_numbers_are_those_of_one_study():
     numbers = reports.published_numbers("k-fold")
     assert numbers["LeNet, warm: parallel accuracy"] == 0.5634 and numbers["VGG, cosine: serial accuracy"] == 0.7538

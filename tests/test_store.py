@@ -7,6 +7,8 @@ import http.server
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -82,8 +84,8 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def offline(monkeypatch):
     """No network: the addresses lead to a port of this machine where nobody listens."""
-    for kind in store.SETS.values():
-        monkeypatch.setattr(kind, "address", lambda: "http://127.0.0.1:9/")
+    for name in store.SETS:
+        monkeypatch.setattr(store.module(name), "address", lambda: "http://127.0.0.1:9/")
 
 
 def test_prepare_mnist_file_equals_network_byte_for_byte(tmp_path, originals):
@@ -186,6 +188,16 @@ def test_prepare_keeps_the_date_of_an_equal_set_only(tmp_path):
 def test_prepare_lists_the_known_names(tmp_path, name, settings, known):
     with pytest.raises(ValueError, match=f"Unknown .*known: {known}"):
         store.prepare(name, root=tmp_path, **settings)
+
+
+def test_load_imports_no_sets_module(tmp_path):
+    store.prepare("mnist", root=tmp_path, source="embedded")
+    script = (
+        "import sys; from turbanet.lab.sources import store; store.load('mnist', sys.argv[1]); "
+        "print([name for name in store.SETS if f'turbanet.lab.sources.{name}' in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
 
 
 def test_load_names_make_data(tmp_path):

@@ -21,6 +21,10 @@ PAIRS = {
     "mobilenet": (tn.MobileNet(BLOCKS), lambda params: twins.mobilenet_twin(params, BLOCKS)),
     "resnet": (tn.ResNet(14), twins.resnet_twin),
 }
+PLAIN = {
+    "mlp": (tn.MLP((8, 5, 4)), twins.mlp_twin, rng.normal(size=(24, 6)).astype(np.float32)),
+    "lstm": (tn.LSTM(hidden=5, outputs=2), twins.lstm_twin, rng.normal(size=(24, 7, 3)).astype(np.float32)),
+}
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -123,3 +127,88 @@ def test_a_shape_that_a_model_cannot_take_is_refused(model, name):
 def test_rows_of_features_are_no_images(model):
     with pytest.raises(ValueError, match="needs x .*got shape"):
         model.init(jax.random.key(0), np.zeros((1, 784), np.float32))
+
+
+def plain_params(name):
+    model, _, x = PLAIN[name]
+    return model.init(jax.random.key(0), x[:1])["params"]
+
+
+def plain_twin(name):
+    return PLAIN[name][1](plain_params(name))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_twin_predicts_the_same(name):
+    model, make, x = PLAIN[name]
+    params = plain_params(name)
+    np.testing.assert_allclose(run(make(params), x), model.apply({"params": params}, x), rtol=1e-5, atol=1e-5)
+
+
+def test_mlp_twin_sorts_layers_by_number():
+    model, x = tn.MLP((3,) * 12), np.ones((2, 3), np.float32)
+    params = model.init(jax.random.key(0), x)["params"]
+    shifted = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    twin = twins.mlp_twin(dict(sorted(shifted.items())))
+    np.testing.assert_allclose(run(twin, x), model.apply({"params": shifted}, x), rtol=1e-5)
+
+
+def test_lstm_twin_copies_biases():
+    model, x = tn.LSTM(hidden=4), np.ones((2, 3, 1), np.float32)
+    params = model.init(jax.random.key(0), x)["params"]
+    noise = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: leaf + noise.normal(size=leaf.shape).astype(np.float32), params)
+    np.testing.assert_allclose(run(twins.lstm_twin(params), x), model.apply({"params": params}, x), rtol=1e-5)
+
+
+def test_twins_want_one_member():
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), plain_params("mlp"))
+    with pytest.raises(ValueError, match="pass one member's params"):
+        twins.mlp_twin(stacked)
+
+
+def test_twins_name_layers_they_do_not_know():
+    with pytest.raises(ValueError, match="OptimizedLSTMCell_0"):
+        twins.mlp_twin(plain_params("lstm"))
+    with pytest.raises(ValueError, match="Dense_2"):
+        twins.lstm_twin(plain_params("mlp"))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_reinitialise_changes_weights_and_repeats(name):
+    twin, x = plain_twin(name), PLAIN[name][2]
+    first, again, other = (run(twins.reinitialise(twin, seed=seed), x) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_reinitialise_leaves_its_argument(name):
+    twin, x = plain_twin(name), PLAIN[name][2]
+    before = run(twin, x)
+    assert not np.allclose(run(twins.reinitialise(twin, seed=0), x), before)
+    np.testing.assert_array_equal(run(twin, x), before)
+
+
+def test_reinitialise_is_pytorchs_own():
+    twin = twins.reinitialise(plain_twin("mlp"), seed=3)
+    torch.manual_seed(3)
+    own = [torch.nn.Linear(6, 8), torch.nn.Linear(8, 5), torch.nn.Linear(5, 4)]
+    for layer, expected in zip(twin[::2], own, strict=True):
+        torch.testing.assert_close(layer.weight, expected.weight, rtol=0, atol=0)
+        torch.testing.assert_close(layer.bias, expected.bias, rtol=0, atol=0)
+
+
+def test_reinitialise_keeps_lstm_bounds():
+    twin = twins.reinitialise(plain_twin("lstm"), seed=0)
+    bound = 1 / np.sqrt(5)
+    trained = {name: p for name, p in twin.lstm.named_parameters() if p.requires_grad}
+    assert set(trained) == {"weight_ih_l0", "weight_hh_l0", "bias_hh_l0"}
+    assert all(bound / 2 < p.abs().max() <= bound for p in trained.values())
+    assert not twin.lstm.bias_ih_l0.any()
+
+
+def test_reinitialise_leaves_the_global_generator():
+    before = torch.random.get_rng_state()
+    twins.reinitialise(plain_twin("mlp"), seed=0)
+    assert torch.equal(torch.random.get_rng_state(), before)

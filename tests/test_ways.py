@@ -5,11 +5,12 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.lab import baselines, ways
+from turbanet.lab import baselines, twins, ways
+from turbanet.lab.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SKLEARN, STEPS, WAYS
 from turbanet.lab.sources.spirals import spirals
-from turbanet.lab.ways import FUSED, LOOP, OURS, PROCESSES, WAYS
 
 X, Y = spirals(32)
+FULL_BATCH = tuple(way for way in WAYS if way not in (COMPILED, SKLEARN))
 RATE, EPOCHS = 0.01, 6
 
 
@@ -19,17 +20,17 @@ def swarm():
 
 
 def make(swarm, **changed):
-    how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": baselines.mlp_twin, "plan": tn.Plan(2, 1)} | changed
-    return ways.full_batch_ways(swarm, X, Y, tn.softmax_cross_entropy, **how)
+    how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": twins.mlp_twin, "plan": tn.Plan(2, 1)} | changed
+    return ways.runs(swarm, X, Y, tn.softmax_cross_entropy, **how)
 
 
 @pytest.fixture(scope="module")
 def every(swarm):
-    return make(swarm)
+    return make(swarm, names=FULL_BATCH)
 
 
 def test_full_batch_ways_are_those_asked_for(swarm, every):
-    assert list(every) == list(WAYS)
+    assert list(every) == list(FULL_BATCH)
     assert list(make(swarm, names=(FUSED, OURS))) == [FUSED, OURS]
 
 
@@ -40,7 +41,7 @@ def test_full_batch_ways_without_pytorch_make_no_twins(swarm):
     assert make(swarm, names=(OURS,), twin=never)[OURS](2)[0].shape == (2, 2)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != PROCESSES])
+@pytest.mark.parametrize("way", [way for way in FULL_BATCH if way != PROCESSES])
 def test_full_batch_ways_start_from_the_swarms_weights_each_time(swarm, every, way):
     logits = np.asarray(tn.predict(swarm, X), np.float64)
     expected = np.log(np.exp(logits).sum(-1)) - logits[:, np.arange(len(Y)), Y]
@@ -56,7 +57,40 @@ def test_full_batch_ways_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
     for run in make(swarm, names=(LOOP, FUSED), threads=3).values():
         run(5)
     common = {"epochs": 5, "loss": "cross_entropy", "learning_rate": RATE, "threads": 3}
+    common |= {"order": None, "per_member": False}
     assert seen == [common, common | {"fused": True}]
+
+
+@pytest.mark.parametrize("way", [OURS, STEPS, FUNC, LOOP])
+def test_runs_of_fewer_epochs_take_the_first_batches(swarm, way):
+    run = make(swarm, names=(way,), epochs=3, batch_size=8, threads=1)[way]
+    np.testing.assert_allclose(run(2)[0], run()[0][:2], rtol=1e-5)
+
+
+def test_runs_compile_one_network_for_all_members(swarm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ways.torch, "compile", lambda network: seen.append(network) or network)
+    every = make(swarm, names=(COMPILED, LOOP), epochs=2, batch_size=8, threads=1)
+    np.testing.assert_array_equal(every[COMPILED]()[0], every[LOOP]()[0])
+    np.testing.assert_array_equal(every[COMPILED]()[0], every[LOOP]()[0])
+    assert len(seen) == 1
+
+
+THREE = {"mlp": tn.MLP((4, 3)), "two classes": tn.MLP((4, 2))}
+
+
+@pytest.mark.parametrize(
+    "model, changed, there",
+    [
+        ("mlp", {"batch_size": 8}, True),
+        ("mlp", {}, False),
+        ("mlp", {"batch_size": 8, "loss": "mse"}, False),
+        ("two classes", {"batch_size": 8}, False),
+    ],
+)
+def test_runs_have_scikit_learn_where_it_trains_the_same(model, changed, there):
+    swarm = tn.TurbaTrainState.swarm(THREE[model], optax.adam(RATE), 2, sample_input=X[:1], seed=0)
+    assert (SKLEARN in make(swarm, names=(SKLEARN,), **changed)) == there
 
 
 @pytest.mark.slow
@@ -70,22 +104,44 @@ def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
         ways.assert_equal_losses(other, EPOCHS)
 
 
-def test_time_ways_has_a_row_a_repeat():
+def test_time_ways_has_a_row_a_repeat_and_the_compilation_of_ours():
     def run(epochs):
         return None, 1.5
 
-    rows = ways.time_ways({OURS: run, LOOP: run}, 9, repeats=3)
-    assert [(row["way"], row["repeat"]) for row in rows] == [(way, i) for way in (OURS, LOOP) for i in range(3)]
-    assert {row["compile_seconds"] for row in rows} == {1.5}
+    table = ways.time_ways({OURS: run, LOOP: run}, 4, repeats=3)
+    assert [*zip(table.way, table.repeat)][:4] == [(OURS, 0), (LOOP, 0), (OURS, 1), (LOOP, 1)]
+    assert set(table.compile_seconds[table.way == OURS]) == {1.5}
+    assert table.compile_seconds[table.way == LOOP].isna().all()
 
 
-def test_time_ways_warms_up_ours_by_a_whole_run():
+def test_time_ways_trains_ours_to_the_end_each_time():
     seen = {OURS: [], LOOP: []}
     runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}
-    ways.time_ways(runs, 9, repeats=2)
-    assert seen == {OURS: [9, 9, 9], LOOP: [4, 9, 9]}
+    ways.time_ways(runs, 10**9, repeats=2)
+    assert set(seen[OURS]) == {10**9} and max(seen[LOOP]) < 10**9
 
 
 def test_full_batch_ways_tell_the_compilation_of_ours_alone(swarm):
     seconds = {way: run(3)[1] for way, run in make(swarm, names=(OURS, LOOP), plan=tn.Plan(1, 2)).items()}
     assert seconds[OURS] > 0 and np.isnan(seconds[LOOP])
+
+
+def test_fit_in_turns_ends_where_fit_ends(swarm):
+    how = {"batch_size": 8, "plan": tn.Plan(1, 2), "progress": False, "segment": 2}
+    whole, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, **how)
+    parts = list(ways.fit_in_turns(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, turn=2, **how))
+    np.testing.assert_allclose(np.concatenate([part.train_loss for _, part in parts]), history.train_loss, rtol=1e-5)
+    assert [len(part.train_loss) for _, part in parts] == [2, 2, 1]
+    np.testing.assert_allclose(tn.predict(parts[-1][0], X), tn.predict(whole, X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_loop_in_turns_trains_copies_to_where_the_loop_ends(swarm, fused):
+    networks = [twins.mlp_twin(state.params) for state in swarm]
+    order = np.random.default_rng(0).integers(len(X), size=(2, 3, 4, 8))
+    job = {"loss": "cross_entropy", "learning_rate": RATE, "threads": 1}
+    parts = list(ways.loop_in_turns(networks, X, Y, order=order, turn=2, fused=fused, **job))
+    expected = baselines.train_loop(networks, X, Y, order=order, epochs=3, fused=fused, **job)
+    np.testing.assert_array_equal(np.concatenate([losses for _, losses in parts]), expected)
+    for trained, network in zip(parts[-1][0], networks, strict=True):
+        np.testing.assert_array_equal(baselines.torch_predict(trained, X), baselines.torch_predict(network, X))

@@ -1,16 +1,31 @@
 """Members combined into one prediction, and the scores of each member, of their average and of the ensemble."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import log_softmax, softmax
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def ensemble_mean(logits, weights=None):
+def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Array:
     """The mean over members of the class probabilities: logits [member, row, class] -> [row, class].
 
-    weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some.
+    weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some. Raises
+    ValueError for other weights.
+
+    >>> import numpy as np, turbanet as tn
+    >>> logits = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])  # two members, one row, two classes
+    >>> print(np.asarray(tn.ensemble_mean(logits)).round(2))
+    [[0.7 0.3]]
+    >>> print(np.asarray(tn.ensemble_mean(logits, weights=[3, 1])).round(2))
+    [[0.8 0.2]]
     """
+    logits = as_array(logits)
     if weights is None:
         return _mean_probabilities(logits)
     weights = np.asarray(weights)
@@ -24,70 +39,90 @@ def _mean_probabilities(logits):
     return softmax(logits, axis=-1).mean(axis=0)
 
 
-def ensemble_geometric_mean(logits):
+def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
     """The normalised geometric mean of the members' probabilities: [member, row, class] -> [row, class]."""
-    return softmax(log_softmax(logits, axis=-1).mean(axis=0), axis=-1)
+    return softmax(log_softmax(as_array(logits), axis=-1).mean(axis=0), axis=-1)
 
 
-def ensemble_vote(logits):
+def ensemble_vote(logits: ArrayLike) -> jax.Array:
     """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
+    logits = as_array(logits)
     classes = jnp.arange(logits.shape[-1])
     return (logits.argmax(-1)[..., None] == classes).mean(axis=0)
 
 
-def stacking_weights(logits, y, *, rounds=200):
+def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> jax.Array:
     """Weights [member] of the mean under which rows that nobody trained on are likeliest: logits [member, row, class].
 
-    Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): no round is worse.
+    y: int [row]. Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): each
+    of the `rounds` is no worse than the one before.
     """
-    own = true_class(log_softmax(logits, axis=-1), y)
-    own = jnp.exp(own - own.max(0))  # a factor of a row changes nothing, and a row that all find unlikely counts too
+    log_likelihood = true_class(log_softmax(as_array(logits), axis=-1), y)
+    # A factor of a row changes nothing, and so a row that all find unlikely counts too.
+    likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
+    members = len(likelihood)
 
     def better(_, weights):
-        share = weights[:, None] * own
+        share = weights[:, None] * likelihood
         return (share / share.sum(0)).mean(1)
 
-    return jax.lax.fori_loop(0, rounds, better, jnp.full(len(own), 1 / len(own)))
+    return jax.lax.fori_loop(0, rounds, better, jnp.full(members, 1 / members))
 
 
-def greedy_weights(logits, y, *, size=20):
+def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.ndarray:
     """Weights [member] that sum to 1, of `size` members taken one by one, the one that helps most, with repetition.
 
-    What helps is the likelihood of rows that nobody trained on; of all sizes up to `size` the best is kept (Caruana et
-    al. 2004).
+    What helps is the likelihood of rows that nobody trained on: logits [member, row, class], y int [row]. Of all sizes
+    up to `size` the best is kept (Caruana et al. 2004).
     """
-    own = np.asarray(true_class(softmax(logits, axis=-1), y), np.float64)
-    taken, total, best = [], np.zeros(own.shape[1]), (np.inf, 0)
+    likelihood = np.asarray(true_class(softmax(as_array(logits), axis=-1), y), np.float64)
+    taken: list[int] = []
+    total = np.zeros(likelihood.shape[1])
+    best_loss = np.inf
+    best_size = 0
     for count in range(1, size + 1):
-        loss = -np.log(np.maximum((total + own) / count, np.finfo(float).tiny)).mean(1)
+        loss = -np.log(np.maximum((total + likelihood) / count, np.finfo(float).tiny)).mean(1)
         taken.append(int(loss.argmin()))
-        total = total + own[taken[-1]]
-        best = min(best, (loss.min(), count))
-    return np.bincount(taken[: best[1]], minlength=len(own)) / best[1]
+        total = total + likelihood[taken[-1]]
+        if loss.min() < best_loss:
+            best_loss = loss.min()
+            best_size = count
+    return np.bincount(taken[:best_size], minlength=len(likelihood)) / best_size
 
 
-def out_of_bag(prediction, rows):
+def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     """The mean prediction of the members that did not see a row: [member, row, ...] -> [row, ...], NaN if all did.
 
-    rows: int [member, row], what each member trained on (see `sampling`). It scores without test rows (Breiman 1996).
+    rows: int [member, row], what each member trained on (see `sampling`), padded with -1. It scores without test rows
+    (Breiman 1996).
     """
     prediction = np.asarray(prediction)
     seen = np.zeros(prediction.shape[:2], bool)
-    for own, which in zip(seen, np.asarray(rows), strict=True):
-        own[which[which >= 0]] = True
+    for seen_by_member, trained_on in zip(seen, np.asarray(rows), strict=True):
+        seen_by_member[trained_on[trained_on >= 0]] = True
     unseen = ~seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2))
     count = unseen.sum(0)
     return np.where(count, np.where(unseen, prediction, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
-def accuracy(prediction, y):
-    """The share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...]."""
+def accuracy(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
+    """The share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
+
+    Raises ValueError where the two have different numbers of rows.
+
+    >>> import numpy as np, turbanet as tn
+    >>> prediction = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]])  # four rows, two classes
+    >>> print(tn.accuracy(prediction, np.array([0, 1, 1, 1])))
+    0.75
+    """
+    prediction = as_array(prediction)
+    y = as_array(y)
     if prediction.shape[-2] != len(y):
         raise ValueError(f"prediction has {prediction.shape[-2]} rows, y has {len(y)}.")
     return (prediction.argmax(-1) == jnp.asarray(y)).mean(axis=-1)
 
 
-def scores(prediction, y):
+def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
     """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn: a dict."""
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
@@ -96,14 +131,15 @@ def scores(prediction, y):
     return {"accuracy": accuracy_score(y, chosen), "precision": precision, "recall": recall, "f1": f1}
 
 
-def member_scores(prediction, y):
+def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
     import pandas as pd
 
-    return pd.DataFrame([scores(one, y) for one in np.asarray(prediction)]).rename_axis("member")
+    lines = [scores(of_member, y) for of_member in np.asarray(prediction)]
+    return pd.DataFrame(lines).rename_axis("member")
 
 
-def confusion(prediction, y):
+def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Counts int [true class, predicted class] of one prediction [row, class], by scikit-learn."""
     from sklearn.metrics import confusion_matrix
 
@@ -111,56 +147,87 @@ def confusion(prediction, y):
     return confusion_matrix(y, prediction.argmax(-1), labels=np.arange(prediction.shape[-1]))
 
 
-def mean_confusion(prediction, y):
+def mean_confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """The average member's confusion matrix: prediction [member, row, class] -> float [true, predicted]."""
-    return np.mean([confusion(one, y) for one in np.asarray(prediction)], axis=0)
+    return np.mean([confusion(of_member, y) for of_member in np.asarray(prediction)], axis=0)
 
 
-def score_interval(prediction, y, *, resamples=1000, level=0.95, seed=0):
-    """Percentile bootstrap over the rows of `scores`, averaged over members: {score: (low, high)}.
+def score_interval(
+    prediction: ArrayLike, y: ArrayLike, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Percentile bootstrap over the rows of `scores`, averaged over members.
 
-    prediction: [member, row, class] (one member for a single model or an ensemble); y: int [row]. The interval says how
-    far the scores would move on another test set of this size (Efron and Tibshirani 1993, section 13.3).
+    The interval says how far the scores would move on another test set of this size (Efron and Tibshirani 1993,
+    section 13.3).
+
+    Parameters
+    ----------
+    prediction : [member, row, class], one member for a single model or an ensemble
+    y : int [row]
+    resamples : draws of the rows, with repetition
+    level : the share of the draws inside the interval
+    seed : of the draws
+
+    Returns
+    -------
+    {score: (low, high)}
     """
-    prediction, y, rng = np.asarray(prediction), np.asarray(y), np.random.default_rng(seed)
+    prediction = np.asarray(prediction)
+    y = np.asarray(y)
+    rng = np.random.default_rng(seed)
     classes = prediction.shape[-1]
     cells = y * classes + prediction.argmax(-1)
     draws = []
     for _ in range(resamples):
         drawn = cells[:, rng.integers(len(y), size=len(y))]
-        counts = np.stack([np.bincount(one, minlength=classes**2) for one in drawn])
+        counts = np.stack([np.bincount(of_member, minlength=classes**2) for of_member in drawn])
         draws.append(_confusion_scores(counts.reshape(-1, classes, classes)).mean(axis=1))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return dict(
-        zip(("accuracy", "precision", "recall", "f1"), zip(low.tolist(), high.tolist(), strict=True), strict=True)
-    )
+    names = ("accuracy", "precision", "recall", "f1")
+    return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
 
 
 def _confusion_scores(counts):
     """[score, member] of confusion matrices [member, true, predicted]; as scikit-learn, 0 where nothing was chosen."""
-    right, true, chosen = np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)
-    precision, recall = right / np.maximum(chosen, 1), right / np.maximum(true, 1)
+    right = np.diagonal(counts, axis1=1, axis2=2)
+    true = counts.sum(2)
+    chosen = counts.sum(1)
+    precision = right / np.maximum(chosen, 1)
+    recall = right / np.maximum(true, 1)
     f1 = 2 * right / np.maximum(true + chosen, 1)
     seen = (true + chosen) > 0  # a class that is neither there nor chosen has no score
     accuracy = right.sum(1) / counts.sum((1, 2))
     return np.stack([accuracy, *((score * seen).sum(1) / seen.sum(1) for score in (precision, recall, f1))])
 
 
-def accuracy_by_size(logits, y, *, key, orders=20):
-    """Accuracy of the mean-probability ensemble of the first 1, 2, ... members, in random orders: [order, size]."""
+def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders: int = 20) -> jax.Array:
+    """Accuracy of the mean-probability ensemble of the first 1, 2, ... members, in random orders.
+
+    Parameters
+    ----------
+    logits : [member, row, class]
+    y : int [row]
+    key : of the random orders
+    orders : how many
+
+    Returns
+    -------
+    [order, size]
+    """
 
     @jax.jit
     def curves(probability, keys):
-        def one(key):
+        def curve(key):
             return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
 
-        return jax.lax.map(one, keys)
+        return jax.lax.map(curve, keys)
 
-    return curves(softmax(logits, axis=-1), jax.random.split(key, orders))
+    return curves(softmax(as_array(logits), axis=-1), jax.random.split(key, orders))
 
 
-def disagreement(logits):
+def disagreement(logits: ArrayLike) -> jax.Array:
     """The share of pairs of members that choose different classes, for each row: [member, row, class] -> [row]."""
+    logits = as_array(logits)
     members = len(logits)
     if members < 2:
         raise ValueError("Disagreement needs at least two members.")
@@ -168,9 +235,16 @@ def disagreement(logits):
     return 1 - (counts * (counts - 1)).sum(-1) / (members * (members - 1))
 
 
-def true_class(prediction, y):
-    """The entry of the true class: [..., row, class], int [row] -> [..., row]."""
+def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
+    """The entry of the true class: [..., row, class], int [row] -> [..., row]. Raises ValueError for other shapes."""
+    prediction = jnp.asarray(prediction)
+    y = jnp.asarray(y)
     if prediction.ndim < 2 or prediction.shape[-2] != len(y):
         raise ValueError(f"A prediction of {len(y)} rows is [..., row, class], got shape {prediction.shape}.")
-    index = jnp.broadcast_to(jnp.asarray(y)[:, None], (*prediction.shape[:-1], 1))
-    return jnp.take_along_axis(jnp.asarray(prediction), index, axis=-1)[..., 0]
+    index = jnp.broadcast_to(y[:, None], (*prediction.shape[:-1], 1))
+    return jnp.take_along_axis(prediction, index, axis=-1)[..., 0]
+
+
+def as_array(values: ArrayLike) -> jax.Array | np.ndarray:
+    """JAX's arrays as they are, everything else as NumPy's."""
+    return values if isinstance(values, jax.Array) else np.asarray(values)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.linen.initializers import glorot_uniform
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -19,6 +22,7 @@ from turbanet.networks import convnets, models
 from turbanet.networks.models import MLP
 from turbanet.training import fit as fit_module
 from turbanet.training.fit import fit, predict
+from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
 # What an estimator's pickle of version 0.5 names: the modules' places before they moved into folders.
@@ -31,19 +35,19 @@ class _Swarm(BaseEstimator):
 
     def __init__(
         self,
-        members=10,
+        members: int = 10,
         *,
-        model=None,
-        hidden=(100,),
-        learning_rate=0.001,
-        weight_decay=0.0,
-        epochs=100,
-        batch_size=32,
-        bootstrap=True,
-        oob_score=False,
-        plan=None,
-        random_state=None,
-    ):
+        model: Any = None,
+        hidden: Sequence[int] = (100,),
+        learning_rate: float = 0.001,
+        weight_decay: float = 0.0,
+        epochs: int = 100,
+        batch_size: int = 32,
+        bootstrap: bool = True,
+        oob_score: bool = False,
+        plan: Plan | str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
         self.members = members
         self.model = model
         self.hidden = hidden
@@ -63,16 +67,25 @@ class _Swarm(BaseEstimator):
         seed = int(random.randint(2**31 - 1))
         rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        made = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
-        self._made = self.model, (*self.hidden, outputs), optimizer, made
-        how = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan, "progress": False}
-        self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, **how)
+        identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
+        self._made = self.model, (*self.hidden, outputs), optimizer, identity
+        self.swarm_, self.history_ = fit(
+            _untrained(*self._made),
+            x,
+            y,
+            loss_fn,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            rows=rows,
+            plan=self.plan,
+            progress=False,
+        )
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(x, y, rows)
         return self
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """What pickle can hold: the swarm's arrays without its functions, the history without its devices."""
         state = dict(super().__getstate__())
         if "swarm_" in state:
@@ -80,7 +93,7 @@ class _Swarm(BaseEstimator):
             state["history_"] = dataclasses.replace(self.history_, plan=None)
         return state
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "swarm_" in state:
             like = jax.tree.structure(_untrained(*self._made))
@@ -91,10 +104,11 @@ class _Swarm(BaseEstimator):
         return predict(self.swarm_, validate_data(self, x, dtype=np.float32, reset=False))
 
 
-def _untrained(model, widths, optimizer, how):
+def _untrained(model, widths, optimizer, identity):
+    """The swarm before its training."""
     if model is None:
         model = MLP(widths, kernel_init=glorot_uniform())  # Glorot's uniform weights, as scikit-learn's networks have
-    return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **how)
+    return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **identity)
 
 
 class TurbaClassifier(ClassifierMixin, _Swarm):
@@ -102,34 +116,47 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
 
     Parameters
     ----------
-    members : networks
-    model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP with `hidden` units and
-        weights drawn as scikit-learn's (Glorot's uniform), biases of zero
-    learning_rate, weight_decay : of AdamW
-    epochs, batch_size : of the training
+    members : how many networks
+    model : a Flax module [row, feature] -> [row, class] of logits; None is an MLP, its weights drawn as scikit-learn's
+        (Glorot's uniform), its biases zero
+    hidden : units of the MLP's hidden layers; a `model` of your own has no use for them
+    learning_rate, weight_decay : of AdamW, per step
+    epochs : passes over a member's rows
+    batch_size : rows in a step
     bootstrap : each member sees its own draw of the rows, with repetition; else all see all
     oob_score : `oob_score_` and `oob_decision_function_` [row, class] from the members that did not see a row
-    plan : see `turbanet.training.fit`
+    plan : where members run (see `turbanet.fit`)
     random_state : int, RandomState or None
 
     Attributes
     ----------
-    swarm_, history_ : the trained TurbaTrainState, what `fit` saw
+    swarm_ : the trained TurbaTrainState
+    history_ : what `turbanet.fit` saw, a `History`
     classes_, n_features_in_, n_iter_ : as in scikit-learn
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from turbanet.estimators import TurbaClassifier
+    >>> x = np.linspace(-1, 1, 64)[:, None]
+    >>> y = np.where(x[:, 0] > 0, "right", "left")
+    >>> classifier = TurbaClassifier(members=3, hidden=(8,), learning_rate=0.05, epochs=20, random_state=0).fit(x, y)
+    >>> print(classifier.predict([[-0.5], [0.5]]))
+    ['left' 'right']
     """
 
-    def fit(self, X, y):
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on X [row, feature] and y [row], classes of any kind."""
-        X, y = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(y)
-        self.classes_, y = np.unique(y, return_inverse=True)
-        return self._train(X, y.astype(np.int32), len(self.classes_), softmax_cross_entropy)
+        x, labels = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(labels)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        return self._train(x, index.astype(np.int32), len(self.classes_), softmax_cross_entropy)
 
-    def predict_proba(self, X):
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """The mean over members of the probabilities: [row, class]."""
         return np.asarray(ensemble_mean(self._members(X)), dtype=np.float64)
 
-    def predict(self, X):
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """The likeliest class: [row]."""
         chosen = self.predict_proba(X).argmax(axis=1)
         return self.classes_[chosen]
@@ -147,31 +174,33 @@ class TurbaRegressor(RegressorMixin, _Swarm):
     `TurbaClassifier`'s; `model` maps [row, feature] to [row, target], `oob_prediction_` is [row] or [row, target].
     """
 
-    def fit(self, X, y):
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on X [row, feature] and y [row] or [row, target]."""
-        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
-        self._single = y.ndim == 1
-        y = np.asarray(y, np.float64).reshape(len(y), -1)  # centred before it is rounded
-        self._mean, spread = y.mean(0), y.std(0)
+        x, targets = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
+        self._single = targets.ndim == 1
+        targets = np.asarray(targets, np.float64).reshape(len(targets), -1)  # centred before they are rounded
+        spread = targets.std(0)
+        self._mean = targets.mean(0)
         self._spread = np.where(spread > 0, spread, 1)
-        return self._train(X, ((y - self._mean) / self._spread).astype(np.float32), y.shape[1], mse)
+        scaled = (targets - self._mean) / self._spread
+        return self._train(x, scaled.astype(np.float32), targets.shape[1], mse)
 
-    def predict(self, X):
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """The mean over members: [row] or [row, target]."""
-        return self._scaled(np.asarray(self._members(X), dtype=np.float64).mean(axis=0))
+        return self._unscaled(np.asarray(self._members(X), dtype=np.float64).mean(axis=0))
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def _scaled(self, y):
+    def _unscaled(self, y):
         y = y * self._spread + self._mean
         return y[:, 0] if self._single else y
 
     def _score_out_of_bag(self, x, y, rows):
-        found = out_of_bag(self._members(x), rows)
-        self.oob_prediction_ = self._scaled(found)
-        seen = ~np.isnan(found).any(axis=1)
-        residual = ((y - found)[seen] ** 2).sum(0) / ((y[seen] - y[seen].mean(0)) ** 2).sum(0)
+        prediction = out_of_bag(self._members(x), rows)
+        self.oob_prediction_ = self._unscaled(prediction)
+        seen = ~np.isnan(prediction).any(axis=1)
+        residual = ((y - prediction)[seen] ** 2).sum(0) / ((y[seen] - y[seen].mean(0)) ** 2).sum(0)
         self.oob_score_ = float(np.mean(1 - residual))

@@ -1,5 +1,6 @@
 """Bagged networks by scikit-learn and by a swarm: the same architecture, epochs, batches and number of networks."""
 
+import contextlib
 import itertools
 import warnings
 from functools import partial
@@ -11,9 +12,10 @@ from sklearn.neural_network import MLPClassifier
 
 from turbanet.ensembles.estimators import TurbaClassifier
 from turbanet.lab import timing
-from turbanet.training import program
+from turbanet.lab.compilation import cold
+from turbanet.lab.labels import OURS, SKLEARN_ONE, SKLEARN_TWO
 
-WAYS = ("TurbaNet", "scikit-learn, 1 process", "scikit-learn, 2 processes")
+WAYS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
 
 
 class RowsClassifier(MLPClassifier):
@@ -60,9 +62,8 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
         _fit(estimator, train)
 
     def run(way, estimator, seeds):
-        if way == "TurbaNet":
-            program.forget()
-        return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
+        with cold() if way == OURS else contextlib.nullcontext():
+            return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
     turns = {way: partial(run, way, each, itertools.count(seed)) for way, each in estimators(**settings).items()}
     scores = {}
@@ -78,5 +79,6 @@ def _fit(estimator, data):
 def speedup(table) -> tuple[float, float]:
     """(time of scikit-learn's faster way over ours, our accuracy less the better of its two) in a `compare` table."""
     of = table.set_index("way")
-    ours, theirs = of.loc[WAYS[0]], of.loc[list(WAYS[1:])]
+    ours = of.loc[OURS]
+    theirs = of.loc[[SKLEARN_ONE, SKLEARN_TWO]]
     return float(theirs["median"].min() / ours["median"]), float(ours.accuracy - theirs.accuracy.max())

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,82 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, replace_all_batch_norm_modules_, stack_module_state, vmap
-from torch.nn.utils import skip_init
 
 from turbanet.lab import timing
+from turbanet.lab.twins import tensor
 
 LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
-
-
-class LSTMTwin(nn.Module):
-    """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
-
-    unrolled = False  # torch.func's vmap has no rule for nn.LSTM: there the same cell runs step by step
-
-    def __init__(self, lstm: nn.LSTM, head: nn.Linear):
-        super().__init__()
-        self.lstm, self.head = lstm, head
-
-    def forward(self, x):
-        return self.head(self._unroll(x) if self.unrolled else self.lstm(x)[1][0][-1])
-
-    def _unroll(self, x):
-        lstm = self.lstm
-        inputs = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
-        hidden = carry = x.new_zeros(len(x), lstm.hidden_size)
-        for gates in inputs.unbind(1):
-            i, f, g, o = (gates + hidden @ lstm.weight_hh_l0.T).chunk(4, dim=-1)
-            carry = f.sigmoid() * carry + i.sigmoid() * g.tanh()
-            hidden = o.sigmoid() * carry.tanh()
-        return hidden
-
-
-def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
-    """One member's `turbanet.networks.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
-    if not params or not all(name.startswith("Dense_") for name in params):
-        raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
-    names = sorted(params, key=lambda name: int(name.removeprefix("Dense_")))
-    layers = [layer for name in names for layer in (_linear(params[name]), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
-def lstm_twin(params: Mapping[str, Any]) -> LSTMTwin:
-    """One member's `turbanet.networks.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
-
-    Flax's cell has one bias per gate, PyTorch's two. Here `bias_ih` is zero and not trained: were both
-    trained, Adam would move their sum twice as far.
-    """
-    cells = [layer for layer in params.values() if "hi" in layer]
-    heads = [layer for layer in params.values() if "kernel" in layer]
-    if len(cells) != 1 or len(heads) != 1:
-        raise ValueError(f"lstm_twin needs one LSTM cell and one Dense layer, got {sorted(params)}.")
-    cell, head = cells[0], _linear(heads[0])
-    weight_ih, weight_hh = (
-        np.concatenate([np.asarray(cell[kind + gate]["kernel"]).T for gate in "ifgo"])  # PyTorch's gate order
-        for kind in "ih"
-    )
-    bias = np.concatenate([np.asarray(cell["h" + gate]["bias"]) for gate in "ifgo"])
-    features, hidden = weight_ih.shape[1], weight_hh.shape[1]
-    lstm = nn.LSTM(features, hidden, batch_first=True, device="meta", dtype=head.weight.dtype)
-    lstm.to_empty(device="cpu")
-    _copy(lstm.weight_ih_l0, weight_ih)
-    _copy(lstm.weight_hh_l0, weight_hh)
-    _copy(lstm.bias_hh_l0, bias)
-    _freeze_input_bias(lstm)
-    return LSTMTwin(lstm, head)
-
-
-def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
-    """A copy of the twin with PyTorch's default initialisation; an LSTM's `bias_ih` stays zero and frozen."""
-    twin = copy.deepcopy(twin)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for module in twin.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-            if isinstance(module, nn.LSTM):
-                _freeze_input_bias(module)
-    return twin
 
 
 def train_loop(
@@ -125,7 +54,7 @@ def train_loop(
     """
     loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
     losses = np.empty((epochs, len(twins)))
-    with _threads(threads):
+    with torch_threads(threads):
         optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
         for member, (twin, optimizer) in enumerate(zip(twins, optimizers, strict=True)):
             own_x, own_y = (x[member], y[member]) if per_member else (x, y)
@@ -167,7 +96,7 @@ def train_func(
 
     all_members = vmap(one, in_dims=(0, axis, axis))
     losses = np.empty((epochs, len(twins)))
-    with _threads(threads):
+    with torch_threads(threads):
         for epoch in range(epochs):
             steps = []
             for rows in [...] if order is None else order[:, epoch].unbind(1):
@@ -178,9 +107,26 @@ def train_func(
                 optimizer.step()
                 steps.append(values.detach())
             losses[epoch] = torch.stack(steps).double().mean(0).cpu().numpy()
+    with torch.no_grad():
+        for member, twin in enumerate(twins):
+            for name, parameter in twin.named_parameters():
+                parameter.copy_(params[name][member])
+    return losses
+
+
+def train_compiled(twins, x, y, *, network, compiled, order=None, epochs, per_member=False, **settings) -> np.ndarray:
+    """`train_loop` on `compiled`, torch.compile's form of `network`: each twin's weights are put into it in turn.
+
+    The twins keep their weights.
+    """
+    losses = np.empty((epochs, len(twins)))
     for member, twin in enumerate(twins):
-        for name, parameter in twin.named_parameters():
-            _copy(parameter, params[name][member].detach())
+        network.load_state_dict(twin.state_dict())
+        own = slice(member, member + 1)
+        rows = None if order is None else order[own]
+        pair = (x[own], y[own]) if per_member else (x, y)
+        job = {"order": rows, "epochs": epochs, "per_member": per_member}
+        losses[:, own] = train_loop([compiled], *pair, **job, **settings)
     return losses
 
 
@@ -189,24 +135,64 @@ def train_processes(
 ) -> np.ndarray:
     """`train_loop` in processes of one thread each (None: one per core), members dealt out in turn."""
     _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # mistakes show here, not in a process
+    data = {"x": x, "y": y}
+    own = {"order": order} | (data if per_member else {})
+    settings |= {"epochs": epochs, "per_member": per_member} | ({} if per_member else data)
+    return in_processes(train_loop, twins, own, processes=processes, **settings)
+
+
+def in_processes(train: Callable, twins, own, *, processes: int | None = None, **settings):
+    """`train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
+
+    own: what each member has, {name: tree of arrays [member, ...]}. The twins are trained in place; returns what
+    `train` returns, arrays [..., member].
+    """
     count = min(processes or joblib.cpu_count(), len(twins))
-    settings |= {"epochs": epochs, "per_member": per_member, "threads": 1}
     shares = [slice(first, None, count) for first in range(count)]
-    jobs = [
-        joblib.delayed(_train_share)(
-            twins[share],
-            x[share] if per_member else x,
-            y[share] if per_member else y,
-            order=None if order is None else np.asarray(order)[share],
-            **settings,
-        )
-        for share in shares
-    ]
-    losses = np.empty((epochs, len(twins)))
-    for share, result in zip(shares, joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True):
-        trained, losses[:, share] = result
-        for twin, other in zip(twins[share], trained, strict=True):
-            twin.load_state_dict(other.state_dict())
+    jobs = []
+    for share in shares:
+        part = jax.tree.map(lambda leaf, share=share: np.asarray(leaf)[share], own)
+        jobs.append(joblib.delayed(_train_share)(train, twins[share], **part, threads=1, **settings))
+    weights, results = zip(*joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True)
+    for share, trained in zip(shares, weights, strict=True):
+        for twin, state in zip(twins[share], trained, strict=True):
+            twin.load_state_dict(state)
+
+    def gather(*parts):
+        whole = np.empty((*parts[0].shape[:-1], len(twins)))
+        for share, part in zip(shares, parts, strict=True):
+            whole[..., share] = part
+        return whole
+
+    return jax.tree.map(gather, *results)
+
+
+def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
+    """scikit-learn's MLPClassifier, one member of a swarm of MLPs after the other: their weights, order and losses.
+
+    x: [row, feature], y: int [row] of three classes or more, order: int [member, epoch, step, batch].
+    """
+    from sklearn.neural_network import MLPClassifier
+
+    losses = np.empty((epochs, len(swarm)))
+    size = order.shape[-1]
+    for member, state in enumerate(swarm):
+        layers = [state.params[f"Dense_{i}"] for i in range(len(state.params))]
+        *hidden, classes = (len(layer["bias"]) for layer in layers)
+        how = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
+        net = MLPClassifier(hidden, random_state=0, **how)
+        net.partial_fit(x[:size], y[:size], classes=np.arange(classes))
+        for coefs, intercepts, layer in zip(net.coefs_, net.intercepts_, layers, strict=True):
+            coefs[...] = layer["kernel"]
+            intercepts[...] = layer["bias"]
+        adam = net._optimizer  # began with the step that made the network: begin anew
+        adam.t = 0
+        for moment in (*adam.ms, *adam.vs):
+            moment[...] = 0
+        for epoch in range(epochs):
+            rows = order[member, epoch].ravel()
+            net.partial_fit(x[rows], y[rows])
+            losses[epoch, member] = net.loss_
     return losses
 
 
@@ -244,41 +230,26 @@ def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = N
     return min(seconds, key=lambda threads: min(seconds[threads]))
 
 
+@contextlib.contextmanager
+def torch_threads(threads: int | None):
+    """With it, PyTorch has so many threads; None leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def torch_predict(twin: nn.Module, x) -> np.ndarray:
     """The network's outputs [row, output] for x [row, ...]; logits where it classifies."""
     with torch.no_grad():
-        return twin(_tensor(x).to(next(twin.parameters()))).cpu().numpy()
+        return twin(tensor(x).to(next(twin.parameters()))).cpu().numpy()
 
 
-def _train_share(twins, x, y, **settings):
-    losses = train_loop(twins, x, y, **settings)
-    return twins, losses
-
-
-def _linear(layer):
-    kernel = np.asarray(layer["kernel"])
-    if kernel.ndim != 2:
-        raise ValueError(f"A kernel is [input, output], this one {kernel.shape}: pass one member's params.")
-    linear = skip_init(nn.Linear, *kernel.shape, dtype=_tensor(kernel).dtype)
-    _copy(linear.weight, kernel.T)
-    _copy(linear.bias, layer["bias"])
-    return linear
-
-
-def _freeze_input_bias(lstm):
-    nn.init.zeros_(lstm.bias_ih_l0)
-    lstm.bias_ih_l0.requires_grad_(False)
-
-
-def _copy(parameter, value):
-    with torch.no_grad():
-        parameter.copy_(_tensor(value))
-
-
-def _tensor(array):
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied only if it must be
+def _train_share(train, twins, **job):
+    results = train(twins, **job)
+    return [twin.state_dict() for twin in twins], results
 
 
 def _adam(parameters, learning_rate, fused):
@@ -293,11 +264,11 @@ def _prepare(twins, x, y, loss, order, epochs, per_member):
         raise ValueError(f"Unknown loss {loss!r}; known: {', '.join(LOSSES)}.")
     order = _check(len(twins), x, y, order, epochs, per_member)
     weight = next(twins[0].parameters())
-    y = _tensor(y)
+    y = tensor(y)
     is_label = loss == "cross_entropy" and not y.is_floating_point()
     y = y.to(weight.device, torch.long if is_label else weight.dtype)
     order = None if order is None else torch.as_tensor(order, dtype=torch.long, device=weight.device)
-    return LOSSES[loss], _tensor(x).to(weight), y, order
+    return LOSSES[loss], tensor(x).to(weight), y, order
 
 
 def _check(members, x, y, order, epochs, per_member):
@@ -318,13 +289,3 @@ def _check(members, x, y, order, epochs, per_member):
     if order.min() < 0 or order.max() >= rows[0]:
         raise ValueError(f"order names rows {order.min()} to {order.max()}; there are {rows[0]} rows.")
     return order
-
-
-@contextlib.contextmanager
-def _threads(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,39 +1,27 @@
 """The benchmark suite: every workload trained every way, from the same weights on the same rows in the same order."""
 
 import argparse
-import copy
 import gc
-import re
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-import torch
 
 import turbanet as tn
-from turbanet.lab import baselines, roofline, timing, twins
+from turbanet.lab import baselines, roofline, timing, twins, ways
+from turbanet.lab.labels import KEYS, LOOP, OURS, PROCESSES, SCAN, SKLEARN, WAYS
+from turbanet.lab.machine import machine_line, peak_memory
 from turbanet.lab.paths import repository
 from turbanet.lab.sources.spirals import spirals
 from turbanet.training.member import train_step
 
-WAYS = (
-    "ours",
-    "scan_vmap",
-    "per_step_vmap",
-    "torch_func",
-    "torch_compile",
-    "torch_loop",
-    "torch_loop_fused",
-    "torch_processes",
-    "sklearn",
-)
 COLUMNS = (
     "workload",
     "way",
@@ -111,14 +99,14 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     x, y = spirals(128, noise=0.05, seed=0)
     series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
     lstm = (series[:, :, :-1], series[:, :, -1])
-    mlp, mse = baselines.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
+    mlp, mse = twins.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
     # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
     deep = {"batch_size": 32, "learning_rate": 0.00001}
     listed = [
         Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
-        Workload("stocks", tn.LSTM(32), 500, *lstm, baselines.lstm_twin, batch_size=32, per_member=True, **mse),
+        Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
         Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
         Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep),
         Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
@@ -127,93 +115,69 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     return {work.name: work for work in listed}
 
 
-def ways(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callable]:
-    """{way: run}: run() trains from the start to the end -> (losses [epoch, member], seconds it spent compiling).
-
-    Compile seconds are NaN where they are not apart. sklearn is left out where it cannot train the same networks.
-    """
-    swarm = work.swarm()
-    order = None if work.batch_size is None else tn.batch_order(swarm, work.rows, epochs=work.epochs, **_batch(work))
-    job = {"order": order, "epochs": work.epochs, "per_member": work.per_member}
-    torch_job = {**job, "loss": work.loss, "learning_rate": work.learning_rate}
-    device = "cuda" if plan.devices[0].platform == "gpu" else "cpu"
-    members = range(len(swarm)) if set(names) - {"ours", "scan_vmap", "per_step_vmap", "sklearn"} else ()
-    copies = [work.twin(swarm.get_state(i).params).to(device) for i in members]
-    start = [{name: weight.clone() for name, weight in twin.state_dict().items()} for twin in copies]
-
-    def fit(plan):
-        how = {"epochs": work.epochs, "per_member": work.per_member, "plan": plan, "segment": work.epochs}
-        history = tn.fit(swarm, work.x, work.y, work.loss_fn, progress=False, **_batch(work), **how)[1]
-        return history.train_loss, history.compile_seconds
-
-    def steps():
-        return baselines.train_steps(swarm, work.x, work.y, work.loss_fn, **job)[1], np.nan
-
-    def torch_way(train, **more):
-        for twin, weights in zip(copies, start, strict=True):
-            twin.load_state_dict(weights)
-        return train(copies, work.x, work.y, **torch_job, **more), np.nan
-
-    @cache
-    def compiled():
-        network = copy.deepcopy(copies[0])
-        return network, torch.compile(network)
-
-    def through_compiler(*args, **more):
-        return _compiled_loop(*compiled(), *args, **more)
-
-    every = {
-        "ours": partial(fit, plan),
-        "scan_vmap": partial(fit, tn.Plan(plan.devices[:1], work.members)),
-        "per_step_vmap": steps,
-        "torch_func": partial(torch_way, baselines.train_func, threads=threads),
-        "torch_compile": partial(torch_way, through_compiler, threads=threads),
-        "torch_loop": partial(torch_way, baselines.train_loop, threads=threads),
-        "torch_loop_fused": partial(torch_way, baselines.train_loop, threads=threads, fused=True),
-        "torch_processes": partial(torch_way, baselines.train_processes),
-        "sklearn": partial(_sklearn, work, swarm, order),
-    }
-    if not isinstance(work.model, tn.MLP) or work.model.widths[-1] < 3 or work.batch_size is None:
-        del every["sklearn"]  # it knows no convolution or recurrence, and gives two classes one output
-    return {name: every[name] for name in names if name in every}
+def runs(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callable]:
+    """`ways.runs` of the workload: run() trains from the start to the end."""
+    how = {"epochs": work.epochs, "per_member": work.per_member, "segment": work.epochs, **_batch(work)}
+    how |= {"loss": work.loss, "learning_rate": work.learning_rate, "twin": work.twin}
+    return ways.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **how)
 
 
 def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
-    """A table of the workload's ways (COLUMNS, and low, high): all warm, in turn, equal losses asserted first."""
+    """A table of the workload's ways (COLUMNS, and low, high), each by its key: all warm, in turn, losses equal."""
     import pandas as pd
 
-    brief = ways(work.first(2), plan=plan, names=("torch_loop",))["torch_loop"]
-    threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {"ours", "scan_vmap"} else None
-    runs, compile_seconds, memory, expected = ways(work, plan=plan, threads=threads, names=names), {}, {}, None
-    for name, run in list(runs.items()):
+    brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
+    threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
+    every = runs(work, plan=plan, threads=threads, names=names)
+    compile_seconds, memory, expected = {}, {}, None
+    for name, run in list(every.items()):
         gc.collect()
         with peak_memory() as peak_of, timing.stopwatch() as first:
             try:
                 losses, compile_seconds[name] = run()
             except (RuntimeError, NotImplementedError, ImportError) as error:
                 print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
-                del runs[name]
+                del every[name]
                 continue
-        memory[name] = np.nan if name == "torch_processes" else peak_of()  # which others take
+        memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
         compile_seconds[name] = compile_seconds[name], first.seconds
         expected = losses if expected is None else expected
-        wide = 5 * rtol if name == "sklearn" else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+        wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
         np.testing.assert_allclose(losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
-    seconds = timing.interleave(runs, repeats=repeats, warmup=0)
+    seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
     for column in ("seconds_per_step", "low", "high"):
         table[column] /= work.steps
-    ours = table.seconds_per_step[table.way == "ours"].iloc[0] if "ours" in runs else np.nan
-    own = work.operations() * work.members
+    ours = table.seconds_per_step[table.way == OURS].iloc[0] if OURS in every else np.nan
+    operations = work.operations() * work.members
     table = table.assign(
         workload=work.name,
+        way=table.way.map(KEYS),
         members=work.members,
         ratio_to_ours=table.seconds_per_step / ours,
         compile_seconds=[_compile_seconds(*compile_seconds[way], np.median(seconds[way])) for way in table.way],
-        peak_fraction=own / table.seconds_per_step / peak,
+        peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=[memory[way] for way in table.way],
     )
     return pd.DataFrame(table)[[*COLUMNS, "low", "high", "repeats"]]
+
+
+def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
+    """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
+    model, adam = tn.MLP((hidden, 2)), optax.adam(learning_rate)
+    swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
+    how = {"epochs": steps, "segment": steps, "progress": False}
+    first, *runs = (tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(4))
+    seconds = [run.steady_seconds / steps for run in runs]
+    return {
+        "members": members,
+        "hidden": hidden,
+        "seconds_per_step": np.median(seconds),
+        "low": min(seconds),
+        "high": max(seconds),
+        "compile_seconds": first.compile_seconds,
+        "state_bytes_per_member": sum(leaf.nbytes for leaf in jax.tree.leaves(swarm)) / members,
+    }
 
 
 def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
@@ -230,69 +194,6 @@ def member_bytes(work: Workload, plan) -> float:
     return state + (beside[0] if beside else np.nan)
 
 
-class peak_memory:
-    """With it: `peak_of()`, the most memory in MB that the process took inside beyond what it had; NaN off Linux."""
-
-    def __enter__(self):
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
-        except OSError:
-            self.before = float("nan")
-        else:
-            self.before = self._high()
-        self.peak = float("nan")
-        return lambda: self.peak
-
-    def __exit__(self, *failure):
-        self.peak = max(0.0, self._high() - self.before) if self.before == self.before else self.before
-
-    def _high(self):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return int(found[1]) / 1024 if found else float("nan")
-
-
-def _compiled_loop(network, compiled, copies, x, y, *, order, per_member, **settings):
-    """`baselines.train_loop` on one compiled network, into which each member's weights are put in turn."""
-    losses = np.empty((settings["epochs"], len(copies)))
-    for member, start in enumerate(copies):
-        network.load_state_dict(start.state_dict())
-        own = slice(member, member + 1)
-        rows = None if order is None else order[own]
-        pair = (x[own], y[own]) if per_member else (x, y)
-        losses[:, own] = baselines.train_loop([compiled], *pair, order=rows, per_member=per_member, **settings)
-    return losses
-
-
-def _sklearn(work, swarm, order):
-    """scikit-learn's MLPClassifier, one member after the other, from the swarm's weights in the swarm's order."""
-    from sklearn.neural_network import MLPClassifier
-
-    losses = np.empty((work.epochs, len(swarm)))
-    for member in range(len(swarm)):
-        params = swarm.get_state(member).params
-        net = MLPClassifier(
-            work.model.widths[:-1],
-            batch_size=work.batch_size,
-            learning_rate_init=work.learning_rate,
-            alpha=0.0,
-            shuffle=False,
-            random_state=0,
-        )
-        net.partial_fit(work.x[: work.batch_size], work.y[: work.batch_size], classes=np.arange(work.model.widths[-1]))
-        for i in range(len(net.coefs_)):
-            net.coefs_[i][...] = params[f"Dense_{i}"]["kernel"]
-            net.intercepts_[i][...] = params[f"Dense_{i}"]["bias"]
-        adam = net._optimizer  # began with the step that made the network: begin anew
-        adam.t = 0
-        for moment in (*adam.ms, *adam.vs):
-            moment[...] = 0
-        for epoch in range(work.epochs):
-            rows = order[member, epoch].ravel()
-            net.partial_fit(work.x[rows], work.y[rows])
-            losses[epoch, member] = net.loss_
-    return losses, np.nan
-
-
 def _batch(work):
     return {"batch_size": work.batch_size}
 
@@ -303,7 +204,7 @@ def _compile_seconds(apart, first, steady):
 
 
 def main(arguments=None):
-    """Measure the suite, print its table, write reports/benchmark/<device>/ratios.csv (--quick: below build/)."""
+    """Measure the suite and print its table; a whole run's goes to reports/benchmark/<device>/, others' to build/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat")
     parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
@@ -314,15 +215,19 @@ def main(arguments=None):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
     device = jax.devices()[0].platform
     table, plans, failures = run(list(given.workloads or suite), quick=given.quick)
-    whole = not (given.quick or given.workloads or failures)
-    folder = repository() / ("reports" if whole else "build") / "benchmark" / device
+    runner = os.environ.get("TURBANET_REPORTS")  # which publishes by itself
+    folder = Path(runner or repository() / "build/benchmark" / device)
     print(table.to_string(index=False, float_format="%.4g"))
     folder.mkdir(parents=True, exist_ok=True)
     table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
     table[["workload", "way", "low", "high", "repeats"]].to_csv(folder / "spread.csv", index=False, float_format="%.4g")
-    lines = [timing.machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
+    lines = [machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
     (folder / "plans.txt").write_text("\n".join(lines) + "\n")
-    print(f"{timing.machine_line()}; written to {folder / 'ratios.csv'}")
+    if not (runner or given.quick or given.workloads or failures):
+        from turbanet.lab import notebook
+
+        folder = notebook.publish(folder, f"benchmark/{device}", root=repository())
+    print(f"{machine_line()}; written to {folder / 'ratios.csv'}")
     for name, failure in failures.items():
         print(f"{name} is not in it: {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -23,7 +23,10 @@ def provenance(root):
 
 
 def stale(root):
-    """The stages that `dvc repro` would run, or a sentence that says why there is no answer."""
+    """The stages that have changed themselves, or a sentence that says why there is no answer.
+
+    What depends on them is stale only if what they make changes, which nobody knows before.
+    """
     if not Path(root, "dvc.yaml").exists():
         return "no dvc.yaml here"
     command = [sys.executable, "-m", "dvc", "repro", "--dry", "--allow-missing"]
@@ -44,7 +47,7 @@ def torch_devices():
 
 def report(root):
     """All of it as {section: {name: value}}."""
-    from turbanet.lab.timing import machine
+    from turbanet.lab.machine import machine
 
     files = {name: ", ".join(found) or "nothing linked" for name, found in linked(root).items()}
     sources = {
@@ -54,7 +57,7 @@ def report(root):
         "machine": {**machine(), **torch_devices()},
         "data/external": files or {"": "no data/external here: run this at the root of the repository"},
         "data": sources or {"": "none made yet: make data"},
-        "stages": {"stale": stale(root)},
+        "stages": {"stale, and what uses them": stale(root)},
     }
 
 

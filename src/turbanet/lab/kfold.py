@@ -1,7 +1,6 @@
 """k-fold the way it is done today: PyTorch, one network after the other or a process per core, on a swarm's rows."""
 
 import dataclasses
-import time
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,10 @@ import torch
 from torch.optim import lr_scheduler
 
 import turbanet as tn
-from turbanet.lab import timing
-from turbanet.lab.ways import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from turbanet.lab import baselines, timing
+from turbanet.lab.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from turbanet.lab.machine import utilisation
+from turbanet.lab.ways import restored
 from turbanet.training.augment import draw
 
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
@@ -45,70 +46,53 @@ def train_folds(
     train_loss, validation_loss, accuracy : float64 [epoch, member]; seconds [member]
     """
     x, y, order = torch.tensor(x), torch.tensor(y, dtype=torch.long), torch.tensor(order, dtype=torch.long)
-    drawn, loss_fn = jax.tree.map(torch.tensor, drawn), torch.nn.functional.cross_entropy
-    scores, seconds = np.empty((3, epochs, len(twins))), np.empty(len(twins))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        for member, (twin, name) in enumerate(zip(twins, schedules, strict=True)):
-            begin = time.perf_counter()
-            optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
-            scheduler = SCHEDULERS[name] and SCHEDULERS[name](optimizer)
+    drawn = jax.tree.map(torch.tensor, drawn)
+    scores = np.empty((3, epochs, len(twins)))
+    seconds = np.empty(len(twins))
+    with baselines.torch_threads(threads):
+        for member, twin in enumerate(twins):
             rows = torch.as_tensor(held_out[member][held_out[member] >= 0], dtype=torch.long)
-            for epoch in range(epochs):
-                twin.train()
-                losses = []
-                for step, batch in enumerate(order[member, epoch]):
-                    images = x[batch]
-                    if drawn is not None:
-                        now = epoch * order.shape[2] + step
-                        own = jax.tree.map(lambda leaf, at=(member, now): leaf[at], drawn)
-                        images = changed(augment, own, images)
-                    optimizer.zero_grad()
-                    value = loss_fn(twin(images), y[batch])
-                    value.backward()
-                    optimizer.step()
-                    losses.append(value.detach())
-                twin.eval()
-                with torch.no_grad():
-                    prediction = twin(x[rows])
-                    validation = loss_fn(prediction, y[rows]).item()
-                    right = (prediction.argmax(-1) == y[rows]).double().mean().item()
-                scores[:, epoch, member] = torch.stack(losses).double().mean().item(), validation, right
-                if scheduler is not None:
-                    scheduler.step(*[validation] * (name == "reduce"))
-            seconds[member] = time.perf_counter() - begin
-    finally:
-        torch.set_num_threads(before)
+            own = jax.tree.map(lambda leaf, member=member: leaf[member], drawn)
+            how = {"learning_rate": learning_rate, "augment": augment, "drawn": own}
+            with timing.stopwatch() as watch:
+                scores[:, :, member] = _train_fold(twin, x, y, order[member], rows, schedules[member], **how).T
+            seconds[member] = watch.seconds
     return *scores, seconds
+
+
+def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment, drawn):
+    """`train_folds` of one network: (training loss, validation loss, accuracy) of each epoch."""
+    loss_fn = torch.nn.functional.cross_entropy
+    optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
+    scheduler = SCHEDULERS[schedule] and SCHEDULERS[schedule](optimizer)
+    scores = []
+    for epoch, batches in enumerate(order):
+        twin.train()
+        losses = []
+        for step, batch in enumerate(batches, start=epoch * len(batches)):
+            images = x[batch]
+            if drawn is not None:
+                images = changed(augment, jax.tree.map(lambda leaf, step=step: leaf[step], drawn), images)
+            optimizer.zero_grad()
+            value = loss_fn(twin(images), y[batch])
+            value.backward()
+            optimizer.step()
+            losses.append(value.detach())
+        twin.eval()
+        with torch.no_grad():
+            prediction = twin(x[held_out])
+            validation = loss_fn(prediction, y[held_out]).item()
+            right = (prediction.argmax(-1) == y[held_out]).double().mean().item()
+        scores.append((torch.stack(losses).double().mean().item(), validation, right))
+        if scheduler is not None:
+            scheduler.step(*[validation] * (schedule == "reduce"))
+    return np.array(scores)
 
 
 def train_folds_in_processes(twins, x, y, *, order, held_out, schedules, drawn=None, processes=None, **settings):
     """`train_folds` in processes of one thread each (None: one per core), networks dealt out in turn."""
-    count = min(processes or joblib.cpu_count(), len(twins))
-    shares = [slice(first, None, count) for first in range(count)]
-    jobs = [
-        joblib.delayed(_share)(
-            twins[share],
-            x,
-            y,
-            order=order[share],
-            held_out=held_out[share],
-            schedules=schedules[share],
-            drawn=jax.tree.map(lambda leaf, share=share: leaf[share], drawn),
-            threads=1,
-            **settings,
-        )
-        for share in shares
-    ]
-    out = None
-    for share, (weights, *parts) in zip(shares, joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True):
-        out = out or [np.empty((*part.shape[:-1], len(twins))) for part in parts]
-        for whole, part in zip(out, parts, strict=True):
-            whole[..., share] = part
-        for twin, own in zip(twins[share], weights, strict=True):
-            twin.load_state_dict(own)
-    return tuple(out)
+    own = {"order": order, "held_out": held_out, "schedules": np.asarray(schedules), "drawn": drawn}
+    return baselines.in_processes(train_folds, twins, own, x=x, y=y, processes=processes, **settings)
 
 
 def draws(swarm, augment, *, steps, rows):
@@ -140,7 +124,7 @@ def changed(augment, drawn, x):
     return padded[torch.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def ways(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
+def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
     """{way: run}: each trains the networks of the swarm `start` from the same weights on the same rows and draws.
 
     run(epochs, rate, members) -> (train_loss, validation_loss, accuracy: [epoch, member]; seconds [member]; compile
@@ -151,8 +135,7 @@ def ways(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
     steps = order.shape[1] * order.shape[2]
     drawn = None if augment is None else draws(start, augment, steps=steps, rows=order.shape[3])
     loss = loss_fn if augment is None else tn.augmented(loss_fn, augment)
-    copies = [twin(state.params) for state in start]
-    weights = [{name: value.clone() for name, value in copy.state_dict().items()} for copy in copies]
+    begin = restored(start, twin)
 
     def ours(epochs=epochs, rate=learning_rate, members=None):
         swarm = start if rate == learning_rate else tn.with_hyperparameters(start, learning_rate=rate)
@@ -163,25 +146,23 @@ def ways(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
         scores = history.train_loss, history.validation_loss, history.validation_metric
         return *scores, each, history.compile_seconds
 
-    def torch_way(train, epochs=epochs, rate=learning_rate, members=None, **more):
-        for copy, own in zip(copies, weights, strict=True):
-            copy.load_state_dict(own)
+    def pytorch(train, epochs=epochs, rate=learning_rate, members=None, **more):
         few = jax.tree.map(lambda leaf: leaf[:members], {"order": order[:, :epochs], "drawn": drawn})
         few |= {"held_out": np.asarray(held_out)[:members], "schedules": list(schedules)[:members]}
         how = {"epochs": epochs, "learning_rate": rate, "augment": augment}
-        return *train(copies[:members], x, y, **few, **how, **more), np.nan
+        return *train(begin()[:members], x, y, **few, **how, **more), np.nan
 
     return {
         OURS: ours,
-        SERIAL: partial(torch_way, train_folds, threads=joblib.cpu_count()),
-        SERIAL_ONE: partial(torch_way, train_folds, threads=1),
-        PROCESSES: partial(torch_way, train_folds_in_processes),
+        SERIAL: partial(pytorch, train_folds, threads=joblib.cpu_count()),
+        SERIAL_ONE: partial(pytorch, train_folds, threads=1),
+        PROCESSES: partial(pytorch, train_folds_in_processes),
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One architecture, cross-validated every way; see `ways` and `measure` for results, times and use."""
+    """One architecture, cross-validated every way; see `runs` and `measure` for results, times and use."""
 
     found: tn.CrossValidation
     results: dict
@@ -217,8 +198,8 @@ def compare(
     start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
     start = tn.with_schedule(start, schedules)
     rows = {"rows": found.train_rows[fold], "held_out": found.validation_rows[fold], "schedules": schedules}
-    runs = ways(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **how)
-    results, times, use = measure(runs, repeats=repeats)
+    every = runs(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **how)
+    results, times, use = measure(every, repeats=repeats)
     np.testing.assert_array_equal(results[OURS][0], found.histories[name].train_loss)
     times.loc[times.way == OURS, "compile_seconds"] = found.histories[name].compile_seconds  # compiled there
     return Comparison(found, results, times, use)
@@ -240,10 +221,26 @@ def measure(runs, *, repeats=1, rate=1e-5, rtol=5e-4):
     lines, use, results = [], {}, {}
     for repeat in range(repeats):
         for name, run in runs.items():
-            with timing.utilisation() as use[name], timing.stopwatch() as watch:
+            with utilisation() as use[name], timing.stopwatch() as watch:
                 results[name] = run()
             lines.append((name, repeat, watch.seconds, first[name][-1]))
     return results, pd.DataFrame(lines, columns=["way", "repeat", "seconds", "compile_seconds"]), use
+
+
+def accuracy_table(accuracy, *, folds):
+    """Percent right of each model and schedule over the folds, with the interval of `difference`, in percentage points.
+
+    accuracy: a table of model, schedule, accuracy and serial (PyTorch's, of the same networks), one line a fold.
+    """
+    import pandas as pd
+
+    lines = []
+    for (model, schedule), part in accuracy.groupby(["model", "schedule"], sort=False):
+        own, serial = 100 * part.accuracy, 100 * part.serial
+        mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
+        lines.append((model, schedule, mean, low, high, serial.mean(), (own - serial).mean(), own.std()))
+    columns = ["swarm (%)", "low", "high", "serial (%)", "swarm less serial", "spread over folds"]
+    return pd.DataFrame(lines, columns=["model", "schedule", *columns])
 
 
 def difference(a, b, *, train, test, level=0.95):
@@ -263,8 +260,3 @@ def difference(a, b, *, train, test, level=0.95):
     low, high = stats.t.interval(level, len(gap) - 1, gap.mean(), error)
     p = 2 * stats.t.sf(abs(gap.mean()) / error, len(gap) - 1)
     return float(gap.mean()), float(low), float(high), float(p)
-
-
-def _share(twins, *data, **settings):
-    scores = train_folds(twins, *data, **settings)
-    return [twin.state_dict() for twin in twins], *scores

@@ -2,12 +2,12 @@
 
 import argparse
 import ast
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import nbformat
 import papermill
@@ -48,8 +48,9 @@ def run(stage, variant=None, *, root="."):
     """Execute build/source/<stage>.ipynb with its parameters, then replace reports/<stage>[/<variant>]/.
 
     root: the repository. The notebook runs there, with TURBANET_REPORTS naming the folder that its results go to:
-    they replace the old ones only when it ran to its end. Raises ValueError where params.yaml and the notebook's
-    `parameters` cell differ in names, papermill's PapermillExecutionError for a cell that failed.
+    they replace the old ones only when it ran to its end. All stages share JAX's compilation cache in build/compiled;
+    what is shown as compilation is measured in `turbanet.lab.compilation.cold()`. Raises ValueError where params.yaml
+    and the notebook's `parameters` cell differ in names, papermill's PapermillExecutionError for a cell that failed.
     """
     root = Path(root).resolve()
     values = parameters(_read(root / "params.yaml"), stage, variant)
@@ -64,7 +65,13 @@ def run(stage, variant=None, *, root="."):
     folder = root / "build/run" / stage / (variant or "")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with mock.patch.dict(os.environ, {"TURBANET_REPORTS": str(folder), "TQDM_DISABLE": "1"}):
+    settings = {
+        "TURBANET_REPORTS": str(folder),
+        "TQDM_DISABLE": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(root / "build/compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    with _environment(settings):
         papermill.execute_notebook(
             notebook,
             folder / "executed.ipynb",
@@ -108,6 +115,13 @@ def repro(folder, *arguments, **how):
     return subprocess.run(command, cwd=folder, env=environment, **how)
 
 
+def publish(folder, name, *, root="."):
+    """Move the results in `folder` to reports/<name>/ of the repository `root`; returns that folder."""
+    reports = Path(root) / "reports"
+    _publish(Path(folder), reports, name, None)
+    return reports / name
+
+
 def _publish(folder, reports, stage, variant):
     for new in folder.iterdir():
         public = stage == "report" and new.name in PUBLIC
@@ -116,6 +130,18 @@ def _publish(folder, reports, stage, variant):
         if new.is_dir() and old.exists():
             shutil.rmtree(old)
         new.replace(old)
+
+
+@contextlib.contextmanager
+def _environment(settings):
+    """The environment of this process, and of the kernel started in it, with `settings`."""
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _overlay(values, changes, where):

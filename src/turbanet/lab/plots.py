@@ -3,28 +3,15 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
+from matplotlib.colors import to_rgb
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 
-from turbanet.lab.ways import FUNC, FUSED, LOOP, OURS, PROCESSES, SERIAL, SERIAL_ONE, STEPS
+from turbanet.lab import labels
+from turbanet.lab.labels import LOOP, MARKERS, OURS
 
 COLUMN, PAGE = 3.5, 7.2  # inches: one column of a paper, two columns
-_palette = sns.color_palette("colorblind")
-COLOURS = {
-    OURS: _palette[0],
-    LOOP: _palette[1],
-    FUSED: _palette[3],
-    PROCESSES: _palette[4],
-    FUNC: _palette[2],
-    STEPS: _palette[5],
-    SERIAL: _palette[1],
-    SERIAL_ONE: _palette[8],
-    "PyTorch": _palette[1],
-    "persistence": (0.35, 0.35, 0.35),
-    "truth": (0.1, 0.1, 0.1),
-    "member": (0.6, 0.6, 0.6),
-}
-MARKERS = {OURS: "o", LOOP: "s", FUSED: "D", PROCESSES: "v", FUNC: "^", STEPS: "P"}
+COLOURS = {name: to_rgb(colour) for name, colour in labels.COLOURS.items()}
 
 
 def style():
@@ -199,7 +186,7 @@ def seconds_by_model(ax, times):
 
 
 def use_of_cores(ax, frame, title):
-    """Every core's use against time, and their mean: `timing.utilisation().frame`."""
+    """Every core's use against time, and their mean: `machine.utilisation().frame`."""
     cores = frame.filter(like="core_")
     ax.plot(frame.seconds, cores, lw=0.5, color=COLOURS["member"])
     ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])

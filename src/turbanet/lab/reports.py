@@ -6,7 +6,6 @@ import math
 import mimetypes
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,18 +146,3 @@ def html(text, folder, title):
     body = re.sub(r'src="(?!data:|https?:)([^"]+)"', embed, markdown2html_mistune(text))
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
-
-
-def sources():
-    """One line a stage: where its data came from; then how to get the committed reports back."""
-    lines = []
-    for path in sorted((repository() / "reports").rglob("metrics.json")):
-        stage = path.parent.relative_to(repository() / "reports")
-        lines.append(f"{stage!s:<14}{json.loads(path.read_text()).get('data_source', 'none')}")
-    return [*lines, "To get the committed reports back: git checkout -- reports dvc.lock && dvc checkout"]
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] != ["--sources"]:
-        sys.exit("usage: python -m turbanet.lab.reports --sources")
-    print("\n".join(sources()))

@@ -1,7 +1,6 @@
 """How fast the machine could be: operations of a step, the matrix-product peak, the bandwidth of its memory."""
 
 import math
-import time
 from collections.abc import Callable
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from turbanet.lab import timing
 from turbanet.training.plan import Plan
 
 
@@ -47,13 +47,7 @@ def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -
 
 
 def _best(call, repeats):
-    jax.block_until_ready(call())
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    return min(timing.interleave({"call": call}, repeats=repeats)["call"])
 
 
 def _count(jaxpr):

@@ -1,5 +1,6 @@
-"""PyTorch twins of the convolutional models: one member's weights copied over."""
+"""PyTorch twins of the models: one member's weights copied over, and back."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,43 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-from turbanet.networks.convnets import VGG_STAGES, MobileNet
+from turbanet.networks.convnets import VGG_STAGES, ConvNorm, MobileNet
+
+CONV_NORM = ConvNorm.__name__  # what its parameters are called
+
+
+def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
+    """One member's `turbanet.networks.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
+    if not params or not all(name.startswith("Dense_") for name in params):
+        raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
+    layers = [layer for dense in _numbered(params, "Dense") for layer in (_linear(dense), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
+    """One member's `turbanet.networks.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
+
+    Flax's cell has one bias per gate, PyTorch's two. Here `bias_ih` is zero and not trained: were both
+    trained, Adam would move their sum twice as far.
+    """
+    cells = [layer for layer in params.values() if "hi" in layer]
+    heads = [layer for layer in params.values() if "kernel" in layer]
+    if len(cells) != 1 or len(heads) != 1:
+        raise ValueError(f"lstm_twin needs one LSTM cell and one Dense layer, got {sorted(params)}.")
+    cell, head = cells[0], _linear(heads[0])
+    weight_ih, weight_hh = (
+        np.concatenate([np.asarray(cell[kind + gate]["kernel"]).T for gate in "ifgo"])  # PyTorch's gate order
+        for kind in "ih"
+    )
+    bias = np.concatenate([np.asarray(cell["h" + gate]["bias"]) for gate in "ifgo"])
+    features, hidden = weight_ih.shape[1], weight_hh.shape[1]
+    lstm = nn.LSTM(features, hidden, batch_first=True, device="meta", dtype=head.weight.dtype)
+    lstm.to_empty(device="cpu")
+    _copy(lstm.weight_ih_l0, weight_ih)
+    _copy(lstm.weight_hh_l0, weight_hh)
+    _copy(lstm.bias_hh_l0, bias)
+    _freeze_input_bias(lstm)
+    return LSTMTwin(lstm, head)
 
 
 def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
@@ -21,7 +58,7 @@ def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
-    layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, "_ConvNorm")]
+    layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, CONV_NORM)]
     stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
 
@@ -37,7 +74,7 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.VGG` in PyTorch; running statistics begin anew."""
-    layers, stages = _numbered(params, "_ConvNorm"), []
+    layers, stages = _numbered(params, CONV_NORM), []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
         for _ in range(count):
             stages += [_conv_norm(next(layers)), nn.ReLU()]
@@ -48,7 +85,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
     """One member's `turbanet.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
-    layers = _numbered(params, "_ConvNorm")
+    layers = _numbered(params, CONV_NORM)
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
         stages += [_conv_norm(next(layers), stride, depthwise=True), nn.ReLU(), _conv_norm(next(layers)), nn.ReLU()]
@@ -57,7 +94,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.ResNet` in PyTorch; running statistics begin anew."""
-    layers = _numbered(params, "_ConvNorm")
+    layers = _numbered(params, CONV_NORM)
     stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
     blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
     for features in (16, 32, 64):
@@ -72,9 +109,9 @@ def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
 def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Module:
     """The twin with one member's running means and variances, for evaluation; counts of batches stay."""
     norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
-    for norm, layer in zip(norms, _numbered(batch_stats, "_ConvNorm"), strict=True):
-        norm.running_mean.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["mean"])))
-        norm.running_var.copy_(torch.from_numpy(np.array(layer["BatchNorm_0"]["var"])))
+    for norm, layer in zip(norms, _numbered(batch_stats, CONV_NORM), strict=True):
+        _copy(norm.running_mean, layer["BatchNorm_0"]["mean"])
+        _copy(norm.running_var, layer["BatchNorm_0"]["var"])
     return twin
 
 
@@ -97,8 +134,8 @@ def variables(twin: nn.Module) -> dict[str, Any]:
             continue
         norm = norms[i]
         scaled = {"scale": array(norm.weight), "bias": array(norm.bias)}
-        params[f"_ConvNorm_{i}"] = {"Conv_0": layer, "BatchNorm_0": scaled}
-        batch_stats[f"_ConvNorm_{i}"] = {
+        params[f"{CONV_NORM}_{i}"] = {"Conv_0": layer, "BatchNorm_0": scaled}
+        batch_stats[f"{CONV_NORM}_{i}"] = {
             "BatchNorm_0": {"mean": array(norm.running_mean), "var": array(norm.running_var)}
         }
     for i, linear in enumerate(of(nn.Linear)):
@@ -107,6 +144,49 @@ def variables(twin: nn.Module) -> dict[str, Any]:
             kernel = kernel.reshape(convs[-1].out_channels, -1, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
         params[f"Dense_{i}"] = {"kernel": kernel, "bias": array(linear.bias)}
     return {"params": params} | ({"batch_stats": batch_stats} if batch_stats else {})
+
+
+def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
+    """A copy of the twin with PyTorch's default initialisation; an LSTM's `bias_ih` stays zero and frozen."""
+    twin = copy.deepcopy(twin)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in twin.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, nn.LSTM):
+                _freeze_input_bias(module)
+    return twin
+
+
+def tensor(array) -> torch.Tensor:
+    """The array as PyTorch has it, copied only where PyTorch may not write to it."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+class LSTMTwin(nn.Module):
+    """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
+
+    unrolled = False  # torch.func's vmap has no rule for nn.LSTM: there the same cell runs step by step
+
+    def __init__(self, lstm: nn.LSTM, head: nn.Linear):
+        super().__init__()
+        self.lstm, self.head = lstm, head
+
+    def forward(self, x):
+        return self.head(self._unroll(x) if self.unrolled else self.lstm(x)[1][0][-1])
+
+    def _unroll(self, x):
+        lstm = self.lstm
+        inputs = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
+        hidden = carry = x.new_zeros(len(x), lstm.hidden_size)
+        for gates in inputs.unbind(1):
+            i, f, g, o = (gates + hidden @ lstm.weight_hh_l0.T).chunk(4, dim=-1)
+            carry = f.sigmoid() * carry + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * carry.tanh()
+        return hidden
 
 
 class Residual(nn.Module):
@@ -137,6 +217,11 @@ class ChannelsFirst(nn.Module):
         return x.movedim(-1, 1).contiguous()
 
 
+def _freeze_input_bias(lstm):
+    nn.init.zeros_(lstm.bias_ih_l0)
+    lstm.bias_ih_l0.requires_grad_(False)
+
+
 def _numbered(params, name):
     """The params of the layers `name`_0, `name`_1, ... in order."""
     count = sum(layer.startswith(f"{name}_") for layer in params)
@@ -151,7 +236,7 @@ def _head(params, channels):
 
 
 def _conv_norm(layer, stride=1, *, depthwise=False, padding=None):
-    """The convolution and the batch normalisation of a `_ConvNorm`; it keeps the size unless told otherwise."""
+    """The convolution and the batch normalisation of a `ConvNorm`; it keeps the size unless told otherwise."""
     padding = layer["Conv_0"]["kernel"].shape[0] // 2 if padding is None else padding
     conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
     norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
@@ -163,21 +248,27 @@ def _conv(layer, stride=1, *, depthwise=False, padding=0):
     *window, inputs, outputs = kernel.shape
     groups = outputs if depthwise else 1
     how = {"stride": stride, "padding": padding, "groups": groups, "bias": "bias" in layer}
-    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=torch.from_numpy(kernel.copy()).dtype, **how)
+    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=tensor(kernel).dtype, **how)
     return _filled(conv, kernel.transpose(3, 2, 0, 1), layer.get("bias"))
 
 
 def _linear(layer, channels=1):
     """A Dense layer; after a convolution it reads [row, column, channel] where PyTorch flattens channel first."""
     kernel = np.asarray(layer["kernel"])
+    if kernel.ndim != 2:
+        raise ValueError(f"A kernel is [input, output], this one {kernel.shape}: pass one member's params.")
     rows = kernel.reshape(-1, channels, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
-    linear = skip_init(nn.Linear, *kernel.shape, dtype=torch.from_numpy(kernel.copy()).dtype)
+    linear = skip_init(nn.Linear, *kernel.shape, dtype=tensor(kernel).dtype)
     return _filled(linear, rows.T, layer["bias"])
 
 
 def _filled(module, weight, bias):
-    with torch.no_grad():
-        module.weight.copy_(torch.from_numpy(np.array(weight)))
-        if bias is not None:
-            module.bias.copy_(torch.from_numpy(np.array(bias)))
+    _copy(module.weight, weight)
+    if bias is not None:
+        _copy(module.bias, bias)
     return module
+
+
+def _copy(parameter, value):
+    with torch.no_grad():
+        parameter.copy_(tensor(value))

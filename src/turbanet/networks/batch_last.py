@@ -1,58 +1,135 @@
-"""Convolution with the batch as the last axis: few channels fill the vector units so."""
+"""Images with the batch as the last axis, where few channels fill the vector units: which do so, and how."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.dtypes import promote_dtype
 from jax import lax
 
+from turbanet.networks.conv import default_conv
 from turbanet.networks.products import bilinear
 
-ROWS_BYTES = 5 * 2**18  # of windows laid out at a time
+ROWS_BYTES = 5 * 2**18  # of patches laid out at a time
+FEW_FEATURES = 32  # up to here a convolution is faster with the batch as the last axis
 
 
-def batch_last_conv(x, kernel, padding: int = 0):
+@dataclasses.dataclass(frozen=True)
+class ImageLayout:
+    """How a network's layers hold images, and its convolutions in that order of axes.
+
+    As they came, [..., height, width, channel], or with the batch last, [channel, height, width, batch]. The network
+    calls `enter` before its first layer and `leave` before the first one that needs images as they came.
+
+    conv: what computes convolutions, None for the fastest. lead: the leading axes of the images as they came.
+    """
+
+    conv: Callable | None
+    batch_last: bool = False
+    lead: tuple[int, ...] = ()
+
+    @classmethod
+    def enter(cls, x: jax.Array, conv: Callable | None, features: int) -> tuple[jax.Array, "ImageLayout"]:
+        """x [..., height, width, channel] as layers of so many features are to have it, and the layout it is then in.
+
+        The batch goes last on a CPU, where features are few, unless told how to convolve.
+        """
+        if conv is not None or default_conv() is None or features > FEW_FEATURES:
+            return x, cls(conv)
+        *lead, height, width, channels = x.shape
+        images = x.reshape(-1, height, width, channels)
+        return images.transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=tuple(lead))
+
+    def leave(self, x: jax.Array) -> tuple[jax.Array, "ImageLayout"]:
+        """x as images came, [..., height, width, channel], and the layout of images as they came."""
+        if not self.batch_last:
+            return x, self
+        images = x.transpose(3, 1, 2, 0)
+        return images.reshape(*self.lead, *images.shape[1:]), ImageLayout(self.conv)
+
+    @property
+    def channel_axis(self) -> int:
+        """Where the features are."""
+        return 0 if self.batch_last else -1
+
+    def convolution(self, features: int, window: int, *, name: str, **settings: Any) -> nn.Conv:
+        """nn.Conv with this window, square, and these `settings`; with the batch last it moves by 1, in one group."""
+        if self.batch_last:
+            return _BatchLastConv(features, (window, window), name=name, **settings)
+        conv = self.conv or default_conv()
+        return nn.Conv(features, (window, window), name=name, conv_general_dilated=conv, **settings)
+
+
+class _BatchLastConv(nn.Conv):
+    """nn.Conv, parameters and all, for x [channel, height, width, batch] (see `batch_last_conv`)."""
+
+    kernel_size: tuple[int, int]
+    padding: int = 0
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        if self.strides != 1 or self.feature_group_count != 1:
+            raise ValueError(
+                "With the batch last a convolution moves by 1 and has one group, got strides of "
+                f"{self.strides} and {self.feature_group_count} groups: leave the layout first."
+            )
+        shape = (*self.kernel_size, inputs.shape[0], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        x, kernel, bias = promote_dtype(inputs, kernel, bias, dtype=self.dtype)
+        x = batch_last_conv(x, kernel, self.padding)
+        return x if bias is None else x + bias[:, None, None, None]
+
+
+def batch_last_conv(x: jax.Array, kernel: jax.Array, padding: int = 0) -> jax.Array:
     """A convolution with the batch as the last axis, which fills vectors that few channels leave half empty.
 
     x: [channel, height, width, batch], kernel: [row, column, channel, feature] -> [feature, height, width, batch], by
     stride 1 with `padding` zeros on each side. What the windows see is laid out for as many rows of the image at a time
-    as a core's cache holds, and again for the gradients.
+    as a core's cache holds, and again for the gradients. Raises ValueError where the window is larger than the input.
     """
     keeps_size = 2 * padding + 1 == kernel.shape[0] == kernel.shape[1]
-    return _same_size(x, kernel, window=len(kernel)) if keeps_size else _slide(x, kernel, padding)
+    return _same_size(x, kernel, window=len(kernel)) if keeps_size else _convolve(x, kernel, padding)
 
 
-def _kept_size(x, kernel, *, window=None):
-    """`_slide` whose output is as large as x: so is the gradient of x, by sliding the kernel over it the other way."""
-    return _slide(x, kernel, len(kernel) // 2, differentiated=False)
+def _convolve_same_size(x, kernel, *, window=None):
+    """`_convolve` to an output as large as x, so that the gradient of x is another one, with the kernel turned."""
+    return _convolve(x, kernel, len(kernel) // 2, differentiated=False)
 
 
-def _of_image(g, kernel, *, window):
-    return _kept_size(g, kernel[::-1, ::-1].swapaxes(2, 3))
+def _gradient_of_x(g, kernel, *, window):
+    return _convolve_same_size(g, kernel[::-1, ::-1].swapaxes(2, 3))
 
 
-def _of_kernel(g, x, *, window):
+def _gradient_of_kernel(g, x, *, window):
     x = _padded(x, window // 2)
     shape = (window, window, len(x), len(g))
     rows = _rows_at_a_time(x, shape)
 
-    def some(i):
-        part = lax.dynamic_slice_in_dim(x, i * rows, rows + window - 1, 1)
-        own = lax.dynamic_slice_in_dim(g, i * rows, rows, 1)
-        return jnp.einsum("kn,fn->kf", _windows_seen(part, shape), own.reshape(len(g), -1))
+    def of_rows(i):
+        x_rows = lax.dynamic_slice_in_dim(x, i * rows, rows + window - 1, 1)
+        g_rows = lax.dynamic_slice_in_dim(g, i * rows, rows, 1)
+        return jnp.einsum("kn,fn->kf", _patches(x_rows, shape), g_rows.reshape(len(g), -1))
 
-    total = lax.fori_loop(1, g.shape[1] // rows, lambda i, total: total + some(i), some(0))
+    total = lax.fori_loop(1, g.shape[1] // rows, lambda i, total: total + of_rows(i), of_rows(0))
     return total.reshape(shape)
 
 
-def _slide(x, kernel, padding, *, differentiated=True):
-    """The convolution; if JAX differentiates it, parts are cut before and laid out again for the gradients."""
-    x, size, features = _padded(x, padding), len(kernel), kernel.shape[-1]
-    height, width = x.shape[1] - size + 1, x.shape[2] - kernel.shape[1] + 1
+def _convolve(x, kernel, padding, *, differentiated=True):
+    """The convolution; if JAX differentiates it, its rows are cut before and laid out again for the gradients."""
+    x = _padded(x, padding)
+    size = len(kernel)
+    features = kernel.shape[-1]
+    height, width = _places(x, kernel.shape)
     if height < 1 or width < 1:
         raise ValueError(f"The window {kernel.shape[:2]} is larger than the padded input {x.shape[1:3]}.")
     rows = _rows_at_a_time(x, kernel.shape)
 
-    def convolved(part):
-        out = jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), _windows_seen(part, kernel.shape))
+    def convolved(x_rows):
+        out = jnp.einsum("kf,kn->fn", kernel.reshape(-1, features), _patches(x_rows, kernel.shape))
         return out.reshape(features, rows, width, -1)
 
     if rows == height:
@@ -69,21 +146,27 @@ def _padded(x, padding):
     return jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
 
 
-def _rows_at_a_time(x, shape):
+def _places(x, kernel_shape):
+    """(height, width) of the output: how often the window fits padded x, down and across."""
+    return x.shape[1] - kernel_shape[0] + 1, x.shape[2] - kernel_shape[1] + 1
+
+
+def _rows_at_a_time(x, kernel_shape):
     """Rows of the output, a divisor of all, so that what their windows see fits a core's cache; x is padded."""
-    down, across, channels, _ = shape
-    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
-    of_row = down * across * channels * width * x.shape[3] * x.dtype.itemsize
-    return max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * of_row <= ROWS_BYTES))
+    down, across, channels, _ = kernel_shape
+    height, width = _places(x, kernel_shape)
+    row_bytes = down * across * channels * width * x.shape[3] * x.dtype.itemsize
+    return max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * row_bytes <= ROWS_BYTES))
 
 
-def _windows_seen(x, shape):
+def _patches(x, kernel_shape):
     """What each window over padded x sees: [row and column of the window and channel, row and column and batch]."""
-    down, across, channels, _ = shape
-    height, width = x.shape[1] - down + 1, x.shape[2] - across + 1
-    rows, batch = x.reshape(*x.shape[:2], -1), x.shape[3]  # whole rows are copied faster than their pixels
+    down, across, channels, _ = kernel_shape
+    height, width = _places(x, kernel_shape)
+    batch = x.shape[3]
+    rows = x.reshape(*x.shape[:2], -1)  # whole rows are copied faster than their pixels
     views = [rows[:, i : i + height, j * batch : (j + width) * batch] for i in range(down) for j in range(across)]
     return jnp.concatenate(views).reshape(down * across * channels, -1)
 
 
-_same_size = bilinear("same_size", _kept_size, _of_image, _of_kernel)
+_same_size = bilinear("same_size", _convolve_same_size, _gradient_of_x, _gradient_of_kernel)

@@ -3,35 +3,14 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import jax
 from flax import linen as nn
-from flax.linen.dtypes import promote_dtype
 from jax import numpy as jnp
 
-from turbanet.networks.batch_last import batch_last_conv
-from turbanet.networks.conv import default_conv
+from turbanet.networks.batch_last import FEW_FEATURES, ImageLayout
 from turbanet.networks.models import Precise
 from turbanet.networks.pooling import max_pool
 from turbanet.networks.products import dot_general
-
-FEW = 32  # features up to here convolve faster with the batch as the last axis
-
-
-class _BatchLastConv(Precise):
-    """nn.Conv, parameters and all, for x [channel, height, width, batch] (see `batch_last_conv`)."""
-
-    features: int
-    window: int
-    padding: int = 0
-    use_bias: bool = True
-
-    @nn.compact
-    def __call__(self, x):
-        shape = (self.window, self.window, x.shape[0], self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, self.param_dtype)
-        bias = self.param("bias", nn.initializers.zeros, shape[-1:], self.param_dtype) if self.use_bias else None
-        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        x = batch_last_conv(x, kernel, self.padding)
-        return x if bias is None else x + bias[:, None, None, None]
 
 
 class LeNet(Precise):
@@ -44,19 +23,14 @@ class LeNet(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         _check_images(x, "LeNet", 16)
-        lead, last = x.shape[:-3], _pays_batch_last(self.conv)
-        x = _batch_last(x) if last else x
+        x, layout = ImageLayout.enter(x, self.conv, features=6)
         for i, features in enumerate((6, 16)):
-            if last:
-                conv = _BatchLastConv(features=features, window=5, name=f"Conv_{i}", **self.precision)
-            else:
-                how = {"conv_general_dilated": self.conv or default_conv(), **self.precision}
-                conv = nn.Conv(features, (5, 5), padding="VALID", **how)
-            x = max_pool(nn.relu(conv(x)))
-        x = x.transpose(3, 1, 2, 0) if last else x
-        return _dense(self, x.reshape(*lead, *x.shape[-3:]), (120, 84))
+            layer = layout.convolution(features, 5, padding=0, name=f"Conv_{i}", **self.precision)
+            x = max_pool(nn.relu(layer(x)))
+        x, _ = layout.leave(x)
+        return _dense(self, x, (120, 84))
 
 
 class LeNet5(Precise):
@@ -70,14 +44,14 @@ class LeNet5(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         _check_images(x, "LeNet5", 16)
-        last = _pays_batch_last(self.conv)
-        x = _batch_last(x) if last else x
+        x, layout = ImageLayout.enter(x, self.conv, features=6)
         for features in (6, 16):
-            layer = _ConvNorm(features, 5, padding=0, conv=self.conv, batch_last=last, **self.precision)
+            layer = ConvNorm(features, window=5, padding=0, layout=layout, **self.precision)
             x = max_pool(layer(x, train))
-        return _dense(self, x.transpose(3, 1, 2, 0) if last else x, (120, 84))
+        x, _ = layout.leave(x)
+        return _dense(self, x, (120, 84))
 
 
 class AlexNet(Precise):
@@ -93,38 +67,45 @@ class AlexNet(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         _check_images(x, "AlexNet", 8)
+        layout = ImageLayout(self.conv)
         for i, width in enumerate(self.widths):
-            how = {"conv_general_dilated": self.conv or default_conv(), **self.precision}
-            x = nn.relu(nn.Conv(width, (3, 3), padding=1, **how)(x))
+            layer = layout.convolution(width, 3, padding=1, name=f"Conv_{i}", **self.precision)
+            x = nn.relu(layer(x))
             if i in (0, 1, len(self.widths) - 1):
                 x = max_pool(x)
         return _dense(self, x, self.hidden)
 
 
-class _ConvNorm(Precise):
-    """Convolution without bias, batch normalisation by PyTorch's constants, ReLU unless told otherwise."""
+class ConvNorm(Precise):
+    """Convolution without bias, batch normalisation by PyTorch's constants, ReLU unless told otherwise.
+
+    Its name is in the parameters of the networks below: `ConvNorm_0` and on. With the batch last (see `layout`), its
+    stride and groups are 1.
+    """
 
     features: int
+    layout: ImageLayout
     window: int = 3
     stride: int = 1
     groups: int = 1
     relu: bool = True
     padding: int | None = None  # None: as much as keeps the size
-    conv: Callable | None = None
-    batch_last: bool = False
 
     @nn.compact
-    def __call__(self, x, train):
-        how = {"padding": self.window // 2 if self.padding is None else self.padding, "use_bias": False}
-        if self.batch_last:
-            conv = _BatchLastConv(features=self.features, window=self.window, name="Conv_0", **how, **self.precision)
-        else:
-            window, strides = (self.window, self.window), (self.stride, self.stride)
-            how |= {"feature_group_count": self.groups, "conv_general_dilated": self.conv or default_conv()}
-            conv = nn.Conv(self.features, window, strides, **how, **self.precision)
-        axis = 0 if self.batch_last else -1
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        conv = self.layout.convolution(
+            self.features,
+            self.window,
+            strides=self.stride,
+            padding=self.window // 2 if self.padding is None else self.padding,
+            feature_group_count=self.groups,
+            use_bias=False,
+            name="Conv_0",
+            **self.precision,
+        )
+        axis = self.layout.channel_axis
         norm = nn.BatchNorm(not train, axis=axis, momentum=0.9, epsilon=1e-5, **self.precision)
         x = norm(conv(x))
         return nn.relu(x) if self.relu else x
@@ -147,20 +128,18 @@ class VGG(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         if self.depth not in VGG_STAGES:
             raise ValueError(f"VGG has a depth of {', '.join(map(str, VGG_STAGES))}, got {self.depth}.")
         _check_images(x, "VGG", 32)
-        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
-        last = _pays_batch_last(self.conv) and self.widths[0] <= FEW
-        x = _batch_last(x) if last else x
+        x, layout = ImageLayout.enter(x, self.conv, features=self.widths[0])
         for layers, width in zip(VGG_STAGES[self.depth], self.widths, strict=True):
-            if last and width > FEW:
-                x, last = x.transpose(3, 1, 2, 0), False
+            if width > FEW_FEATURES:
+                x, layout = layout.leave(x)
             for _ in range(layers):
-                x = layer(width, batch_last=last)(x, train)
+                x = ConvNorm(width, layout, **self.precision)(x, train)
             x = max_pool(x)
-        x = x.transpose(3, 1, 2, 0) if last else x
+        x, _ = layout.leave(x)
         return nn.Dense(self.classes, **self.precision)(x.reshape(*x.shape[:-3], -1))
 
 
@@ -181,9 +160,9 @@ class MobileNet(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         _check_images(x, "MobileNet", 1)
-        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
+        layer = partial(ConvNorm, layout=ImageLayout(self.conv), **self.precision)
         x = layer(self.stem)(x, train)
         for features, stride in self.blocks:
             channels = x.shape[-1]
@@ -205,22 +184,22 @@ class ResNet(Precise):
     conv: Callable | None = None
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         if self.depth < 8 or self.depth % 6 != 2:
             raise ValueError(f"ResNet's depth is 6 n + 2, 8 and up (20, 32, 44, ...), got {self.depth}.")
         _check_images(x, "ResNet", 1)
-        layer = partial(_ConvNorm, conv=self.conv, **self.precision)
-        last = _pays_batch_last(self.conv)  # in the first stage, the one of few features
-        x = layer(16, batch_last=last)(_batch_last(x) if last else x, train)
-        for features in (16, 32, 64):
-            if last and features > 16:
-                x, last = x.transpose(3, 1, 2, 0), False
-            for _ in range(self.depth // 6):
-                more = features - x.shape[0 if last else -1]
-                out = layer(features, stride=2 if more else 1, batch_last=last)(x, train)
-                out = layer(features, relu=False, batch_last=last)(out, train)
-                if more:
-                    x = jnp.pad(x[..., ::2, ::2, :], [(0, 0)] * (x.ndim - 1) + [(0, more)])
+        x, layout = ImageLayout.enter(x, self.conv, features=16)
+        x = ConvNorm(16, layout, **self.precision)(x, train)
+        for stage, features in enumerate((16, 32, 64)):
+            if stage > 0:  # it begins with a stride of 2
+                x, layout = layout.leave(x)
+            for block in range(self.depth // 6):
+                halves = stage > 0 and block == 0
+                layer = partial(ConvNorm, features, layout, **self.precision)
+                out = layer(stride=2 if halves else 1)(x, train)
+                out = layer(relu=False)(out, train)
+                if halves:
+                    x = jnp.pad(x[..., ::2, ::2, :], [(0, 0)] * (x.ndim - 1) + [(0, features // 2)])
                 x = nn.relu(x + out)
         return nn.Dense(self.classes, **self.precision)(x.mean((-3, -2)))
 
@@ -231,16 +210,6 @@ def _dense(model, x, widths):
     for width in widths:
         x = nn.relu(nn.Dense(width, dot_general=dot_general, **model.precision)(x))
     return nn.Dense(model.classes, **model.precision)(x)
-
-
-def _pays_batch_last(conv):
-    """Whether a few channels are computed with the batch as the last axis: on a CPU, unless told how to convolve."""
-    return conv is None and default_conv() is not None
-
-
-def _batch_last(x):
-    """x [..., height, width, channel] -> [channel, height, width, batch]."""
-    return x.reshape(-1, *x.shape[-3:]).transpose(3, 1, 2, 0)
 
 
 def _check_images(x, name, smallest):

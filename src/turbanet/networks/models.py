@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,13 @@ from turbanet.networks.recurrent import lstm
 FEATURES_FIRST_ROWS = 64  # from here on a row axis fills vectors that narrow layers leave half empty
 
 
+class Precision(TypedDict):
+    """The types a layer computes in, as keyword arguments of Flax's layers."""
+
+    dtype: Any
+    param_dtype: Any
+
+
 class Precise(nn.Module, kw_only=True):
     """A module whose layers compute in `dtype` and keep their parameters in `param_dtype`, as Flax's own layers.
 
@@ -25,7 +32,7 @@ class Precise(nn.Module, kw_only=True):
     param_dtype: Any = float
 
     @property
-    def precision(self):
+    def precision(self) -> Precision:
         """Both, as keyword arguments for a layer."""
         return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
@@ -43,16 +50,19 @@ class MLP(Precise):
     kernel_init: Callable | None = None
 
     @nn.compact
-    def __call__(self, x):
-        first = self._pays(x) if self.features_first is None else self.features_first
-        how = self.precision | ({} if self.kernel_init is None else {"kernel_init": self.kernel_init})
-        if not first:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        features_first = self._pays(x) if self.features_first is None else self.features_first
+        settings: dict[str, Any] = {**self.precision}
+        if self.kernel_init is not None:
+            settings["kernel_init"] = self.kernel_init
+        if not features_first:
             for width in self.widths[:-1]:
-                x = nn.relu(nn.Dense(width, **how)(x))
-            return nn.Dense(self.widths[-1], **how)(x)
+                x = nn.relu(nn.Dense(width, **settings)(x))
+            return nn.Dense(self.widths[-1], **settings)(x)
         x = jnp.moveaxis(x, -1, 0)
         for i, width in enumerate(self.widths):
-            x = _FeaturesFirstDense(width, name=f"Dense_{i}", **how)(nn.relu(x) if i else x)
+            x = nn.relu(x) if i else x
+            x = _FeaturesFirstDense(width, name=f"Dense_{i}", **settings)(x)
         return jnp.moveaxis(x, 0, -1)
 
     def _pays(self, x):
@@ -64,10 +74,10 @@ class _FeaturesFirstDense(nn.Dense):
     """nn.Dense, parameters and all, for x [feature, ...]."""
 
     @nn.compact
-    def __call__(self, x):
-        kernel = self.param("kernel", self.kernel_init, (x.shape[0], self.features), self.param_dtype)
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", self.kernel_init, (inputs.shape[0], self.features), self.param_dtype)
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
-        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+        x, kernel, bias = promote_dtype(inputs, kernel, bias, dtype=self.dtype)
         return jnp.einsum("io,i...->o...", kernel, x) + bias.reshape(-1, *[1] * (x.ndim - 1))
 
 
@@ -75,7 +85,7 @@ class _LSTMWeights(nn.OptimizedLSTMCell):
     """The cell's parameters without the cell, the gates' side by side: x -> kernel, recurrent kernel, bias."""
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x):  # type: ignore[override]  # no carry comes in: nothing is computed here
         like_h = jax.ShapeDtypeStruct((self.features,), self.param_dtype)
         make = partial(DenseParams, self.features, param_dtype=self.param_dtype)
         of_x = [make(use_bias=False, kernel_init=self.kernel_init, name=f"i{gate}")(x)[0] for gate in "ifgo"]
@@ -86,15 +96,15 @@ class _LSTMWeights(nn.OptimizedLSTMCell):
 class LSTM(Precise):
     """One LSTM layer and a linear read-out of its last state: x [batch, time, feature] -> [batch, outputs].
 
-    Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`, and results differ by rounding; a gate closed to
-    less than that, 1e-7 in float32, may be 0 (see `recurrent`).
+    Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`. Results differ from its by rounding; a gate closed
+    to less than that, 1e-7 in float32, may be 0 (see `recurrent`).
     """
 
     hidden: int = 32
     outputs: int = 1
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         weights = _LSTMWeights(self.hidden, name="OptimizedLSTMCell_0", param_dtype=self.param_dtype)(x)
-        last = lstm(*promote_dtype(jnp.moveaxis(x, -2, 0), *weights, dtype=self.dtype))
-        return nn.Dense(self.outputs, **self.precision)(last)
+        last_state = lstm(*promote_dtype(jnp.moveaxis(x, -2, 0), *weights, dtype=self.dtype))
+        return nn.Dense(self.outputs, **self.precision)(last_state)

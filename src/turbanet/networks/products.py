@@ -1,67 +1,117 @@
 """Products that are linear in two arrays, with gradients of our own where JAX's are slow in a swarm."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
 
 
-def bilinear(name, function, of_first, of_second):
-    """`function(a, b, **how)` of one member, linear in a and in b, as JAX is to differentiate it, in any mode.
+def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradient_of_second: Callable) -> Callable:
+    """`function(a, b, **static)`, linear in a and in b, made a primitive of JAX's that differentiates as told.
 
-    of_first(g, b, **how) and of_second(g, a, **how) are the gradients of a and b from g, the output's; the values in
-    `how` are hashable. A primitive of JAX's, for `jax.custom_vjp` has no forward mode.
+    A primitive, because `jax.custom_vjp` has no forward mode.
+
+    Parameters
+    ----------
+    name : of the primitive, as JAX prints it
+    function : function(a, b, **static) of one member; the values in `static` are hashable
+    gradient_of_first : (g, b, **static) -> the gradient of a, from g, the output's
+    gradient_of_second : (g, a, **static) -> the gradient of b
+
+    Returns
+    -------
+    `function`, for one member or, by `jax.vmap`, for many, to be differentiated in any mode
     """
     primitive = Primitive(name)
 
-    def mapped(function, members, how):
-        function = partial(function, **dict(how))
+    def mapped(function, members, static):
+        function = partial(function, **dict(static))
         for _ in range(members):
             function = jax.vmap(function)
         return function
 
-    def compute(a, b, *, members, how):
-        return mapped(function, members, how)(a, b)
+    def compute(a, b, *, members, static):
+        return mapped(function, members, static)(a, b)
 
-    def shape(a, b, **rest):
-        out = jax.eval_shape(partial(compute, **rest), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)))
+    def shape(a, b, **settings):
+        inputs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))
+        out = jax.eval_shape(partial(compute, **settings), *inputs)
         return jax.core.ShapedArray(out.shape, out.dtype)
 
-    def first(g, a, b, *, members, how):
-        return mapped(of_first, members, how)(g, b).astype(a.aval.dtype)
+    def first(g, a, b, *, members, static):
+        return mapped(gradient_of_first, members, static)(g, b).astype(a.aval.dtype)
 
-    def second(g, a, b, *, members, how):
-        return mapped(of_second, members, how)(g, a).astype(b.aval.dtype)
+    def second(g, a, b, *, members, static):
+        return mapped(gradient_of_second, members, static)(g, a).astype(b.aval.dtype)
 
-    def vectorised(operands, axes, *, members, how):
-        if None in axes:  # members share one of them: JAX makes one product of it
-            return jax.vmap(partial(compute, members=members, how=how), axes)(*operands), 0
-        moved = (jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes))
-        return primitive.bind(*moved, members=members + 1, how=how), 0
+    def vectorised(operands, axes, *, members, static):
+        if None in axes:  # members share one of the two: JAX makes one product of it
+            return jax.vmap(partial(compute, members=members, static=static), axes)(*operands), 0
+        members_first = (jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes))
+        return primitive.bind(*members_first, members=members + 1, static=static), 0
 
     primitive.def_impl(compute)
     primitive.def_abstract_eval(shape)
     ad.defbilinear(primitive, first, second)
     batching.primitive_batchers[primitive] = vectorised
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
-    return lambda a, b, **how: primitive.bind(a, b, members=0, how=tuple(how.items()))
+    return lambda a, b, **static: primitive.bind(a, b, members=0, static=tuple(static.items()))
 
 
-def product(x, w, *, precision=None, preferred_element_type=None):
-    """`jnp.matmul` of x [..., channel] and w [channel, feature].
+def product(
+    x: jax.Array, w: jax.Array, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
+) -> jax.Array:
+    """`jnp.matmul`, whose gradient of w lies in memory as w does.
 
-    JAX takes the gradient of w as the transpose of [feature, channel]. With an axis of members XLA on a CPU leaves that
-    to whatever reads the gradient next, which then reads it across: with 512 channels and features this took longer
-    than the product.
+    JAX takes that gradient as the transpose of [feature, channel]. With an axis of members XLA on a CPU leaves the
+    transposing to whatever reads the gradient next, which then reads it across: with 512 channels and features this
+    took longer than the product.
+
+    Parameters
+    ----------
+    x : [..., channel]
+    w : [channel, feature]
+    precision, preferred_element_type : as `jax.lax.dot_general` takes them
+
+    Returns
+    -------
+    [..., feature]
     """
-    how = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _product(x.reshape(-1, x.shape[-1]), w, **how).reshape(*x.shape[:-1], w.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    out = _product(rows, w, precision=precision, preferred_element_type=preferred_element_type)
+    return out.reshape(*x.shape[:-1], w.shape[-1])
 
 
-def dot_general(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None, **_):
-    """`product` in the form that nn.Dense takes: `nn.Dense(1024, dot_general=dot_general)`. Raises ValueError else."""
+def dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    **_: Any,
+) -> jax.Array:
+    """`product` in the form that nn.Dense takes: `nn.Dense(1024, dot_general=dot_general)`.
+
+    Parameters
+    ----------
+    lhs : [..., channel]
+    rhs : [channel, feature]
+    dimension_numbers : which axes meet, as nn.Dense names them: the last of `lhs` and the first of `rhs`
+    precision, preferred_element_type : as `jax.lax.dot_general` takes them; what else it takes is ignored
+
+    Returns
+    -------
+    [..., feature]
+
+    Raises
+    ------
+    ValueError : for other shapes and other dimension numbers
+    """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
         raise ValueError(
             "turbanet.dot_general multiplies [..., channel] by [channel, feature], as nn.Dense does, got the "
@@ -70,12 +120,12 @@ def dot_general(lhs, rhs, dimension_numbers, precision=None, preferred_element_t
     return product(lhs, rhs, precision=precision, preferred_element_type=preferred_element_type)
 
 
-def _of_x(g, w, *, precision, **_):
+def _gradient_of_x(g, w, *, precision, **_):
     return jnp.einsum("nf,cf->nc", g, w, precision=precision)
 
 
-def _of_w(g, x, *, precision, **_):
+def _gradient_of_w(g, x, *, precision, **_):
     return jnp.einsum("nc,nf->cf", x, g, precision=precision)
 
 
-_product = bilinear("product", jnp.matmul, _of_x, _of_w)
+_product = bilinear("product", jnp.matmul, _gradient_of_x, _gradient_of_w)

@@ -8,37 +8,52 @@ from turbanet.networks.products import product
 
 
 @jax.custom_jvp
-def lstm(x, kernel, recurrent_kernel, bias):
-    """The last hidden state of an LSTM that starts at zeros: x [time, ..., feature] -> [..., hidden].
+def lstm(x: jax.Array, kernel: jax.Array, recurrent_kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """The last hidden state of an LSTM that starts at zeros, by the equations of `flax.linen.OptimizedLSTMCell`.
 
-    kernel: [feature, 4 * hidden], recurrent_kernel: [hidden, 4 * hidden], bias: [4 * hidden]: the input, forget, cell
-    and output gates side by side; the equations are those of `flax.linen.OptimizedLSTMCell`. All are of one floating
-    type; gates and cell state are float32 at least. Differentiable in any mode, any number of times.
+    All arrays are of one floating type; gates and cell state are float32 at least. Differentiable in any mode, any
+    number of times.
+
+    Parameters
+    ----------
+    x : [time, ..., feature]
+    kernel : [feature, 4 * hidden], the input, forget, cell and output gates side by side
+    recurrent_kernel : [hidden, 4 * hidden], likewise
+    bias : [4 * hidden], likewise
+
+    Returns
+    -------
+    [..., hidden]
     """
     return _over_time(x, kernel, recurrent_kernel, bias, slopes=False)[0]
 
 
 def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
     """(the last hidden state, what the derivative needs of every time step if asked for `slopes`)."""
-    hidden, wide = len(recurrent_kernel), jnp.promote_types(x.dtype, jnp.float32)
+    hidden = len(recurrent_kernel)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
     half = jnp.repeat(jnp.array([0.5, 0.5, 1, 0.5], x.dtype), hidden)
-    kernel, recurrent_kernel, bias = kernel * half, recurrent_kernel * half, bias * half
+    kernel = kernel * half
+    recurrent_kernel = recurrent_kernel * half
+    bias = bias * half
 
     def step(state, x):
         h, c = state
         gates = jnp.tanh((x @ kernel + h @ recurrent_kernel + bias).astype(wide))  # sigmoid(2 z) = tanh(z) / 2 + 1 / 2
         i, f, g, o = jnp.split(gates, 4, axis=-1)
-        i, f, o = 0.5 * i + 0.5, 0.5 * f + 0.5, 0.5 * o + 0.5
+        i, f, o = (0.5 * gate + 0.5 for gate in (i, f, o))
         after = f * c + i * g
         t = jnp.tanh(after)
         state = (o * t).astype(h.dtype), after
         if not slopes:
             return state, None
         by_sum = jnp.concatenate([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), t * o * (1 - o)], axis=-1)
-        return state, (h, by_sum, f, o * (1 - t * t))
+        by_c = o * (1 - t * t)
+        return state, (h, by_sum, f, by_c)
 
     shape = (*x.shape[1:-1], hidden)
-    (h, _), kept = lax.scan(step, (jnp.zeros(shape, x.dtype), jnp.zeros(shape, wide)), x)
+    start = jnp.zeros(shape, x.dtype), jnp.zeros(shape, wide)
+    (h, _), kept = lax.scan(step, start, x)
     return h, kept
 
 
@@ -47,18 +62,18 @@ def _lstm_jvp(primals, tangents):
     """The weights' part of the sums' tangents needs no loop, so neither has its transpose, the weights' gradient."""
     x, kernel, recurrent_kernel, _ = primals
     dx, d_kernel, d_recurrent_kernel, d_bias = tangents
-    last, (h, by_sum, f, by_c) = _over_time(*primals, slopes=True)
+    last_state, (h, by_sum, f, by_c) = _over_time(*primals, slopes=True)
     d_sums = product(dx, kernel) + product(x, d_kernel) + product(h, d_recurrent_kernel) + d_bias
-    turned = recurrent_kernel.T  # the gradient multiplies by the transpose, and is to read it along rows
+    transposed = recurrent_kernel.T  # the gradient multiplies by the transpose of this one, and reads it along rows
 
-    def step(tangent, at):
+    def step(tangent, of_this_step):
         dh, dc = tangent
-        d_sum, by_sum, f, by_c = at
-        d_sum = d_sum + jnp.einsum("...h,zh->...z", dh, turned)
+        d_sum, by_sum, f, by_c = of_this_step
+        d_sum = d_sum + jnp.einsum("...h,zh->...z", dh, transposed)
         from_i, from_f, from_g, from_o = jnp.split(d_sum * by_sum, 4, axis=-1)
         dc = f * dc + from_i + from_f + from_g
         return ((from_o + by_c * dc).astype(dh.dtype), dc), None
 
-    zeros = jnp.zeros_like(last), jnp.zeros(last.shape, f.dtype)
+    zeros = jnp.zeros_like(last_state), jnp.zeros(last_state.shape, f.dtype)
     (dh, _), _ = lax.scan(step, zeros, (d_sums, by_sum, f, by_c))
-    return last, dh
+    return last_state, dh

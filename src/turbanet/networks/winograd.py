@@ -3,32 +3,42 @@
 Winograd's, as F(2 x 2, 3 x 3) in Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from turbanet.networks.products import product
 
 
-def transformed(w):
-    """The 16 products' right sides, [channel, feature] each, of w [3, 3, channel, feature]."""
-    taps = [tap.reshape(w.shape[2:]) for tap in lax.split(w.reshape(9, *w.shape[2:]), [1] * 9)]
-    return _both_axes(_window, [taps[i : i + 3] for i in range(0, 9, 3)])  # not w[i, j]: its gradients would be padded
+def transformed(kernel: jax.Array) -> list[jax.Array]:
+    """The right sides of the 16 products, [channel, feature] each, of a kernel [3, 3, channel, feature]."""
+    of_a_tap = kernel.shape[2:]
+    # Split, not indexed: the gradients of kernel[i, j] would be padded with zeros and added.
+    taps = [tap.reshape(of_a_tap) for tap in lax.split(kernel.reshape(9, *of_a_tap), [1] * 9)]
+    return _both_axes(_transformed_window, [taps[i : i + 3] for i in range(0, 9, 3)])
 
 
-def convolve(x, window, **how):
-    """x [batch, height, width, channel], `transformed` w -> [batch, height - 2, width - 2, feature].
+def convolve(x: jax.Array, kernel: list[jax.Array], **settings: Any) -> jax.Array:
+    """x [batch, height, width, channel], `transformed` kernel -> [batch, height - 2, width - 2, feature].
 
-    Equals `lax.conv_general_dilated` at stride 1 but for rounding; `how` goes to `product`.
+    Equals `lax.conv_general_dilated` at stride 1 but for rounding; `settings` go to `product`.
     """
     batch, height, width, channels = x.shape
-    down, across = (height - 1) // 2, (width - 1) // 2  # tiles
+    tiles_down = (height - 1) // 2
+    tiles_across = (width - 1) // 2
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
-    tiles = _both_axes(_input, [_places(row, 2, across) for row in _places(x, 1, down)])
-    products = [product(tile.reshape(-1, channels), w, **how) for tile, w in zip(tiles, window)]
-    products = [product.reshape(batch, down, across, -1) for product in products]
-    out = _both_axes(_output, [products[i : i + 4] for i in range(0, 16, 4)])
-    out = jnp.stack([jnp.stack(out[:2], 3), jnp.stack(out[2:], 3)], 2)  # [batch, tile, row, tile, column, feature]
-    return out.reshape(batch, 2 * down, 2 * across, -1)[:, : height - 2, : width - 2]
+    places = [_places(row, 2, tiles_across) for row in _places(x, 1, tiles_down)]
+    tiles = _both_axes(_transformed_input, places)
+    products = [product(tile.reshape(-1, channels), side, **settings) for tile, side in zip(tiles, kernel)]
+    products = [one_product.reshape(batch, tiles_down, tiles_across, -1) for one_product in products]
+    top_left, top_right, low_left, low_right = _both_axes(
+        _transformed_output, [products[i : i + 4] for i in range(0, 16, 4)]
+    )
+    rows = [jnp.stack([top_left, top_right], 3), jnp.stack([low_left, low_right], 3)]
+    out = jnp.stack(rows, 2)  # [batch, tile, row, tile, column, feature]
+    return out.reshape(batch, 2 * tiles_down, 2 * tiles_across, -1)[:, : height - 2, : width - 2]
 
 
 def _places(x, axis, tiles):
@@ -42,14 +52,15 @@ def _both_axes(transform, parts):
     return [out for row in zip(*columns) for out in transform(row)]
 
 
-def _input(d):
+def _transformed_input(d):
     return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
 
 
-def _window(w):
-    ends, middle = (w[0] + w[2]) / 2, w[1] / 2
+def _transformed_window(w):
+    ends = (w[0] + w[2]) / 2
+    middle = w[1] / 2
     return [w[0], ends + middle, ends - middle, w[2]]
 
 
-def _output(m):
+def _transformed_output(m):
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]

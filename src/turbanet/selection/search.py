@@ -1,44 +1,82 @@
 """Which hyperparameters: a grid, random draws, and successive halving, each as one swarm."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
+
+from turbanet.turba_train_state import TurbaTrainState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def grid(**values):
+def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     """Every combination of the values: ({name: array [member]}, a pandas table of who is who).
 
     `swarm = with_hyperparameters(swarm, **arrays)` makes a grid search of a swarm of that many members.
+
+    >>> import turbanet as tn
+    >>> arrays, table = tn.grid(learning_rate=[0.1, 0.01], weight_decay=[0.0, 0.001])
+    >>> print(table)
+            learning_rate  weight_decay
+    member
+    0                0.10         0.000
+    1                0.10         0.001
+    2                0.01         0.000
+    3                0.01         0.001
+    >>> print(arrays["learning_rate"])
+    [0.1  0.1  0.01 0.01]
     """
     import pandas as pd
 
     table = pd.DataFrame(list(itertools.product(*values.values())), columns=list(values)).rename_axis("member")
-    return {name: table[name].to_numpy() for name in table}, table
+    return _arrays(table), table
 
 
-def draw(members: int, *, seed: int = 0, **distributions):
+def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     """Random search: as `grid`, each value drawn from a list or a SciPy distribution, `loguniform(1e-4, 1e-1)`."""
     import pandas as pd
 
-    rng, drawn = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    drawn = {}
     for name, values in distributions.items():
         if hasattr(values, "rvs"):
             drawn[name] = values.rvs(size=members, random_state=rng)
         else:
             drawn[name] = [values[i] for i in rng.integers(len(values), size=members)]
     table = pd.DataFrame(drawn).rename_axis("member")
-    return {name: table[name].to_numpy() for name in table}, table
+    return _arrays(table), table
 
 
-def halving(swarm, train, *, rungs: int, keep: float = 0.5):
+def halving(
+    swarm: TurbaTrainState,
+    train: Callable[[TurbaTrainState, int], tuple[TurbaTrainState, ArrayLike]],
+    *,
+    rungs: int,
+    keep: float = 0.5,
+) -> tuple[TurbaTrainState, "pd.DataFrame"]:
     """Successive halving (Jamieson and Talwalkar 2016): train all, keep the best share, train those on, and again.
 
-    train(swarm, rung) -> (swarm, score [member]), the lower the better, NaN the worst. Of n members the best
-    ceil(keep n) go on after each rung but the last. Returns (the swarm of the last rung, a pandas table of rung, seed,
-    member (its id), score).
+    Parameters
+    ----------
+    swarm : of n members
+    train : train(swarm, rung) -> (swarm, score [member]), the lower the better, NaN the worst
+    rungs : how often to train
+    keep : the best ceil(keep n) members go on after each rung but the last
+
+    Returns
+    -------
+    (the swarm of the last rung, a pandas table of rung, seed, member (its id), score)
+
+    Raises
+    ------
+    ValueError : for no rung, a share outside (0, 1) and scores of another number of members
     """
     import pandas as pd
 
@@ -46,13 +84,19 @@ def halving(swarm, train, *, rungs: int, keep: float = 0.5):
         raise ValueError(f"Halving needs at least one rung and a share to keep in (0, 1), got {rungs} and {keep}.")
     tables = []
     for rung in range(rungs):
-        swarm, score = train(swarm, rung)
-        score = np.asarray(score)
+        swarm, found = train(swarm, rung)
+        score = np.asarray(found)
         if score.shape != (len(swarm),):
             raise ValueError(f"train must return one score for each of {len(swarm)} members, got shape {score.shape}.")
-        names = {"seed": np.asarray(swarm.seed), "member": np.asarray(swarm.id)}
-        tables.append(pd.DataFrame({"rung": rung, **names, "score": score}))
+        identity = {"seed": np.asarray(swarm.seed), "member": np.asarray(swarm.id)}
+        tables.append(pd.DataFrame({"rung": rung, **identity, "score": score}))
         if rung < rungs - 1:
-            best = np.sort(np.argsort(np.where(np.isnan(score), np.inf, score))[: int(np.ceil(keep * len(swarm)))])
-            swarm = jax.tree.map(partial(jnp.take, indices=best, axis=0), swarm)
+            count = int(np.ceil(keep * len(swarm)))
+            best = np.argsort(np.where(np.isnan(score), np.inf, score))[:count]
+            swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)
     return swarm, pd.concat(tables, ignore_index=True)
+
+
+def _arrays(table):
+    """{name: array [member]} of a table's columns."""
+    return {name: table[name].to_numpy() for name in table}

@@ -11,7 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
+import platformdirs
 
+from turbanet.training.data import join, placed, split
 from turbanet.training.plan import Candidate, Plan, resized, say_once
 from turbanet.training.program import compiled, fits
 
@@ -20,14 +22,26 @@ PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these second
 FORMAT = 1  # of the file; another one is ignored
 
 
-def search(one, swarm, own, shared, *, devices, start, seconds, compile_seconds=0.0) -> Plan:
-    """The fastest block for `one` (a `program.Train`), climbing from `start`, within about `seconds`; remembered.
+def search(program, swarm, data, *, devices, start, seconds, compile_seconds=0.0) -> Plan:
+    """The fastest block for a training, climbing from `start`, remembered.
 
-    own, shared: the training data as `fit` sorts them, not yet placed. compile_seconds: what one compilation is
-    expected to take. Each candidate trains copies of the first members, one block a device; they are thrown away.
+    Parameters
+    ----------
+    program : `program.Train`
+    swarm : the members in training
+    data : their training `Data`, not placed
+    devices : to train on
+    start : members in the first block that is tried
+    seconds : about how long the search may take
+    compile_seconds : what one compilation is expected to take
+
+    Each candidate trains copies of the first members, one block a device; they are thrown away.
     """
-    begin, compiling = time.perf_counter(), [compile_seconds]
-    one, tried, front = one.probe(PROBE_STEPS), {}, [start, 2 * start, start // 2]
+    begin = time.perf_counter()
+    compiling = [compile_seconds]
+    program = program.probe(PROBE_STEPS, data.length)
+    tried = {}
+    front = [start, 2 * start, start // 2]
 
     def time_left(candidates=1):
         spent = time.perf_counter() - begin
@@ -41,7 +55,7 @@ def search(one, swarm, own, shared, *, devices, start, seconds, compile_seconds=
     while front:
         for plan in map(balanced, front):
             if plan.block not in tried and time_left():
-                tried[plan.block] = candidate = _probe(one, swarm, own, shared, plan)
+                tried[plan.block] = candidate = _probe(program, swarm, data, plan)
                 compiling.append(candidate.compile_seconds)
         best = min(tried, key=lambda block: (tried[block].seconds, block))
         front = [b for b in (2 * best, best // 2) if balanced(b).block not in tried] if time_left() else []
@@ -49,14 +63,14 @@ def search(one, swarm, own, shared, *, devices, start, seconds, compile_seconds=
     best = min(candidates, key=lambda candidate: candidate.seconds)
     if math.isinf(best.seconds):
         return Plan(devices, start)
-    _remember(_file(one, swarm, own, shared, devices), candidates)
+    _remember(_file(program, swarm, data, devices), candidates)
     return Plan(devices, best.block, candidates)
 
 
-def recall(one, swarm, own, shared, *, devices) -> Plan | None:
+def recall(program, swarm, data, *, devices) -> Plan | None:
     """The plan that an earlier search found for this model, these shapes and this machine; None if there is none."""
     try:
-        found = json.loads(_file(one, swarm, own, shared, devices).read_text())
+        found = json.loads(_file(program, swarm, data, devices).read_text())
         candidates = tuple(Candidate(**candidate) for candidate in found["candidates"])
         if found["format"] != FORMAT or not all(isinstance(c.block, int) and c.block >= 1 for c in candidates):
             return None
@@ -65,41 +79,43 @@ def recall(one, swarm, own, shared, *, devices) -> Plan | None:
         return None
 
 
-def _probe(one, swarm, own, shared, plan):
+def _probe(program, swarm, data, plan):
     """What `plan` costs, as a Candidate; infinite seconds where it does not fit in memory."""
     few = plan.block * len(plan.devices)
-    state, data = plan.place(resized(swarm, few)), plan.place({"train": resized(own, few)})
-    shared = plan.share({"train": shared})
+    state = plan.place(resized(swarm, few))
+    own, shared = split((data,))
+    data = placed(join(resized(own, few), shared), plan)
     begin = time.perf_counter()
-    program = compiled(one, plan, state, data, shared)
+    ready = compiled(program, plan, state, data)
     compile_seconds = time.perf_counter() - begin
-    need = fits(program, plan)
+    need = fits(ready, plan)
     seconds = []
     while need.enough and (len(seconds) < 2 or sum(seconds[1:]) < PROBE_SECONDS):  # the first call warms up
         begin = time.perf_counter()
-        state, _ = jax.block_until_ready(program(state, data, shared))
+        state, _ = jax.block_until_ready(ready(state, data))
         seconds.append(time.perf_counter() - begin)
     filled = plan.padded(len(swarm)) / len(swarm)  # members that only fill a block cost as much as others
-    each = filled * min(seconds[1:], default=math.inf) / (few * one.steps)
+    steps = program.steps(data[0].length)
+    each = filled * min(seconds[1:], default=math.inf) / (few * steps)
     return Candidate(plan.block, each, compile_seconds, need.bytes / 2**20)
 
 
-def _file(one, swarm, own, shared, devices):
+def _file(program, swarm, data, devices):
     """Where the plan for this task is kept: named by all that may change which block is best."""
     model = getattr(swarm.apply_fn, "__self__", swarm.apply_fn)
     facts = [
         FORMAT,
         repr(model) if model is not swarm.apply_fn else getattr(model, "__qualname__", type(model).__name__),
-        getattr(one.loss_fn, "__qualname__", repr(one.loss_fn)),
-        one.batch_size,
-        repr(one.layout),
-        repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, own, shared))),
+        getattr(program.loss_fn, "__qualname__", repr(program.loss_fn)),
+        program.batch_size,
+        [data.length, data.ragged, data.is_own],
+        repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data))),
         [device.device_kind for device in devices],
         [platform.node(), platform.machine(), os.cpu_count()],
         [version(package) for package in ("turbanet", "jax", "jaxlib", "flax", "optax")],
     ]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    home = os.environ.get("TURBANET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "turbanet"
+    home = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
     return Path(home).expanduser() / "plans" / f"{name}.json"
 
 

@@ -1,23 +1,29 @@
 """A training kept on disk after each segment, with Orbax, and taken up again where it was."""
 
 import dataclasses
-import hashlib
+import functools
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 
-FORMAT = 1
+from turbanet.training.fingerprint import as_numbers, fingerprint
+from turbanet.training.plan import say_once
+
+FORMAT = 2
+OPAQUE = "what cannot be compared"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """Where `fit` keeps a training, after each `every` segments, and how many of the last ones it keeps.
 
-    A `fit` that is called again with the same swarm and data and a folder that holds a training goes on from there;
-    with others it is refused, so each training has a folder of its own.
+    A `fit` that is called again with the same swarm, data, loss and metric and a folder that holds a training goes on
+    from there; "the same" is by value (see `fingerprint`), so they may have been built anew. With others it is refused,
+    so each training has a folder of its own.
     """
 
     folder: str | os.PathLike
@@ -30,36 +36,48 @@ class Checkpoints:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
 
 
-def facts(swarm, one, own, shared) -> dict:
-    """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint."""
+def facts(swarm, program, data) -> dict:
+    """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint.
+
+    program: a `program.Train`; data: a pytree of arrays. Under OPAQUE is what cannot be compared, "" if all can.
+    """
 
     def shapes(tree):
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+        return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
 
     def digest(tree):
-        whole = hashlib.sha256()
-        for leaf in jax.tree.leaves(tree):
-            whole.update(np.ascontiguousarray(leaf))
-        return whole.hexdigest()[:16]
+        return fingerprint(jax.tree.leaves(tree))[:16]
 
-    model = getattr(swarm.apply_fn, "__self__", None)
-    names = np.stack([np.asarray(swarm.seed), np.asarray(swarm.id)])
+    schedules = () if swarm.schedule is None else swarm.schedule.functions
+    computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn, "metric": program.metric}
+    computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
+    computed = {name: thing for name, thing in computed.items() if thing is not None}
+    prints = {name: fingerprint(thing) for name, thing in computed.items()}
     return {
         "format": str(FORMAT),
-        "turbanet": version("turbanet"),
-        "model": type(model).__name__ if model is not None else getattr(swarm.apply_fn, "__qualname__", "?"),
-        "loss": getattr(one.loss_fn, "__qualname__", repr(one.loss_fn)),
-        "members": digest(names),
-        "batch size": str(one.batch_size),
-        "shuffling": str(one.shuffle),
-        "metric": getattr(one.metric, "__qualname__", repr(one.metric)),
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        **{name: version(name) for name in ("turbanet", "jax", "flax", "optax")},
+        OPAQUE: "; ".join(f"{name} holds {what}" for name, found in prints.items() for what in found.opaque),
+        **{name: f"{_name(thing)} {prints[name][:8]}" for name, thing in computed.items()},
+        "members": digest((swarm.seed, swarm.id)),
+        "batch size": str(program.batch_size),
+        "shuffling": str(program.shuffle),
         "stopping": "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}",
         **{f"state{path}": shape for path, shape in shapes(swarm).items()},
-        **{f"data{path}": shape for path, shape in shapes((own, shared)).items()},
+        **{f"data{path}": shape for path, shape in shapes(data).items()},
         "what the state holds": digest(swarm),
-        "what the data hold": digest((own, shared)),
+        "what the data hold": digest(data),
     }
+
+
+def _name(thing):
+    """What a function, a model (by its `apply`) or an optimizer is called."""
+    if isinstance(thing, functools.partial):
+        return _name(thing.func)
+    if hasattr(thing, "update"):  # of Optax: only what made it has a name
+        return _name(thing.update).partition(".")[0]
+    thing = type(thing.__self__) if hasattr(thing, "__self__") else thing
+    return getattr(thing, "__qualname__", type(thing).__name__).replace(".<locals>", "")
 
 
 class Keeper:
@@ -83,8 +101,17 @@ class Keeper:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
         step = self.manager.latest_step()
         if step is None:
+            if self.facts[OPAQUE]:
+                say_once(
+                    f"The {self.facts[OPAQUE]}, which cannot be read: the training is kept, but cannot be resumed."
+                )
             return None
         said = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore()))["about"]
+        if unread := self.facts[OPAQUE] or said["facts"].get(OPAQUE):
+            raise ValueError(
+                f"This training cannot be compared with the one that was kept in {self.folder}: the {unread}, which "
+                "cannot be read; leave it out, and begin in another folder."
+            )
         for name in dict.fromkeys([*self.facts, *said["facts"]]):
             old, new = said["facts"].get(name, "not there"), self.facts.get(name, "not there")
             if old != new:
@@ -101,7 +128,7 @@ class Keeper:
         self.segments += 1
         if self.segments % self.where.every:
             return
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        arrays = {name: as_numbers(array) for name, array in arrays.items()}
         shapes = {name: [list(array.shape), array.dtype.name] for name, array in arrays.items()}
         about = {"facts": self.facts, "arrays": shapes, "progress": progress}
         try:
@@ -123,6 +150,11 @@ def leaves_by_name(tree) -> dict:
 
 
 def named_leaves(arrays, like):
-    """The pytree `like` with the leaves of {path: leaf}."""
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), [jax.numpy.asarray(arrays[path]) for path in paths])
+    """The pytree `like` with the leaves of {path: leaf}; where it has random keys, the leaf's numbers become keys."""
+
+    def named(path, old):
+        leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
+        keys = jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key)
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if keys else leaf
+
+    return jax.tree_util.tree_map_with_path(named, like)

@@ -5,13 +5,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
@@ -67,11 +68,13 @@ class Bound:
 
     `apply_fn({"params": params}, x, ...)` returns the prediction alone. In training, what the model changes in its
     collections is in `collections`, for the next call and the next step; evaluation changes nothing, draws nothing.
-    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's.
+    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's. An evaluation of more
+    than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
     """
 
-    def __init__(self, state, *, train):
+    def __init__(self, state, *, train, rows_at_once=None):
         self.state = state
+        self.rows_at_once = rows_at_once
         self.train = train
         self.collections = state.collections
         self.calls = 0
@@ -90,7 +93,9 @@ class Bound:
         apply_fn = self.state.apply_fn
         kwargs = mode(apply_fn, self.train) | kwargs
         variables = {**self.collections, **variables}
-        if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
+        if not self.train:
+            return _in_parts(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
+        if not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return apply_fn(variables, *args, **kwargs)
         state = self.state
         rngs = streams(state.seed, state.id, state.step, self.calls)
@@ -108,6 +113,26 @@ class Bound:
         prediction, changed = apply_fn(variables, *args, mutable=list(self.collections), **kwargs)
         self.collections = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, self.collections)
         return prediction
+
+
+def _in_parts(function, args, most):
+    """`function(*args)` for at most `most` rows at a time, where all leaves of args and result lead with the rows."""
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(args)}
+    (length,) = lengths.pop() if len(lengths) == 1 and () not in lengths else (0,)
+    if most is None or length <= most:
+        return function(*args)
+    result = jax.eval_shape(function, *args)
+    if any(leaf.shape[:1] != (length,) for leaf in jax.tree.leaves(result)):
+        return function(*args)
+    parts = -(-length // most)
+    size = -(-length // parts)
+
+    def divided(leaf):
+        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], parts * size - length, axis=0)])
+        return filled.reshape(parts, size, *leaf.shape[1:])
+
+    out = jax.lax.map(lambda part: function(*part), jax.tree.map(divided, args))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:length], out)
 
 
 def checked(loss_fn: Callable) -> Callable:
@@ -136,14 +161,16 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[jax.Array, Any]:
+def evaluate(
+    loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None
+) -> tuple[jax.Array, Any]:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
-    return checked(loss_fn)(state.params, x, y, Bound(state, train=False))
+    return checked(loss_fn)(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once))
 
 
-def predict(state: Any, x: Any, **kwargs: Any) -> Any:
+def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
-    return Bound(state, train=False)({"params": state.params}, x, **kwargs)
+    return Bound(state, train=False, rows_at_once=rows_at_once)({"params": state.params}, x, **kwargs)
 
 
 def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:

@@ -1,6 +1,7 @@
 """What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 
 import jax
@@ -8,92 +9,66 @@ import jax.numpy as jnp
 import psutil
 
 from turbanet.training import member, schedules, stopping
+from turbanet.training.data import join, split
 from turbanet.training.sampling import epoch_order
 
-RAGGED_ROWS = 256  # held-out rows of a member that are scored at a time, where members have different numbers of them
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How one member's data are read: through an index or not, of equal lengths or not."""
-
-    length: int
-    indexed: bool
-    ragged: bool
-
-
-def _read(own, shared, index):
-    """Rows `index` of one member's (x, y); all of them for None."""
-
-    def either(own, shared):
-        return shared if own is None else own
-
-    data = [jax.tree.map(either, own[name], shared[name], is_leaf=lambda leaf: leaf is None) for name in "xy"]
-    return data if index is None else jax.tree.map(lambda leaf: leaf[index], data)
+ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
+RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Some epochs of one member: ((state, data), shared) -> (state, (loss, validation loss, metric) [epoch]).
+    """Some epochs of one member: (state, data, held_out) -> (state, (loss, validation loss, metric) [epoch]).
 
     A value, not a closure: equal ones share one compiled program.
     """
 
-    loss_fn: object
+    loss_fn: Callable
     epochs: int
     batch_size: int
-    shuffle: bool
-    layout: Layout
-    held_out: Layout | None
-    most_steps: int | None = None
-    metric: object = None
+    shuffle: bool = True
+    most_steps: int | None = None  # of an epoch, of rows drawn anew for each: for timing
+    metric: Callable | None = None
     donates = True
 
-    @property
-    def steps(self):
-        """Steps of one call."""
-        length = self.layout.length
+    def steps(self, length: int) -> int:
+        """Steps of one call for a member that sees `length` rows."""
         whole = -(-length // self.batch_size)
         return self.epochs * min(whole, self.most_steps or whole)
 
-    def probe(self, steps):
+    def probe(self, steps: int, length: int) -> "Train":
         """A call of about so many steps, for timing; their rows are drawn, as a whole shuffle would weigh on so few."""
-        whole = dataclasses.replace(self, epochs=1, most_steps=None, held_out=None)
-        return dataclasses.replace(whole, epochs=-(-steps // whole.steps), most_steps=min(steps, whole.steps))
+        epoch = dataclasses.replace(self, epochs=1, most_steps=None).steps(length)
+        return dataclasses.replace(self, epochs=-(-steps // epoch), most_steps=min(steps, epoch), metric=None)
 
-    def __call__(self, own, shared):
-        state, data = own
-
+    def __call__(self, state, data, held_out=None):
         def epoch(before, _):
-            state, loss = self._epoch(schedules.begin_epoch(before), data["train"], shared["train"])
+            state, loss = self._epoch(schedules.begin_epoch(before), data)
             validation = metric = None
-            if self.held_out:
-                held_out = Evaluate(self.loss_fn, self.held_out, self.metric)
-                validation, metric = held_out((state, data["validation"]), shared["validation"])
+            if held_out is not None:
+                validation, metric = Evaluate(self.loss_fn, self.metric)(state, held_out)
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
-            if self.held_out and before.stopping is not None:  # a stopped member has no loss
-                active = before.stopping.active
-                seen = loss, validation, metric
-                loss, validation, metric = jax.tree.map(lambda one: jnp.where(active, one, jnp.nan), seen)
-            return state, (loss, validation, metric)
+            seen = loss, validation, metric
+            if held_out is not None and before.stopping is not None:  # a stopped member has no loss
+                seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
+            return state, seen
 
         return jax.lax.scan(epoch, state, length=self.epochs)
 
-    def _epoch(self, state, own, shared):
-        length = self.layout.length
-        if self.batch_size == length and not self.layout.ragged:  # one step sees every row: nothing to shuffle
-            return member.train_step(self.loss_fn, state, *_read(own, shared, own["rows"]))[:2]
-        count = own["count"] if self.layout.indexed else length
+    def _epoch(self, state, data):
+        if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
+            return member.train_step(self.loss_fn, state, *data.read())[:2]
+        count = data.length if data.count is None else data.count
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
         if self.most_steps:
             order = jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
         else:
-            order = epoch_order(key if self.shuffle else None, count, length=length, batch_size=self.batch_size)
+            key = key if self.shuffle else None
+            order = epoch_order(key, count, length=data.length, batch_size=self.batch_size)
 
         def step(state, index):
-            index = own["rows"][index] if self.layout.indexed else index
-            return member.train_step(self.loss_fn, state, *_read(own, shared, index))[:2]
+            return member.train_step(self.loss_fn, state, *data.read(index))[:2]
 
         state, losses = jax.lax.scan(step, state, order)
         return state, losses.mean()
@@ -103,48 +78,50 @@ class Train:
 class Evaluate:
     """The loss of one member over its rows, and `metric(prediction, y)` if there is one; padding does not count."""
 
-    loss_fn: object
-    layout: Layout
-    metric: object = None
+    loss_fn: Callable
+    metric: Callable | None = None
     donates = False
 
-    def __call__(self, own, shared):
-        state, data = own
-
-        def scores(rows):
-            x, y = _read(data, shared, rows)
-            loss, prediction = member.evaluate(self.loss_fn, state, x, y)
+    def __call__(self, state, data):
+        def scores(index=None):
+            x, y = data.read(index)
+            loss, prediction = member.evaluate(self.loss_fn, state, x, y, rows_at_once=ROWS)
             return loss, None if self.metric is None else jnp.asarray(self.metric(prediction, y), loss.dtype)
 
-        if not self.layout.ragged:
-            return scores(data["rows"])
+        if not data.ragged:
+            return scores()
         # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
-        each = jax.lax.map(lambda row: scores(row[None]), data["rows"], batch_size=RAGGED_ROWS)
-        real = jnp.arange(self.layout.length) < data["count"]
-        return jax.tree.map(lambda one: jnp.where(real, one, 0).sum() / data["count"], each)
+        position = jnp.arange(data.length)
+        each = jax.lax.map(lambda index: scores(index[None]), position, batch_size=RAGGED_ROWS)
+        return jax.tree.map(lambda value: jnp.where(position < data.count, value, 0).sum() / data.count, each)
 
 
 @dataclasses.dataclass(frozen=True)
 class Predict:
     """The prediction of one member for its rows."""
 
-    layout: Layout
     donates = False
 
-    def __call__(self, own, shared):
-        state, data = own
-        return member.predict(state, _read(data, shared, data["rows"])[0])
+    def __call__(self, state, data):
+        return member.predict(state, data.read()[0], rows_at_once=ROWS)
 
 
-def compiled(one, plan, *args):
-    """The compiled program of `one` over all members, from memory if it was compiled before."""
-    leaves, tree = jax.tree.flatten(args)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding, weak_type=a.weak_type) for a in leaves]
-    return _program(one, plan, tree, tuple(types))
+def compiled(program, plan, state, data):
+    """`program` compiled for all members, from memory if it was compiled before: (state, data) -> what it returns.
+
+    state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them.
+    """
+    leaves, tree = jax.tree.flatten((state, data))
+
+    def described(leaf):  # random keys are never weakly typed
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+    return _program(program, plan, tree, tuple(map(described, leaves)))
 
 
 def forget():
-    """Drop every compiled program, so that the next call compiles anew, as in a new process."""
+    """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
     _program.cache_clear()
     _memory.cache_clear()
     jax.clear_caches()
@@ -178,10 +155,15 @@ def _memory(program):
 
 
 @lru_cache(maxsize=64)
-def _program(one, plan, tree, types):
-    def every(state, own, shared):
-        return plan.vectorise(one)((state, own), shared)
+def _program(program, plan, tree, types):
+    def one_member(member, shared):
+        state, own = member
+        return program(state, *join(own, shared))
 
-    donated = (0,) if one.donates else ()
-    jitted = jax.jit(every, donate_argnums=donated, compiler_options=plan.compiler_options)
+    def all_members(state, data):
+        own, shared = split(data)
+        return plan.vectorise(one_member)((state, own), shared)
+
+    donated = (0,) if program.donates else ()
+    jitted = jax.jit(all_members, donate_argnums=donated, compiler_options=plan.compiler_options)
     return jitted.lower(*jax.tree.unflatten(tree, types)).compile()

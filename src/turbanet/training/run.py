@@ -1,67 +1,145 @@
-"""A training under way, segment by segment: its plan, its memory, its time, who still trains."""
+"""A training under way, segment by segment: its plan, its memory, its time, its checkpoints, who still trains."""
 
 import dataclasses
 import time
-from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from turbanet.training import autoplan, checkpoint
-from turbanet.training.plan import resized, say_once
-from turbanet.training.program import compiled, fits
+from turbanet.training.data import of_members, placed
+from turbanet.training.member import Swarm
+from turbanet.training.plan import Plan, choose, resized, say_once
+from turbanet.training.program import Train, compiled, fits
 
 
 class Training:
-    """A training under way: where it stands, what it cost, under which plan, who still trains."""
+    """A training under way: where it stands, what it cost, under which plan, who still trains.
 
-    def __init__(self, one, swarm, own, shared, plan, *, asked=None):
-        self.asked = asked  # members in a block as the caller's plan has it, for whoever resumes
-        self.one, self.start, self.shared_data = one, swarm, shared
-        self.done, self.losses, self.compile_seconds, self.steady_seconds = 0, [], 0.0, 0.0
-        self.training, self.set_aside = np.arange(len(swarm)), []  # positions; (positions, their states)
-        self._place(swarm, own, plan)
+    Parameters
+    ----------
+    program : what a member computes in a segment of `program.epochs` epochs
+    swarm : the members as they begin
+    data : (training data, held-out data or None)
+    epochs : of the whole training
+    plan : as `fit` takes it
+    checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
+    """
 
-    def _place(self, state, own, plan):
-        self.plan, self.state, self.own = plan, plan.place(state), plan.place(own)
-        self.shared = plan.share(self.shared_data)
-        self.fits_memory = False
-
-    def segment(self, epochs):
-        """Train on for some epochs; out of memory at the first, with half the block. Then set aside who has stopped."""
-        try:
-            self._segment(epochs)
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if self.done or self.plan.block == 1 or "RESOURCE_EXHAUSTED" not in repr(error):
-                raise
-            plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
-            say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
-            self._place(self.start, self._own(), plan)
-            return self.segment(epochs)
-        if self.start.stopping is not None:
-            self._set_aside()
+    def __init__(self, program: Train, swarm: Swarm, data, *, epochs: int, plan=None, checkpoints=None):
+        self.program = program
+        self.start = swarm
+        self.data = data
+        self.epochs = epochs
+        self.done = 0
+        self.losses = []  # of each segment: (training loss, validation loss, metric) [epoch, member]
+        self.compile_seconds = 0.0
+        self.steady_seconds = 0.0
+        self.training = np.arange(len(swarm))  # positions of the members that have not stopped
+        self.set_aside = []  # (positions, their states) of those that have
+        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, checkpoint.facts(swarm, program, data))
+        kept = self.keeper and self.keeper.latest()
+        chosen = choose(plan, swarm)
+        remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
+        self.searches = plan == "auto" and not remembered and not kept
+        self.asked = chosen.block  # a resumed training keeps its plan where the caller's asks for the same again
+        if kept:
+            arrays, progress = kept
+            self._resume(arrays, progress, chosen, given=isinstance(plan, Plan))
+        else:
+            self._place(swarm, remembered or chosen)
 
     @property
-    def loss(self):
+    def goes_on(self) -> bool:
+        """Whether there are epochs left, and members to train."""
+        return self.done < self.epochs and len(self.training) > 0
+
+    @property
+    def loss(self) -> float:
         """The mean loss of the last epoch over the members that trained in it."""
         last = self.losses[-1][0][-1]
         return last[~np.isnan(last)].mean() if not np.isnan(last).all() else np.nan
 
+    def advance(self):
+        """Train on for a segment; set aside who has stopped, keep a checkpoint, and measure plans after the first."""
+        self._segment(min(self.program.epochs, self.epochs - self.done))
+        if self.start.stopping is not None:
+            self._set_aside()
+        if self.keeper:
+            self.keeper.save(self.done, *self._kept())
+        if self.searches and self.goes_on:
+            self._search()
+        self.searches = False
+
+    def end(self):
+        """All members' states, in the order they came in, and no more checkpoints."""
+        if self.keeper:
+            self.keeper.close()
+        return self._everyone()
+
+    def _everyone(self):
+        parts = list(self.set_aside)
+        if len(self.training):
+            parts.append((self.training, self._state()))
+        if len(parts) == 1:
+            return parts[0][1]
+        order = np.argsort(np.concatenate([positions for positions, _ in parts]))
+        return jax.tree.map(lambda *leaves: _concatenated(leaves)[order], *(state for _, state in parts))
+
+    def _place(self, state, plan):
+        """Put the states of those who still train, and their data, where `plan` says."""
+        self.plan = plan
+        self.state = plan.place(state)
+        self.placed = placed(self._data(), plan)
+        self.fits_memory = False
+
+    def _data(self):
+        everyone = len(self.training) == len(self.start)
+        return self.data if everyone else of_members(self.data, self.training)
+
+    def _state(self):
+        """The states of those who still train, without those that only fill a block."""
+        members = len(self.training)
+        return self.state if len(self.state) == members else resized(self.state, members)
+
     def _segment(self, epochs):
         begin = time.perf_counter()
-        program = compiled(dataclasses.replace(self.one, epochs=epochs), self.plan, self.state, self.own, self.shared)
+        program = self._program(epochs)
         self.compile_seconds += time.perf_counter() - begin
-        if not self.fits_memory and not (need := fits(program, self.plan)).enough:  # asked once: it takes milliseconds
-            raise MemoryError(
-                f"RESOURCE_EXHAUSTED: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
-                "train fewer members at a time (Plan(block=...)) or smaller batches."
-            )
         begin = time.perf_counter()
-        self.state, loss = jax.block_until_ready(program(self.state, self.own, self.shared))
+        try:
+            self.state, losses = jax.block_until_ready(program(self.state, self.placed))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in repr(error) or not self._halve_block():
+                raise
+            return self._segment(epochs)
         self.steady_seconds += time.perf_counter() - begin
-        self.fits_memory = True
-        self.losses.append(jax.tree.map(self._of_everyone, loss))
+        self.losses.append(jax.tree.map(self._of_everyone, losses))
         self.done += epochs
+
+    def _program(self, epochs):
+        """The program of a segment, compiled for a block whose memory is free."""
+        while True:
+            program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
+            if self.fits_memory:
+                return program
+            need = fits(program, self.plan)  # asked once: it takes milliseconds
+            self.fits_memory = need.enough
+            if not need.enough and not self._halve_block():
+                raise MemoryError(
+                    f"Out of memory: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
+                    "train fewer members at a time (Plan(block=...)) or smaller batches."
+                )
+
+    def _halve_block(self):
+        """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
+        if self.done or self.plan.block == 1:
+            return False
+        plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
+        say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
+        self._place(self.start, plan)
+        return True
 
     def _of_everyone(self, loss):
         """Losses [epoch, member] of those who train, NaN for the others."""
@@ -69,88 +147,77 @@ class Training:
         every[:, self.training] = np.asarray(loss)[: len(self.training)].T
         return every
 
-    def _state(self):
-        return _first(self.state, len(self.training))
-
-    def _own(self):
-        return _first(self.own, len(self.training))
-
     def _set_aside(self):
         """Go on with the members that have not stopped, where that halves the work or ends it."""
         active = np.asarray(self.state.stopping.active)[: len(self.training)]
-        if 2 * self.plan.padded(max(active.sum(), 1)) > self.plan.padded(len(self.training)) and active.any():
-            return
-        state, own = self._state(), self._own()
-        gone, kept = np.flatnonzero(~active), np.flatnonzero(active)
-        self.set_aside.append((self.training[gone], _members(state, gone)))
-        self.training = self.training[kept]
-        if len(kept):
-            self._place(_members(state, kept), _members(own, kept), self.plan)
+        halves = 2 * self.plan.padded(max(active.sum(), 1)) <= self.plan.padded(len(self.training))
+        if halves or not active.any():
+            self._continue_with(active, self._state(), self.plan)
 
-    def everyone(self):
-        """All members' states, in the order they came in."""
-        parts = self.set_aside
+    def _continue_with(self, active, state, plan):
+        """Set the members that are not `active` [member] aside, and place the others."""
+        stopped = np.flatnonzero(~active)
+        if len(stopped):
+            self.set_aside.append((self.training[stopped], _members(state, stopped)))
+            self.training = self.training[active]
+            state = _members(state, np.flatnonzero(active))
         if len(self.training):
-            parts = [*parts, (self.training, self._state())]
-        if len(parts) == 1:
-            return parts[0][1]
-        return jax.tree.map(partial(_together, [positions for positions, _ in parts]), *(state for _, state in parts))
+            self._place(state, plan)
+        else:
+            self.plan = plan
 
-    def kept(self, segment):
+    def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
         losses = [part for part in zip(*self.losses, strict=True) if part[0] is not None]
         arrays = {f"losses[{i}]": np.concatenate(part) for i, part in enumerate(losses)}
         progress = {
             "done": self.done,
-            "segment": segment,
+            "segment": self.program.epochs,
             "block": self.plan.block,
             "asked": self.asked,
             "devices": len(self.plan.devices),
             "seconds": [self.compile_seconds, self.steady_seconds],
         }
-        return arrays | checkpoint.leaves_by_name(self.everyone()), progress
+        return arrays | checkpoint.leaves_by_name(self._everyone()), progress
 
-    def resume(self, arrays, progress):
-        """Go on from what `kept` returned."""
-        state = checkpoint.named_leaves(arrays, self.start)
-        self.done, (self.compile_seconds, self.steady_seconds) = progress["done"], progress["seconds"]
+    def _resume(self, arrays, progress, plan, *, given):
+        """Go on from what `_kept` returned, under its plan and segments unless the caller gave another plan."""
+        if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
+            plan = Plan(plan.devices[: progress["devices"]], progress["block"])
+        self.program = dataclasses.replace(self.program, epochs=progress["segment"])
+        self.done = progress["done"]
+        self.compile_seconds, self.steady_seconds = progress["seconds"]
         self.losses = [tuple(arrays.get(f"losses[{i}]") for i in range(3))]
-        own = self._own()
-        if state.stopping is not None:
-            active = np.asarray(state.stopping.active)
-            gone, self.training = np.flatnonzero(~active), np.flatnonzero(active)
-            if len(gone):
-                self.set_aside.append((gone, _members(state, gone)))
-                state, own = _members(state, self.training), _members(own, self.training)
-        if len(self.training):
-            self._place(state, own, self.plan)
+        state = checkpoint.named_leaves(arrays, self.start)
+        active = np.ones(len(self.start), bool) if state.stopping is None else np.asarray(state.stopping.active)
+        self._continue_with(active, state, plan)
 
-    def search(self, epochs):
+    def _search(self):
         """After the first segment its seconds are known, and so is what a search may cost."""
-        plan, seconds = self.plan, autoplan.SHARE * self.steady_seconds * epochs / self.done
-        job = {"devices": plan.devices, "start": plan.block, "seconds": seconds}
-        state, own = self._state(), self._own()
-        data = own["train"], self.shared_data["train"]
-        found = autoplan.search(self.one, state, *data, compile_seconds=self.compile_seconds, **job)
-        if found.block != plan.block:
-            self._place(state, own, found)
+        state = self._state()
+        found = autoplan.search(
+            self.program,
+            state,
+            self._data()[0],
+            devices=self.plan.devices,
+            start=self.plan.block,
+            seconds=autoplan.SHARE * self.steady_seconds * self.epochs / self.done,
+            compile_seconds=self.compile_seconds,
+        )
+        if found.block != self.plan.block:
+            self._place(state, found)
         self.plan = found
+
+
+def _is_key(leaf):
+    """Whether an array holds JAX's random keys, which NumPy cannot read."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _members(tree, positions):
     """Those members of a [member, ...] tree, in the host's memory: NumPy copies whole rows, XLA's gather does not."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[positions], tree)
+    return jax.tree.map(lambda leaf: (leaf if _is_key(leaf) else np.asarray(leaf))[positions], tree)
 
 
-def _together(positions, *leaves):
-    """[member, ...] of the leaves, each of which has the members at its positions."""
-    out = np.empty((sum(map(len, positions)), *leaves[0].shape[1:]), leaves[0].dtype)
-    for where, leaf in zip(positions, leaves, strict=True):
-        out[where] = leaf
-    return out
-
-
-def _first(tree, members):
-    """A [member, ...] tree without what fills it up."""
-    leaves = jax.tree.leaves(tree)
-    return resized(tree, members) if leaves and len(leaves[0]) != members else tree
+def _concatenated(leaves):
+    return jnp.concatenate(leaves) if _is_key(leaves[0]) else np.concatenate(leaves)

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import datetime
 import hashlib
+import importlib
 import json
 import shutil
 import sys
@@ -14,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from turbanet.lab.paths import repository
-from turbanet.lab.sources import cifar10, mnist, stocks
 
-SETS = {"mnist": mnist, "cifar10": cifar10, "stocks": stocks}
+SETS = ("mnist", "cifar10", "stocks")  # each a module beside this one
 SOURCES = ("file", "network", "embedded")
 PROBE_SECONDS = 5
 
@@ -28,7 +28,7 @@ def prepare(name, *, root, source="auto", **settings):
     there but bad raises ValueError; FileNotFoundError and ConnectionError tell that the one asked for is not
     there. settings: for stocks those of turbanet.lab.sources.stocks.SETTINGS.
     """
-    kind = SETS[_known("data set", name, SETS)]
+    kind = module(name)
     sources = SOURCES if _known("source", source, ("auto", *SOURCES)) == "auto" else (source,)
     for setting in settings:
         _known(f"setting of {name}", setting, kind.SETTINGS)
@@ -60,6 +60,11 @@ def load(name, root=None):
     except FileNotFoundError:
         raise FileNotFoundError(f"The data set {name!r} is not in {folder}; run `make data` first.") from None
     return arrays, provenance
+
+
+def module(name):
+    """The module of the data set `name`, imported only here: whoever loads one set depends on no other's module."""
+    return importlib.import_module(f"turbanet.lab.sources.{_known('data set', name, SETS)}")
 
 
 def _known(what, name, names):

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import tempfile
-from unittest import mock
 
 import numpy as np
 
@@ -28,10 +27,9 @@ def build(make, title, folder, remedy, shape):
         contextlib.redirect_stdout(io.StringIO()),
         # tensorflow-datasets leaves folders of its own beside the one it is given: catch them all.
         tempfile.TemporaryDirectory(prefix=f"turbanet-{kind.name}-") as work,
-        mock.patch.object(tempfile, "tempdir", work),
+        _set(tempfile, tempdir=work),
         # Its own bounds are ten retries and endless patience.
-        mock.patch.object(downloader, "MAX_RETRIES", 2),
-        mock.patch.object(downloader, "_open_url", functools.partial(downloader._open_url, timeout=(5, 15))),
+        _set(downloader, MAX_RETRIES=2, _open_url=functools.partial(downloader._open_url, timeout=(5, 15))),
     ):
         try:
             builder = kind(data_dir=work, file_format="array_record")
@@ -57,6 +55,17 @@ def build(make, title, folder, remedy, shape):
         "notes": [],
     }
     return arrays, facts
+
+
+@contextlib.contextmanager
+def _set(module, **values):
+    """Variables of a module that offers no setting for them, for a while."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 def _arrays(builder, shape):

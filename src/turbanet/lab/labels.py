@@ -1,0 +1,43 @@
+"""What the ways of training are called, in figures, tables and metrics, and the colour each has in every figure."""
+
+from typing import NamedTuple
+
+
+class Label(NamedTuple):
+    """One way: `key` is its name in CSV files and in the names of metrics."""
+
+    key: str
+    colour: str
+    marker: str
+
+
+OURS, SCAN, STEPS = "TurbaNet", "scan over vmap", "one step per dispatch"
+FUNC, COMPILED = "torch.func vmap", "torch.compile"
+LOOP, FUSED, PROCESSES = "PyTorch loop", "PyTorch loop, fused Adam", "PyTorch, process per core"
+SERIAL, SERIAL_ONE = "PyTorch, serial, all threads", "PyTorch, serial, one thread"
+SKLEARN, SKLEARN_ONE, SKLEARN_TWO = "scikit-learn", "scikit-learn, 1 process", "scikit-learn, 2 processes"
+WAYS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `ways.runs`
+
+LABELS = {
+    OURS: Label("turbanet", "#0173b2", "o"),
+    SCAN: Label("scan_vmap", "#56b4e9", "X"),
+    STEPS: Label("per_step_vmap", "#ca9161", "P"),
+    FUNC: Label("torch_func", "#029e73", "^"),
+    COMPILED: Label("torch_compile", "#fbafe4", "<"),
+    LOOP: Label("torch_loop", "#de8f05", "s"),
+    FUSED: Label("torch_loop_fused", "#d55e00", "D"),
+    PROCESSES: Label("torch_processes", "#cc78bc", "v"),
+    SERIAL: Label("torch_serial", "#de8f05", "s"),
+    SERIAL_ONE: Label("torch_serial_one", "#ece133", ">"),
+    SKLEARN: Label("sklearn", "#949494", "*"),
+    SKLEARN_ONE: Label("sklearn_1", "#949494", "*"),
+    SKLEARN_TWO: Label("sklearn_2", "#949494", "p"),
+}
+KEYS = {way: label.key for way, label in LABELS.items()}
+MARKERS = {way: label.marker for way, label in LABELS.items()}
+COLOURS = {way: label.colour for way, label in LABELS.items()} | {
+    "PyTorch": LABELS[LOOP].colour,
+    "persistence": "#595959",
+    "truth": "#1a1a1a",
+    "member": "#999999",
+}

@@ -1,0 +1,159 @@
+"""The machine that numbers were measured on: its fingerprint in a caption, and how busy it was meanwhile."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pynvml
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
+
+
+def machine() -> dict[str, str | int | float]:
+    """The machine's fingerprint: hardware, versions, JAX's devices; flat, of text and numbers.
+
+    Starts JAX's backend: the number of its devices cannot change afterwards.
+    """
+    import jax
+
+    kinds = [device.device_kind for device in jax.devices()]
+    with _gpus() as gpus:
+        names = [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus]
+    return {
+        "cpu": _cpu(),
+        "cores": _cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": ", ".join(names) or "none",
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "jax_backend": jax.default_backend(),
+        "jax_devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+    }
+
+
+def machine_line() -> str:
+    """The machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch."""
+    here = machine()
+    gpu = [] if here["gpu"] == "none" else [here["gpu"]]
+    versions = [f"jax {here['jax']}", f"torch {here['torch']}"]
+    return ", ".join([here["cpu"], f"{here['cores']} cores", *gpu, *versions])
+
+
+class utilisation:
+    """With it: the machine's use, sampled every `every` seconds by a thread of its own; `frame` after it.
+
+    `frame` is a pandas table: seconds, core_0, core_1, ... (busy, in percent, whoever keeps it so), memory_gb (used, of
+    the machine), and where NVML finds GPUs, gpu_percent and gpu_memory_gb, summed over them.
+    """
+
+    def __init__(self, every: float = 0.2):
+        if not every > 0:
+            raise ValueError(f"every must be a number of seconds above 0, got {every!r}.")
+        self.every = every
+        self.rows = []
+        self._done = threading.Event()
+
+    def __enter__(self):
+        psutil.cpu_percent(percpu=True)
+        self._begin = time.perf_counter()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure):
+        import pandas as pd
+
+        self._done.set()
+        self._thread.join()
+        self.frame = pd.DataFrame(self.rows)
+
+    def _sample(self):
+        ended = False
+        with _gpus() as gpus:
+            while not ended:
+                ended = self._done.wait(self.every)  # and once more at the end
+                cores = {f"core_{i}": busy for i, busy in enumerate(psutil.cpu_percent(percpu=True))}
+                memory = psutil.virtual_memory()
+                now = {"seconds": time.perf_counter() - self._begin, **cores}
+                now["memory_gb"] = (memory.total - memory.available) / 2**30
+                self.rows.append(now | _gpu_use(gpus))
+
+    def cpu(self) -> float:
+        """The mean share of the cores' time that was busy, 0 to 1, without the first and the last sample."""
+        inner = self.frame.iloc[1:-1] if len(self.frame) > 2 else self.frame
+        return float(inner.filter(like="core_").to_numpy().mean() / 100)
+
+
+class peak_memory:
+    """With it: `peak_of()`, the most memory in MB that the process took inside beyond what it had; NaN off Linux."""
+
+    def __enter__(self):
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+        except OSError:
+            self.before = float("nan")
+        else:
+            self.before = self._high()
+        self.peak = float("nan")
+        return lambda: self.peak
+
+    def __exit__(self, *failure):
+        self.peak = max(0.0, self._high() - self.before) if self.before == self.before else self.before
+
+    def _high(self):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) / 1024 if found else float("nan")
+
+
+@contextlib.contextmanager
+def _gpus():
+    """The handles of the GPUs that NVML finds; none where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield []
+        return
+    try:
+        yield [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu_use(gpus):
+    """Percent busy and gigabytes used, summed over the GPUs that tell: a part of one does not."""
+    found = []
+    for gpu in gpus:
+        with contextlib.suppress(pynvml.NVMLError):
+            busy = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+            found.append((busy, pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**30))
+    return dict(zip(("gpu_percent", "gpu_memory_gb"), map(sum, zip(*found))))
+
+
+def _cpu():
+    """The processor's name, with family and model where Linux tells them: very different ones share a name."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    named, family, model = (
+        re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model")
+    )
+    name = named[1].strip() if named else platform.processor() or platform.machine()
+    return f"{name} (family {family[1]}, model {model[1]})" if family and model else name
+
+
+def _cores():
+    usable = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(usable(0)) if usable else os.cpu_count()
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

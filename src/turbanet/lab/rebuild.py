@@ -1,0 +1,86 @@
+"""`make report`: rebuild what is stale, then say of each stage what it took and where its data came from."""
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from turbanet.lab import doctor, notebook
+from turbanet.lab.paths import repository
+
+INPUTS = ("code", "source", "data")  # what the report needs, beside the results that are there, takes seconds
+BACK = "To get the committed reports back: git checkout -- reports dvc.lock"
+
+
+def stages(root: Path) -> list[str]:
+    """The stages of `root`/dvc.yaml that run a notebook; a group (sweep) before those in it (sweep@small)."""
+    found = []
+    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+        if name not in INPUTS:
+            found += [name, *(f"{name}@{item}" for item in stage.get("foreach", ()))]
+    return found
+
+
+def commands(stage: str | None, known: list[str]) -> list[list[str]]:
+    """What `dvc repro` is told: nothing for the whole study; one stage with what it needs, then the report alone.
+
+    Raises ValueError for a stage that is not in `known`.
+    """
+    if stage is None:
+        return [[]]
+    if stage not in known:
+        raise ValueError(f"Unknown stage {stage!r}; known: {', '.join(known)}.")
+    needed = [*INPUTS] if stage == "report" else [stage, *INPUTS]
+    return [needed, ["--single-item", "report"]]
+
+
+def lines(root: Path, since: datetime.datetime) -> list[str]:
+    """A line a stage: its seconds as papermill took them, if not run after `since` that it is from before, its data."""
+    reports = root / "reports"
+    folders = {file.parent for name in ("metrics.json", "executed.ipynb") for file in reports.rglob(name)}
+    said = []
+    for folder in sorted(folders):
+        metrics = folder / "metrics.json"
+        source = json.loads(metrics.read_text()).get("data_source", "none") if metrics.exists() else "none"
+        said.append(f"{folder.relative_to(reports)!s:<14}{_seconds(folder, since):<24}{source}")
+    return said
+
+
+def _seconds(folder, since):
+    executed = folder / "executed.ipynb"
+    if not executed.exists():
+        return "not run here"
+    run = json.loads(executed.read_text())["metadata"]["papermill"]
+    before = datetime.datetime.fromisoformat(run["start_time"]) < since
+    return f"{run['duration']:6.0f} s" + ", from before" * before
+
+
+def main(arguments=None):
+    """Rebuild what is stale of the study, or one stage with what it needs and then the report alone."""
+    parser = argparse.ArgumentParser(description=main.__doc__, epilog="Other arguments are handed to `dvc repro`.")
+    parser.add_argument("--stage", help="a stage of dvc.yaml that runs a notebook")
+    given, others = parser.parse_known_args(arguments)
+    begun, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
+    try:
+        root = repository()
+        todo = commands(given.stage, stages(root))
+    except (ValueError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    for targets in todo:
+        if status := notebook.repro(root, *targets, *others).returncode:
+            return status
+    print("\n".join(lines(root, since)))
+    print(f"{'all of it':<14}{time.perf_counter() - begun:6.0f} s")
+    if given.stage:
+        print(f"stale, and in the report as they were: {doctor.stale(root)}")
+    print(BACK)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What an object computes, as one digest: functions, models and optimizers by their code and by what they hold."""
+
+import copyreg
+import dataclasses
+import dis
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import types
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)
+CODE = "code", "consts", "names", "varnames", "argcount", "kwonlyargcount", "flags", "exceptiontable"
+HELD = {  # what counts of objects that a pickle would refuse, or keep by name
+    types.CodeType: [f"co_{name}" for name in CODE],
+    types.MethodType: ["__self__", "__func__"],
+    types.GetSetDescriptorType: ["__qualname__"],
+    property: ["fget", "fset", "fdel"],
+    staticmethod: ["__func__"],
+    classmethod: ["__func__"],
+    functools.cached_property: ["func"],
+    functools._lru_cache_wrapper: ["__wrapped__"],
+}
+
+
+def fingerprint(thing: object) -> "Fingerprint":
+    """The digest of an object by value: equal objects that were built apart have equal ones, in any process.
+
+    A function counts by its bytecode, constants, defaults, closure and the globals it reads, a class by its methods and
+    attributes, any other object by its class and what a pickle would hold; what an installed package gives by name
+    counts by that name and the package's version. Source text, line numbers and addresses do not count. A part that
+    cannot be read (a generator, an open file) is named in `opaque`, and makes the digest unlike any other one.
+    """
+    walk = _Walk()
+    try:
+        found = Fingerprint(walk.digest(thing).hex())
+    except RecursionError:
+        found = Fingerprint(walk.unknown("what nests deeper than Python follows").hex())
+    found.opaque = tuple(walk.opaque)
+    return found
+
+
+def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
+    """An array in the host's memory; typed random keys as the numbers they hold."""
+    keys = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if keys else array)
+
+
+class Fingerprint(str):
+    """A hex digest, and the names of the parts that could not be read."""
+
+    opaque: tuple[str, ...] = ()
+
+
+class _Walk:
+    """The digests of one object's parts, each part once."""
+
+    def __init__(self):
+        self.seen = {}  # id: (object, digest); while the object is held, no other one gets its id
+        self.opaque = []
+
+    def digest(self, thing, where=()) -> bytes:
+        """The digest of what lies at `where`, the names of what it lies in ("" where that gives it none)."""
+        if type(thing) in PLAIN:
+            return _hashed(thing, [repr(thing).encode()])
+        if id(thing) not in self.seen:
+            self.seen[id(thing)] = thing, bytes(len(where))  # what stands for it inside itself
+            self.seen[id(thing)] = thing, _hashed(thing, self.parts(thing, where))
+        return self.seen[id(thing)][1]
+
+    def parts(self, thing, where):
+        """The bytes of an array, the digests of what anything else is made of."""
+        if isinstance(thing, np.ndarray | np.generic | jax.Array) and thing.dtype != object:
+            held = np.ascontiguousarray(as_numbers(thing)).reshape(-1)
+            return f"{thing.dtype}{np.shape(thing)}".encode(), held.view(np.uint8)
+        if type(thing) is dict:
+            return [self.digest(part, (*where, str(key))) for key, value in thing.items() for part in (key, value)]
+        made_of = _made_of(thing)
+        if made_of is None:
+            return [self.unknown(f"{type(thing).__qualname__} {'.'.join(filter(None, where))}".strip())]
+        digests = [self.digest(part, (*where, "")) for part in made_of]
+        return sorted(digests) if isinstance(thing, set | frozenset) else digests
+
+    def unknown(self, name) -> bytes:
+        self.opaque.append(name)
+        return os.urandom(32)
+
+
+def _hashed(thing, parts) -> bytes:
+    whole = hashlib.sha256(type(thing).__name__.encode())
+    for part in parts:
+        whole.update(part)
+    return whole.digest()
+
+
+def _made_of(thing):
+    """What to walk in place of `thing`; None if it cannot be read."""
+    if type(thing) in (tuple, list) or isinstance(thing, set | frozenset):
+        return thing
+    if type(thing) in HELD:
+        return [getattr(thing, name) for name in HELD[type(thing)]]
+    if isinstance(thing, types.ModuleType):
+        return [thing.__name__, _package(thing.__name__)]
+    if name := _public_name(thing):
+        return [name]
+    if isinstance(thing, types.FunctionType):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        read = _package(thing.__globals__.get("__name__", "")) or _globals(thing.__code__, thing.__globals__)
+        return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, vars(thing), held, read]
+    if isinstance(thing, type):
+        kept = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
+        return [thing.__qualname__, *thing.__bases__, kept]
+    if isinstance(thing, nn.Module):  # beside its fields it holds a number of its own and what Flax notes down
+        fields = [field.name for field in dataclasses.fields(thing) if field.name != "parent"]
+        return [type(thing), {name: getattr(thing, name) for name in fields}]
+    if isinstance(thing, jax.stages.Wrapped):
+        return [thing.__wrapped__]
+    return _pickled(thing)
+
+
+def _pickled(thing):
+    """What a pickle would hold of an object, as its class knows best what its state is; None if it refuses."""
+    try:
+        made = copyreg.dispatch_table.get(type(thing), lambda thing: thing.__reduce_ex__(4))(thing)
+    except Exception:  # a class may raise anything to say so
+        return None
+    if isinstance(made, str):
+        return [made, type(thing), getattr(thing, "__dict__", None)]
+    return [*made[:3], *(items and list(items) for items in made[3:5])]
+
+
+def _globals(code, scope) -> dict:
+    """{name: value} of the globals that a code object and those inside it read, and of the modules they import."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
+    read = {name: scope[name] for name in sorted(names & scope.keys())}
+    for level, step in zip(steps, steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
+    read = {name: _taken(value, set(code.co_names)) for name, value in read.items()}
+    for inner in code.co_consts:
+        read |= _globals(inner, scope) if isinstance(inner, types.CodeType) else {}
+    return read
+
+
+def _imported(name, package):
+    try:
+        name = importlib.util.resolve_name(name, package)
+        return _package(name) or importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _taken(value, names):
+    """Of a module of the user's own, what code takes from it by these names; any other value as it is."""
+    if not isinstance(value, types.ModuleType) or _package(value.__name__):
+        return value
+    return {name: _taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)}
+
+
+def _public_name(thing) -> str | None:
+    """The name by which an installed package gives `thing`, and the package's version; None if none does."""
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", getattr(thing, "__name__", None))
+    if not (isinstance(module, str) and isinstance(name, str) and _package(module)):
+        return None
+    found = functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), sys.modules.get(module))
+    return f"{module}.{name} of {_package(module)}" if found is thing else None
+
+
+@functools.cache
+def _package(module) -> str | None:
+    """Name and version of the installed package that a module is part of; None for a module of the user's own."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    try:
+        spec = None if top == "__main__" else importlib.util.find_spec(top)
+    except ValueError:  # a module that was made by hand
+        spec = None
+    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
+    if not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places if place):
+        return None
+    try:
+        return f"{top} {version(top)}"
+    except PackageNotFoundError:  # the package has another name than its module
+        return f"{top} {[version(name) for name in sorted(set(packages_distributions().get(top, [])))]}"

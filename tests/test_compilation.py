@@ -1,0 +1,75 @@
+"""turbanet.lab.compilation: what comes from JAX's cache on disk and what compiles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import turbanet as tn
+from turbanet.lab.compilation import cold
+from turbanet.training import program
+
+MODEL, ADAM = tn.MLP((3, 2)), optax.adam(0.1)  # others would be another program
+
+
+@pytest.fixture
+def events(tmp_path):
+    """The names of JAX's events and of what was compiled in them, with a cache on disk of this test's own."""
+    before, seen = jax.config.jax_compilation_cache_dir, []
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
+
+    def listen(name, *_, fun_name="", **__):
+        seen.append(name.rpartition("/")[2] + fun_name)
+
+    jax.monitoring.register_event_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_listener(listen)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def train():
+    x, y = np.zeros((8, 2), np.float32), np.zeros(8, np.int32)
+    swarm = tn.TurbaTrainState.swarm(MODEL, ADAM, 2, sample_input=x[:1], seed=0)
+    tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, batch_size=4, progress=False)
+
+
+def test_a_forgotten_program_comes_from_the_disk(events):
+    train()
+    program.forget()
+    events.clear()
+    train()
+    assert "cache_hits" in events and "cache_misses" not in events
+
+
+def test_cold_compiles_what_lies_on_the_disk(events, tmp_path):
+    train()
+    stored = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    events.clear()
+    with cold():
+        train()
+    assert "backend_compile_durationjit(every)" in events and "compile_requests_use_cache" not in events
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == stored != {}
+
+
+def test_the_disk_is_used_again_after_cold(events):
+    train()
+    with pytest.raises(KeyError), cold():
+        raise KeyError
+    events.clear()
+    program.forget()
+    train()
+    assert "cache_hits" in events
+
+
+def test_cold_leaves_a_cache_that_was_off_as_it_was(events):
+    with cold():
+        with cold():
+            pass
+        jax.jit(lambda x: x + 41.5)(jnp.ones(3))
+    assert "cache_misses" not in events and jax.config.jax_enable_compilation_cache

@@ -1,0 +1,230 @@
+"""Fingerprints: equal for what computes the same, in any process; different for what does not."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import turbanet as tn
+from turbanet.training import fingerprint as module
+from turbanet.training.fingerprint import fingerprint
+
+OPTIMIZERS = {
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "chain": lambda rate: optax.chain(optax.clip(1.0), optax.sgd(rate)),
+    "inject_hyperparams": optax.inject_hyperparams(optax.adam),
+    "schedule in inject_hyperparams": lambda rate: optax.inject_hyperparams(optax.adam)(
+        optax.linear_schedule(rate, 1, 9)
+    ),
+    "multi_transform": lambda rate: optax.multi_transform({"a": optax.adam(rate), "b": optax.sgd(1)}, {"w": "a"}),
+    "masked": lambda rate: optax.masked(optax.adam(rate), {"w": True}),
+    "lbfgs": optax.lbfgs,
+    "schedule": lambda rate: optax.adam(lambda step: rate * step),
+    "jitted schedule": lambda rate: optax.adam(jax.jit(lambda step: rate * step)),
+    "MultiSteps": lambda rate: optax.MultiSteps(optax.adam(rate), 2),
+    "its transformation": lambda rate: optax.MultiSteps(optax.adam(rate), 2).gradient_transformation(),
+    "array": lambda rate: optax.adam(jnp.float32(rate)),
+}
+
+
+class Net(nn.Module):
+    act: str = "relu"
+    inner: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(getattr(nn, self.act)(nn.Dense(5)(x)))
+
+
+class Linear(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.layer = nnx.Linear(3, width, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+class Loss:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, prediction, y):
+        return self.scale * (prediction - y)
+
+
+def run(source, name="<cell>"):
+    """What a notebook's cell calls `f`: its names are of no file."""
+    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np}
+    exec(compile(source, name, "exec"), scope)
+    return scope["f"]
+
+
+def twice(a):
+    return {"a", "b", "c", a}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_learning_rate_tells_optimizers_apart(name):
+    slow, fast, same = (fingerprint(OPTIMIZERS[name](rate)) for rate in (0.1, 0.2, 0.1))
+    assert slow == same != fast
+    assert slow.opaque == ()
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("f = lambda x: x + 1", "f = lambda x: x + 2"),
+        ("f = lambda x: x + 1", "f = lambda x: x - 1"),
+        ("f = lambda x: x + 1", "f = lambda x: x + 1.0"),
+        ("f = lambda x: jax.numpy.sin(x)", "f = lambda x: jax.numpy.cos(x)"),
+        ("def f(x, k=1): return k", "def f(x, k=2): return k"),
+        ("def f(x, *, k=1): return k", "def f(x, *, k=2): return k"),
+        ("def f(x): return (lambda y: y + 1)(x)", "def f(x): return (lambda y: y + 2)(x)"),
+        ("k = 1\nf = lambda x: x + k", "k = 2\nf = lambda x: x + k"),
+        ("k = 1\nf = lambda x: (lambda: x + k)()", "k = 2\nf = lambda x: (lambda: x + k)()"),
+        (
+            "h = lambda x: x\ng = lambda x: h(x)\nf = lambda x: g(x)",
+            "h = lambda x: -x\ng = lambda x: h(x)\nf = lambda x: g(x)",
+        ),
+        ("f = (lambda k: lambda x: x + k)(1)", "f = (lambda k: lambda x: x + k)(2)"),
+        ("f = (lambda k: lambda x: x + k)(np.ones(2))", "f = (lambda k: lambda x: x + k)(np.zeros(2))"),
+        ("def f(x): return f.k\nf.k = 1", "def f(x): return f.k\nf.k = 2"),
+        ("f = jax.jit(lambda x: x + 1)", "f = jax.jit(lambda x: x + 2)"),
+        ("f = jax.vmap(lambda x: x + 1)", "f = jax.vmap(lambda x: x + 2)"),
+        ("f = jax.checkpoint(lambda x: x + 1)", "f = jax.checkpoint(lambda x: x + 2)"),
+        (
+            "def f(x):\n try: abs(x); len(x)\n except OSError: 0",
+            "def f(x):\n try: abs(x)\n except OSError: 0\n else: len(x)",
+        ),
+        ("class f:\n k = 1", "class f:\n k = 2"),
+        ("class f:\n def g(self): return 1", "class f:\n def g(self): return 2"),
+        ("class f:\n @property\n def g(self): return 1", "class f:\n @property\n def g(self): return 2"),
+        ("class f:\n @staticmethod\n def g(): return 1", "class f:\n @staticmethod\n def g(): return 2"),
+        ("class g:\n k = 1\nclass f(g): 0", "class g:\n k = 2\nclass f(g): 0"),
+        (
+            "class f(nn.Module):\n def __call__(self, x): return x",
+            "class f(nn.Module):\n def __call__(self, x): return -x",
+        ),
+        ("class f(nn.Module):\n def setup(self): self.k = 1", "class f(nn.Module):\n def setup(self): self.k = 2"),
+        ("class f(nn.Module):\n k: int = 1", "class f(nn.Module):\n k: int = 2"),
+        ("f = nn.remat(nn.Dense)", "f = nn.remat(nn.Conv)"),
+    ],
+)
+def test_code_and_what_it_reads_count_and_lines_do_not(one, other):
+    assert fingerprint(run(one)) != fingerprint(run(other))
+    assert fingerprint(run(one)) == fingerprint(run("# moved\n\n" + one, "<another cell>"))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (Net("relu"), Net("tanh")),
+        (Net(inner=nn.Dense(3)), Net(inner=nn.Dense(4))),
+        (nnx.bridge.ToLinen(Linear, kwargs={"width": 3}), nnx.bridge.ToLinen(Linear, kwargs={"width": 4})),
+        (tn.MLP((5, 2)), tn.MLP((6, 2))),
+        (tn.weighted(tn.mse), tn.weighted(tn.l2_loss)),
+        (functools.partial(tn.mse, 1), functools.partial(tn.mse, 2)),
+        (functools.partial(tn.mse, k=1), functools.partial(tn.mse, k=2)),
+        (Loss(1).loss, Loss(2).loss),
+        (types.SimpleNamespace(k=1), types.SimpleNamespace(k=2)),
+        (np.zeros(2), np.zeros((2, 1))),
+        (np.zeros(2, np.float32), np.zeros(2, np.int32)),
+        (jnp.zeros(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16)),
+        (np.array([{}, 1]), np.array([{}, 2])),
+        (jax.random.key(0), jax.random.key(1)),
+        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+        (1, True),
+        (0.0, -0.0),
+        ("1", 1),
+        (("ab", "c"), ("a", "bc")),
+        ((1, 2), [1, 2]),
+        ({"a": 1}, {"a": 2}),
+        (jnp.float32, jnp.float16),
+        (np.dtype("f4"), np.dtype("f2")),
+    ],
+)
+def test_what_objects_hold_tells_them_apart(one, other):
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one).opaque == ()
+
+
+@pytest.mark.parametrize(
+    "reads", ["import own\ndef f(x): return own.g(x)", "def f(x):\n from own import g\n return g(x)"]
+)
+def test_what_is_read_of_an_own_module_counts(reads, monkeypatch):
+    own = types.ModuleType("own")
+    monkeypatch.setitem(sys.modules, "own", own)
+    own.__spec__ = None
+    digests = []
+    for own.g in (abs, len):
+        digests.append(fingerprint(run(reads)))
+    assert digests[0] != digests[1]
+
+
+def everything():
+    """Digests of much that a training may hold, in the order of its names."""
+    things = {name: make(0.1) for name, make in OPTIMIZERS.items()}
+    things |= {"net": Net(inner=Net("tanh")), "class": Net, "nnx": nnx.bridge.ToLinen(Linear, kwargs={"width": 3})}
+    things |= {name: getattr(tn, name) for name in ("MLP", "LSTM", "ResNet", "mse", "accuracy")}
+    things |= {"set": {"a", "b", "c"}, "constants": twice, "weighted": tn.weighted(tn.mse), "loss": Loss(1).loss}
+    return [fingerprint(thing) for thing in things.values()]
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_another_process_finds_the_same(seed):
+    code = "import json, test_fingerprint; print(json.dumps(test_fingerprint.everything()))"
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout) == everything()
+
+
+def test_functions_that_call_one_another_have_one():
+    source = "def f(x): return g(x)\ndef g(x): return f(x + {})"
+    one, other, same = (fingerprint(run(source.format(k))) for k in (1, 2, 1))
+    assert one == same != other
+
+
+def test_methods_that_name_their_own_class_have_one():
+    source = "class f:\n def __init__(self): super().__init__()\n def g(self): return f, {}"
+    one, other, same = (fingerprint(run(source.format(k))) for k in (1, 2, 1))
+    assert one == same != other
+
+
+def test_what_cannot_be_read_is_named_and_equal_to_nothing():
+    rows = (row for row in ())
+
+    def loss(prediction, y):
+        return next(rows)
+
+    assert fingerprint(loss).opaque == ("generator rows",)
+    assert fingerprint(loss) != fingerprint(loss)
+
+
+def test_an_open_file_is_named_by_where_it_lies(tmp_path):
+    with open(tmp_path / "log", "w") as file:
+        assert fingerprint({"a": types.SimpleNamespace(log=file)}).opaque == ("TextIOWrapper a.log",)
+
+
+def test_what_nests_too_deep_is_named():
+    nested = functools.reduce(lambda inner, _: [inner], range(10_000), [])
+    assert fingerprint(nested).opaque == ("what nests deeper than Python follows",)
+
+
+def test_a_packages_version_counts(monkeypatch):
+    before = fingerprint(nn.Dense(3))
+    monkeypatch.setattr(module, "version", lambda name: "another")
+    module._package.cache_clear()
+    assert fingerprint(nn.Dense(3)) != before
+    module._package.cache_clear()

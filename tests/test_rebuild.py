@@ -1,0 +1,81 @@
+"""turbanet.lab.rebuild: what `make report` tells DVC to do, and what it says afterwards."""
+
+import datetime
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from turbanet.lab import notebook, rebuild
+
+ROOT = Path(__file__).parents[1]
+KNOWN = ["sweep", "sweep@small", "sweep@large", "mnist", "stocks", "benchmark", "search", "kfold", "report"]
+NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def ran(root, stage, hour, seconds, **metrics):
+    """A stage's results, papermill's times among them."""
+    folder = root / "reports" / stage
+    folder.mkdir(parents=True)
+    times = {"start_time": f"2020-01-01T{hour:02}:00:00.5+00:00", "duration": seconds}
+    (folder / "executed.ipynb").write_text(json.dumps({"cells": [], "metadata": {"papermill": times}}))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The arguments of each `dvc repro`, none of which is run."""
+    calls = []
+
+    def repro(folder, *arguments):
+        calls.append(arguments)
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(notebook, "repro", repro)
+    monkeypatch.setattr(rebuild.doctor, "stale", lambda root: "stocks, kfold")
+    return calls
+
+
+def test_stages_are_those_with_a_notebook():
+    assert rebuild.stages(ROOT) == KNOWN
+
+
+def test_the_whole_study_is_one_repro(asked):
+    assert rebuild.main(["--force"]) == 0 and asked == [("--force",)]
+
+
+def test_a_stage_is_rebuilt_with_what_it_needs_then_the_report_alone(asked, capsys):
+    assert rebuild.main(["--stage", "mnist"]) == 0
+    assert asked == [("mnist", "code", "source", "data"), ("--single-item", "report")]
+    assert "stale, and in the report as they were: stocks, kfold\n" in capsys.readouterr().out
+
+
+def test_an_unknown_stage_gets_one_sentence_with_the_known_ones(asked, capsys):
+    assert rebuild.main(["--stage", "minst"]) == 1 and asked == []
+    assert capsys.readouterr().err == f"report: Unknown stage 'minst'; known: {', '.join(KNOWN)}.\n"
+
+
+def test_a_failed_repro_ends_it(asked, monkeypatch, capsys):
+    monkeypatch.setattr(notebook, "repro", lambda *_: subprocess.CompletedProcess((), 7))
+    assert rebuild.main([]) == 7 and capsys.readouterr().out == ""
+
+
+def test_lines_name_seconds_and_data_and_what_is_from_before(tmp_path):
+    ran(tmp_path, "mnist", 13, 83.6, data_source="MNIST, from a file")
+    ran(tmp_path, "sweep/small", 11, 1200.0)
+    ran(tmp_path, "stocks", 13, 1.0)
+    (tmp_path / "reports/stocks/executed.ipynb").unlink()
+    assert rebuild.lines(tmp_path, NOON) == [
+        "mnist             84 s                MNIST, from a file",
+        "stocks        not run here            none",
+        "sweep/small     1200 s, from before   none",
+    ]
+
+
+def test_main_ends_with_the_way_back(asked, capsys):
+    rebuild.main([])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "To get the committed reports back: git checkout -- reports dvc.lock"
+    )
