@@ -82,7 +82,7 @@ class Bound:
         self.example = None
         self.examples = None
 
-    def of_example(self, index, examples: int) -> "Bound":
+    def of_example(self, index: Any, examples: int) -> "Bound":
         """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
         alone = copy.copy(self)
         alone.example = index
