@@ -109,27 +109,20 @@ def test_a_misspelt_keyword_is_refused_with_the_known_ones(swarm, method):
         getattr(swarm, method)(X, Y, los_fn=mse)
 
 
-@pytest.fixture(params=["tensor", "tensor with a gradient", "list", "float64"])
-def as_users_have_it(request):
-    """NumPy [member, ...] -> the same numbers in another dress."""
-    torch = pytest.importorskip("torch")
-    dresses = {
-        "tensor": torch.from_numpy,
-        "tensor with a gradient": lambda a: torch.from_numpy(a).clone().requires_grad_(),
-        "list": np.ndarray.tolist,
-        "float64": lambda a: a.astype(np.float64),
-    }
-    return dresses[request.param]
+def tensor(array):
+    """A PyTorch tensor that requires a gradient."""
+    return pytest.importorskip("torch").from_numpy(array).clone().requires_grad_()
 
 
-def test_methods_take_data_as_users_have_them(swarm, as_users_have_it):
-    x, y = as_users_have_it(X), as_users_have_it(Y)
-    made = TurbaTrainState.swarm(MLP((5, 2)), optax.adam(0.01), 4, as_users_have_it(X[0]), seed=3)
+@pytest.mark.parametrize("dress", [tensor, np.ndarray.tolist, np.float64], ids=["tensor", "list", "float64"])
+def test_methods_take_data_as_users_have_them(swarm, dress):
+    x, y = dress(X), dress(Y)
+    made = TurbaTrainState.swarm(MLP((5, 2)), optax.adam(0.01), 4, dress(X[0]), seed=3)
     np.testing.assert_array_equal(made.params["Dense_0"]["kernel"], swarm.params["Dense_0"]["kernel"])
     np.testing.assert_array_equal(swarm.train(x, y, mse)[1], swarm.train(X, Y, mse)[1])
     np.testing.assert_array_equal(swarm.evaluate(x, y, mse)[0], swarm.evaluate(X, Y, mse)[0])
     np.testing.assert_array_equal(swarm.predict(x), swarm.predict(X))
-    assert swarm.cost_analysis(as_users_have_it(X[0])) == swarm.cost_analysis(X[0])
+    assert swarm.cost_analysis(dress(X[0])) == swarm.cost_analysis(X[0])
 
 
 def test_a_swarm_of_one_takes_a_table_without_the_member_axis():

@@ -46,8 +46,12 @@ def _evaluate(swarm, x, y, loss_fn):
 
 @partial(jax.jit, static_argnums=2)
 def _predict(swarm, x, capture_intermediates):
-    kwargs = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture_intermediates else {}
-    return jax.vmap(partial(member.predict, **kwargs))(swarm, x)
+    def predict(state, x):
+        if capture_intermediates:
+            return member.predict(state, x, capture_intermediates=True, mutable=["intermediates"])
+        return member.predict(state, x)
+
+    return jax.vmap(predict)(swarm, x)
 
 
 class TurbaTrainState(TrainState):
@@ -128,7 +132,8 @@ class TurbaTrainState(TrainState):
         carried = member.carried(model, jax.eval_shape(initial, 0, 0, sample), sample)
 
         def create_member(identity):
-            variables = initial(*identity, sample)
+            seed, id = identity
+            variables = initial(seed, id, sample)
             state = cls.create(apply_fn=model.apply, params=variables["params"], tx=optimizer)
             return state.replace(collections={name: variables[name] for name in carried})
 

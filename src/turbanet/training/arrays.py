@@ -24,7 +24,8 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     computed = jax.dtypes.canonicalize_dtype(dtype)
     if computed != dtype and dtype.kind in "iu" and array.size:
         limits = np.iinfo(computed)
-        lowest, highest = array.min(), array.max()
+        lowest = array.min()
+        highest = array.max()
         if lowest < limits.min or highest > limits.max:
             raise ValueError(
                 f"{name} holds whole numbers from {lowest} to {highest}, JAX computes in {computed}: "

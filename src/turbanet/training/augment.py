@@ -72,7 +72,7 @@ class Chain:
         return x
 
 
-def draw(augment, state, rows: int):
+def draw(augment: Any, state: Any, rows: int) -> Any:
     """What `augment` draws for the next batch of `rows` rows of the member `state`, by its seed, id and step alone."""
     key = jax.random.fold_in(member_key(state.seed, state.id, AUGMENT), state.step)
     return augment.draw(key, rows)

@@ -16,13 +16,13 @@ Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
-def member_key(seed, id, tag) -> jax.Array:
+def member_key(seed: Any, id: Any, tag: int) -> jax.Array:
     """The key of one random stream of the member (`seed`, `id`); it depends on these and the stream's `tag` alone."""
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, id), tag)
 
 
-def streams(seed, id, step, call=0) -> dict[str, jax.Array]:
+def streams(seed: Any, id: Any, step: Any, call: int = 0) -> dict[str, jax.Array]:
     """What the model of the member (`seed`, `id`) draws from in training, {name: key}.
 
     The keys are new at each `step` and at each `call` of the model in a step. A stream of any name but these two is
@@ -82,7 +82,7 @@ class Bound:
         self.example = None
         self.examples = None
 
-    def of_example(self, index, examples: int) -> "Bound":
+    def of_example(self, index: Any, examples: int) -> "Bound":
         """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
         alone = copy.copy(self)
         alone.example = index
@@ -148,7 +148,7 @@ def checked(loss_fn: Callable) -> Callable:
     return call
 
 
-def train_step(loss_fn: Callable, state, x, y):
+def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.Array, Any]:
     """One step of one member's optimizer on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction)."""
 
     def loss(params):
@@ -161,17 +161,19 @@ def train_step(loss_fn: Callable, state, x, y):
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(loss_fn: Callable, state, x, y, *, rows_at_once: int | None = None):
+def evaluate(
+    loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None
+) -> tuple[jax.Array, Any]:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
     return checked(loss_fn)(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once))
 
 
-def predict(state, x, *, rows_at_once: int | None = None, **kwargs):
+def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
     return Bound(state, train=False, rows_at_once=rows_at_once)({"params": state.params}, x, **kwargs)
 
 
-def initial(model, seed, id, sample):
+def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:
     """The variables {"params": ..., other collections} that the member (`seed`, `id`) of the Flax `model` begins with.
 
     sample: an input, whose shape and type the model is made for.
@@ -179,7 +181,7 @@ def initial(model, seed, id, sample):
     return model.init(member_key(seed, id, INIT), sample, **mode(model.apply, False))
 
 
-def carried(model, variables, sample) -> list[str]:
+def carried(model: Any, variables: Any, sample: Any) -> list[str]:
     """The collections that a step of `model` on `sample` leaves in the shape they had; what `sow` grows is no state.
 
     variables: as `initial` returns them, or their shapes.

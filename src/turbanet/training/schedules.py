@@ -14,7 +14,7 @@ from turbanet.training.arrays import as_array
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 
 
-def hyperparameters(swarm) -> dict[str, jax.Array]:
+def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
     """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not."""
     found: dict[str, jax.Array] = {}
     for _, values in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams"):
@@ -22,7 +22,7 @@ def hyperparameters(swarm) -> dict[str, jax.Array]:
     return found
 
 
-def with_hyperparameters(swarm, **values: Any):
+def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     """The same swarm with these hyperparameters of its optimizer: `values` are each a number, or one a member.
 
     A schedule, if the swarm has one, goes on from a learning rate given here. Raises ValueError for a name that the
@@ -134,7 +134,7 @@ class Schedule:
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
 
-def with_schedule(swarm, schedule: Any):
+def with_schedule(swarm: Any, schedule: Any) -> Any:
     """The same swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
     schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
@@ -170,12 +170,12 @@ def with_schedule(swarm, schedule: Any):
     )
 
 
-def needs_validation(swarm) -> bool:
+def needs_validation(swarm: Any) -> bool:
     """Whether some member's learning rate follows its validation loss."""
     return swarm.schedule is not None and reduce in swarm.schedule.functions
 
 
-def begin_epoch(state):
+def begin_epoch(state: Any) -> Any:
     """The member `state` with the learning rate of its epoch."""
     schedule = state.schedule
     if schedule is None:
@@ -185,7 +185,7 @@ def begin_epoch(state):
     return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * schedule.scale}))
 
 
-def end_epoch(state, validation_loss):
+def end_epoch(state: Any, validation_loss: Any) -> Any:
     """The member `state` after an epoch: `reduce` halves its learning rate where `validation_loss` stays too long."""
     schedule = state.schedule
     if schedule is None or reduce not in schedule.functions or validation_loss is None:

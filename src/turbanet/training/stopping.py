@@ -20,7 +20,7 @@ class Stopping:
     min_delta: float = struct.field(pytree_node=False)  # by how much a loss must be better
 
 
-def with_stopping(swarm, patience: int, min_delta: float):
+def with_stopping(swarm: Any, patience: int, min_delta: float) -> Any:
     """`swarm` about to train each member until `patience` epochs in a row have not bettered its loss by `min_delta`."""
     members = len(swarm)
     return swarm.replace(
@@ -36,7 +36,7 @@ def with_stopping(swarm, patience: int, min_delta: float):
     )
 
 
-def after_epoch(before, after, validation_loss):
+def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
     """One member after an epoch from `before` to `after`, with its `validation_loss`; `before` if it had stopped."""
     stopping = before.stopping
     if stopping is None or validation_loss is None:  # None: a few steps that only measure a plan
@@ -55,7 +55,7 @@ def after_epoch(before, after, validation_loss):
     return _choose(stopping.active, after, before)
 
 
-def restored(swarm):
+def restored(swarm: Any) -> Any:
     """`swarm` with every member's best weights, and without what `with_stopping` added."""
     stopping = swarm.stopping
     return swarm.replace(params=stopping.params, collections=stopping.collections, stopping=None)
