@@ -7,7 +7,8 @@ from jax.nn import log_softmax
 from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
-from turbanet.ensembles.combine import as_array, ensemble_mean, true_class
+from turbanet.ensembles.combine import ensemble_mean, true_class
+from turbanet.training.arrays import as_array
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -22,8 +23,8 @@ def brier_score(probability: ArrayLike, y: ArrayLike) -> jax.Array:
     y: int [row]. From 0 (sure and right) to 2 (sure and wrong) (Brier 1950).
     """
     true_class(probability, y)  # raises for shapes that do not fit
-    probability = jnp.asarray(probability)
-    truth = jnp.asarray(y)[:, None] == jnp.arange(probability.shape[-1])
+    probability = jnp.asarray(as_array(probability, "probability"))
+    truth = as_array(y, "y")[:, None] == jnp.arange(probability.shape[-1])
     return jnp.square(probability - truth).sum(-1).mean(-1)
 
 
@@ -71,7 +72,7 @@ def diversity(logits: ArrayLike) -> jax.Array:
 
     0 where all members say the same; at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
-    logits = as_array(logits)
+    logits = as_array(logits, "logits")
     probability = jnp.exp(log_softmax(logits, axis=-1))
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
 

@@ -8,6 +8,8 @@ import numpy as np
 from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
+from turbanet.training.arrays import as_array
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -25,7 +27,7 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     >>> print(np.asarray(tn.ensemble_mean(logits, weights=[3, 1])).round(2))
     [[0.8 0.2]]
     """
-    logits = as_array(logits)
+    logits = as_array(logits, "logits")
     if weights is None:
         return _mean_probabilities(logits)
     weights = np.asarray(weights)
@@ -41,12 +43,12 @@ def _mean_probabilities(logits):
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
     """The normalised geometric mean of the members' probabilities: [member, row, class] -> [row, class]."""
-    return softmax(log_softmax(as_array(logits), axis=-1).mean(axis=0), axis=-1)
+    return softmax(log_softmax(as_array(logits, "logits"), axis=-1).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
     """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
-    logits = as_array(logits)
+    logits = as_array(logits, "logits")
     classes = jnp.arange(logits.shape[-1])
     return (logits.argmax(-1)[..., None] == classes).mean(axis=0)
 
@@ -57,7 +59,7 @@ def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> j
     y: int [row]. Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): each
     of the `rounds` is no worse than the one before.
     """
-    log_likelihood = true_class(log_softmax(as_array(logits), axis=-1), y)
+    log_likelihood = true_class(log_softmax(as_array(logits, "logits"), axis=-1), y)
     # A factor of a row changes nothing, and so a row that all find unlikely counts too.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
     members = len(likelihood)
@@ -75,18 +77,16 @@ def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.nda
     What helps is the likelihood of rows that nobody trained on: logits [member, row, class], y int [row]. Of all sizes
     up to `size` the best is kept (Caruana et al. 2004).
     """
-    likelihood = np.asarray(true_class(softmax(as_array(logits), axis=-1), y), np.float64)
+    likelihood = np.asarray(true_class(softmax(as_array(logits, "logits"), axis=-1), y), np.float64)
     taken: list[int] = []
+    losses = []
     total = np.zeros(likelihood.shape[1])
-    best_loss = np.inf
-    best_size = 0
     for count in range(1, size + 1):
         loss = -np.log(np.maximum((total + likelihood) / count, np.finfo(float).tiny)).mean(1)
         taken.append(int(loss.argmin()))
+        losses.append(loss.min())
         total = total + likelihood[taken[-1]]
-        if loss.min() < best_loss:
-            best_loss = loss.min()
-            best_size = count
+    best_size = int(np.argmin(losses)) + 1
     return np.bincount(taken[:best_size], minlength=len(likelihood)) / best_size
 
 
@@ -115,11 +115,11 @@ def accuracy(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
     >>> print(tn.accuracy(prediction, np.array([0, 1, 1, 1])))
     0.75
     """
-    prediction = as_array(prediction)
-    y = as_array(y)
+    prediction = as_array(prediction, "prediction")
+    y = as_array(y, "y")
     if prediction.shape[-2] != len(y):
         raise ValueError(f"prediction has {prediction.shape[-2]} rows, y has {len(y)}.")
-    return (prediction.argmax(-1) == jnp.asarray(y)).mean(axis=-1)
+    return jnp.asarray(prediction.argmax(-1) == y).mean(axis=-1)
 
 
 def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
@@ -222,12 +222,12 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
 
         return jax.lax.map(curve, keys)
 
-    return curves(softmax(as_array(logits), axis=-1), jax.random.split(key, orders))
+    return curves(softmax(as_array(logits, "logits"), axis=-1), jax.random.split(key, orders))
 
 
 def disagreement(logits: ArrayLike) -> jax.Array:
     """The share of pairs of members that choose different classes, for each row: [member, row, class] -> [row]."""
-    logits = as_array(logits)
+    logits = as_array(logits, "logits")
     members = len(logits)
     if members < 2:
         raise ValueError("Disagreement needs at least two members.")
@@ -237,14 +237,9 @@ def disagreement(logits: ArrayLike) -> jax.Array:
 
 def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
     """The entry of the true class: [..., row, class], int [row] -> [..., row]. Raises ValueError for other shapes."""
-    prediction = jnp.asarray(prediction)
-    y = jnp.asarray(y)
+    prediction = jnp.asarray(as_array(prediction, "prediction"))
+    y = jnp.asarray(as_array(y, "y"))
     if prediction.ndim < 2 or prediction.shape[-2] != len(y):
         raise ValueError(f"A prediction of {len(y)} rows is [..., row, class], got shape {prediction.shape}.")
     index = jnp.broadcast_to(y[:, None], (*prediction.shape[:-1], 1))
     return jnp.take_along_axis(prediction, index, axis=-1)[..., 0]
-
-
-def as_array(values: ArrayLike) -> jax.Array | np.ndarray:
-    """JAX's arrays as they are, everything else as NumPy's."""
-    return values if isinstance(values, jax.Array) else np.asarray(values)

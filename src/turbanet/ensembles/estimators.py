@@ -69,17 +69,9 @@ class _Swarm(BaseEstimator):
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
         self._made = self.model, (*self.hidden, outputs), optimizer, identity
-        self.swarm_, self.history_ = fit(
-            _untrained(*self._made),
-            x,
-            y,
-            loss_fn,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            rows=rows,
-            plan=self.plan,
-            progress=False,
-        )
+        swarm = _untrained(*self._made)
+        job: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan}
+        self.swarm_, self.history_ = fit(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(x, y, rows)

@@ -72,10 +72,7 @@ class _BatchLastConv(nn.Conv):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         if self.strides != 1 or self.feature_group_count != 1:
-            raise ValueError(
-                "With the batch last a convolution moves by 1 and has one group, got strides of "
-                f"{self.strides} and {self.feature_group_count} groups: leave the layout first."
-            )
+            raise ValueError("With the batch last a convolution moves by 1 and has one group: leave the layout first.")
         shape = (*self.kernel_size, inputs.shape[0], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None

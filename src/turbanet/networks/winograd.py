@@ -33,11 +33,8 @@ def convolve(x: jax.Array, kernel: list[jax.Array], **settings: Any) -> jax.Arra
     tiles = _both_axes(_transformed_input, places)
     products = [product(tile.reshape(-1, channels), side, **settings) for tile, side in zip(tiles, kernel)]
     products = [one_product.reshape(batch, tiles_down, tiles_across, -1) for one_product in products]
-    top_left, top_right, low_left, low_right = _both_axes(
-        _transformed_output, [products[i : i + 4] for i in range(0, 16, 4)]
-    )
-    rows = [jnp.stack([top_left, top_right], 3), jnp.stack([low_left, low_right], 3)]
-    out = jnp.stack(rows, 2)  # [batch, tile, row, tile, column, feature]
+    out = _both_axes(_transformed_output, [products[i : i + 4] for i in range(0, 16, 4)])
+    out = jnp.stack([jnp.stack(out[:2], 3), jnp.stack(out[2:], 3)], 2)  # [batch, tile, row, tile, column, feature]
     return out.reshape(batch, 2 * tiles_down, 2 * tiles_across, -1)[:, : height - 2, : width - 2]
 
 

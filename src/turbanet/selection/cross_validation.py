@@ -222,14 +222,8 @@ def splits(
             )
         if stratified and folds > np.unique(y, return_counts=True)[1].min():
             raise ValueError(f"{folds} stratified folds need at least {folds} rows of each class.")
-        splitters = {
-            (False, False): model_selection.KFold,
-            (True, False): model_selection.StratifiedKFold,
-            (False, True): model_selection.GroupKFold,
-            (True, True): model_selection.StratifiedGroupKFold,
-        }
-        splitter = splitters[bool(stratified), groups is not None]
-        folds = splitter(int(folds), shuffle=True, random_state=int(seed) % 2**32)
+        kind = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
+        folds = getattr(model_selection, kind)(int(folds), shuffle=True, random_state=int(seed) % 2**32)
     pairs = [(train, held_out) for train, held_out in folds.split(np.zeros(rows), y, groups)]
     if _holds_classes(y):
         for number, pair in enumerate(pairs):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -55,11 +54,7 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
 
 
 def halving(
-    swarm: TurbaTrainState,
-    train: Callable[[TurbaTrainState, int], tuple[TurbaTrainState, ArrayLike]],
-    *,
-    rungs: int,
-    keep: float = 0.5,
+    swarm: TurbaTrainState, train: Callable, *, rungs: int, keep: float = 0.5
 ) -> tuple[TurbaTrainState, "pd.DataFrame"]:
     """Successive halving (Jamieson and Talwalkar 2016): train all, keep the best share, train those on, and again.
 
@@ -84,8 +79,8 @@ def halving(
         raise ValueError(f"Halving needs at least one rung and a share to keep in (0, 1), got {rungs} and {keep}.")
     tables = []
     for rung in range(rungs):
-        swarm, found = train(swarm, rung)
-        score = np.asarray(found)
+        swarm, score = train(swarm, rung)
+        score = np.asarray(score)
         if score.shape != (len(swarm),):
             raise ValueError(f"train must return one score for each of {len(swarm)} members, got shape {score.shape}.")
         identity = {"seed": np.asarray(swarm.seed), "member": np.asarray(swarm.id)}
