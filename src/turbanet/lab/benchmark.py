@@ -16,6 +16,7 @@ import optax
 
 import turbanet as tn
 from turbanet.lab import baselines, roofline, timing, twins, ways
+from turbanet.lab.compilation import cold
 from turbanet.lab.labels import KEYS, LOOP, OURS, PROCESSES, SCAN, SKLEARN, WAYS
 from turbanet.lab.machine import machine_line, peak_memory
 from turbanet.lab.paths import repository
@@ -132,7 +133,7 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
     compile_seconds, memory, expected = {}, {}, None
     for name, run in list(every.items()):
         gc.collect()
-        with peak_memory() as peak_of, timing.stopwatch() as first:
+        with cold(), peak_memory() as peak_of, timing.stopwatch() as first:
             try:
                 losses, compile_seconds[name] = run()
             except (RuntimeError, NotImplementedError, ImportError) as error:
@@ -167,7 +168,9 @@ def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate:
     model, adam = tn.MLP((hidden, 2)), optax.adam(learning_rate)
     swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
     how = {"epochs": steps, "segment": steps, "progress": False}
-    first, *runs = (tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(4))
+    with cold():
+        first = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1]
+    runs = [tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(3)]
     seconds = [run.steady_seconds / steps for run in runs]
     return {
         "members": members,
@@ -183,7 +186,8 @@ def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate:
 def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
     """The plan that `plan="auto"` takes for the workload: measured, or remembered from an earlier measurement."""
     how = {"per_member": work.per_member, "devices": devices, "seconds": seconds, **_batch(work)}
-    return tn.measured_plan(work.swarm(), work.x, work.y, work.loss_fn, **how)
+    with cold():
+        return tn.measured_plan(work.swarm(), work.x, work.y, work.loss_fn, **how)
 
 
 def member_bytes(work: Workload, plan) -> float:

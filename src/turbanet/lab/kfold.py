@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 import turbanet as tn
 from turbanet.lab import baselines, timing
+from turbanet.lab.compilation import cold
 from turbanet.lab.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from turbanet.lab.machine import utilisation
 from turbanet.lab.ways import restored
@@ -193,7 +194,8 @@ def compare(
     how = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
     job = {"folds": folds, "stratified": True, "schedules": schedules, "key": seed, "progress": False}
     loss = tn.softmax_cross_entropy
-    found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
+    with cold():
+        found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
     schedules, fold = list(found.members.schedule), found.members.fold.to_numpy()
     start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
     start = tn.with_schedule(start, schedules)
