@@ -131,20 +131,23 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
     threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
     every = runs(work, plan=plan, threads=threads, names=names)
     compile_seconds, memory, expected = {}, {}, None
-    for name, run in list(every.items()):
-        gc.collect()
-        with cold(), peak_memory() as peak_of, timing.stopwatch() as first:
-            try:
-                losses, compile_seconds[name] = run()
-            except (RuntimeError, NotImplementedError, ImportError) as error:
-                print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
-                del every[name]
-                continue
-        memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
-        compile_seconds[name] = compile_seconds[name], first.seconds
-        expected = losses if expected is None else expected
-        wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
-        np.testing.assert_allclose(losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
+    with cold():
+        for name, run in list(every.items()):
+            gc.collect()
+            with peak_memory() as peak_of, timing.stopwatch() as first:
+                try:
+                    losses, compile_seconds[name] = run()
+                except (RuntimeError, NotImplementedError, ImportError) as error:
+                    print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
+                    del every[name]
+                    continue
+            memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
+            compile_seconds[name] = compile_seconds[name], first.seconds
+            expected = losses if expected is None else expected
+            wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+            np.testing.assert_allclose(
+                losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else"
+            )
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
     for column in ("seconds_per_step", "low", "high"):
