@@ -130,24 +130,7 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
     threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
     every = runs(work, plan=plan, threads=threads, names=names)
-    compile_seconds, memory, expected = {}, {}, None
-    with cold():
-        for name, run in list(every.items()):
-            gc.collect()
-            with peak_memory() as peak_of, timing.stopwatch() as first:
-                try:
-                    losses, compile_seconds[name] = run()
-                except (RuntimeError, NotImplementedError, ImportError) as error:
-                    print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
-                    del every[name]
-                    continue
-            memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
-            compile_seconds[name] = compile_seconds[name], first.seconds
-            expected = losses if expected is None else expected
-            wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
-            np.testing.assert_allclose(
-                losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else"
-            )
+    first_seconds, memory = _first_runs(work, every, rtol)
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
     for column in ("seconds_per_step", "low", "high"):
@@ -159,11 +142,35 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
         way=table.way.map(KEYS),
         members=work.members,
         ratio_to_ours=table.seconds_per_step / ours,
-        compile_seconds=[_compile_seconds(*compile_seconds[way], np.median(seconds[way])) for way in table.way],
+        compile_seconds=[_compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
         peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=[memory[way] for way in table.way],
     )
     return pd.DataFrame(table)[[*COLUMNS, "low", "high", "repeats"]]
+
+
+@cold()
+def _first_runs(work, every, rtol):
+    """Run each way once, losses equal: {way: (seconds it says it compiled, seconds in all)}, {way: memory in MB}.
+
+    A way that cannot is taken out of `every`, aloud.
+    """
+    seconds, memory, expected = {}, {}, None
+    for name, run in list(every.items()):
+        gc.collect()
+        with peak_memory() as peak_of, timing.stopwatch() as first:
+            try:
+                losses, apart = run()
+            except (RuntimeError, NotImplementedError, ImportError) as error:
+                print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
+                del every[name]
+                continue
+        memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
+        seconds[name] = apart, first.seconds
+        expected = losses if expected is None else expected
+        wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+        np.testing.assert_allclose(losses, expected, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
+    return seconds, memory
 
 
 def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
