@@ -45,11 +45,25 @@ def test_each_repeat_has_a_seed_of_its_own_and_the_ways_share_it(monkeypatch):
 
     def fit(estimator, data):
         seen.append(estimator.get_params()["random_state"])
-        return type("Fitted", (), {"score": lambda self, *test: 1.0})()
+        return type("Fitted", (), {"score": lambda self, *test: 1.0, "predict": lambda self, x: Y})()
 
     monkeypatch.setattr(bagging, "_fit", fit)
     bagging.compare((X, Y), (X, Y), repeats=2, seed=5, **SETTINGS)
     assert seen[3:] == [5, 5, 5, 6, 6, 6]  # after the three that start the ways
+
+
+def test_a_long_training_in_one_process_is_read_off_a_short_one(monkeypatch):
+    now = [0.0]
+
+    def fit(estimator, data):
+        now[0] += 1 + 0.5 * getattr(getattr(estimator, "estimator", None), "max_iter", 0)  # a second by itself
+        return type("Fitted", (), {"score": lambda self, *test: 0.9, "predict": lambda self, x: Y})()
+
+    monkeypatch.setattr(bagging, "_fit", fit)
+    monkeypatch.setattr(bagging.timing.time, "perf_counter", lambda: now[0])
+    table = bagging.compare((X, Y), (X, Y), repeats=2, **SETTINGS | {"epochs": 100}).set_index("way")
+    assert table["median"][bagging.SKLEARN_ONE] == pytest.approx(1 + 0.5 * 100)
+    assert table.epochs_timed.tolist() == [100, 3, 100]
 
 
 def test_both_sides_draw_their_first_weights_alike():
