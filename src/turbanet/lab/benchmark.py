@@ -129,7 +129,9 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
     threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
     every = runs(work, plan=plan, threads=threads, names=names)
-    compile_seconds, memory, expected = {}, {}, None
+    compile_seconds = {}
+    memory = {}
+    expected = None
     for name, run in list(every.items()):
         gc.collect()
         with peak_memory() as peak_of, timing.stopwatch() as first:
@@ -164,7 +166,8 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3):
 
 def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
     """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
-    model, adam = tn.MLP((hidden, 2)), optax.adam(learning_rate)
+    model = tn.MLP((hidden, 2))
+    adam = optax.adam(learning_rate)
     swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
     how = {"epochs": steps, "segment": steps, "progress": False}
     first, *runs = (tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(4))
@@ -240,7 +243,10 @@ def run(names, *, quick=False, repeats=None):
     """
     import pandas as pd
 
-    peak, tables, plans, failures = roofline.matmul_peak(), [], {}, {}
+    peak = roofline.matmul_peak()
+    tables = []
+    plans = {}
+    failures = {}
     for name in names:
         work = workloads(quick)[name]
         begin = time.perf_counter()
