@@ -1,4 +1,4 @@
-"""The same networks trained the usual way: PyTorch loop, torch.func, processes, one step per dispatch."""
+"""The same networks trained the usual ways: PyTorch loop, torch.func, processes, scikit-learn, a step per dispatch."""
 
 import contextlib
 import copy
@@ -202,7 +202,9 @@ def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_
     Data, order, losses and errors as in `train_loop`; `loss_fn(params, x, y, apply_fn) -> (scalar, ...)`.
     Returns (swarm, losses float64 [epoch, member]).
     """
-    x, y, order = np.asarray(x), np.asarray(y), _check(len(swarm), x, y, order, epochs, per_member)
+    x = np.asarray(x)
+    y = np.asarray(y)
+    order = _check(len(swarm), x, y, order, epochs, per_member)
     members = np.arange(len(swarm))[:, None]
     swarm = swarm.set_loss_fn(loss_fn)
     if order is None:

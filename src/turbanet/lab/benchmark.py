@@ -155,7 +155,9 @@ def _first_runs(work, every, rtol):
 
     A way that cannot is taken out of `every`, aloud.
     """
-    seconds, memory, expected = {}, {}, None
+    seconds = {}
+    memory = {}
+    expected = None
     for name, run in list(every.items()):
         gc.collect()
         with peak_memory() as peak_of, timing.stopwatch() as first:
@@ -175,7 +177,8 @@ def _first_runs(work, every, rtol):
 
 def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
     """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
-    model, adam = tn.MLP((hidden, 2)), optax.adam(learning_rate)
+    model = tn.MLP((hidden, 2))
+    adam = optax.adam(learning_rate)
     swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
     how = {"epochs": steps, "segment": steps, "progress": False}
     with cold():
@@ -254,7 +257,10 @@ def run(names, *, quick=False, repeats=None):
     """
     import pandas as pd
 
-    peak, tables, plans, failures = roofline.matmul_peak(), [], {}, {}
+    peak = roofline.matmul_peak()
+    tables = []
+    plans = {}
+    failures = {}
     for name in names:
         work = workloads(quick)[name]
         begin = time.perf_counter()

@@ -174,7 +174,8 @@ class Comparison:
         """A table of schedule, way, seconds: the median of the runs, shared out by what a schedule's networks took."""
         import pandas as pd
 
-        schedule, lines = self.found.members.schedule, []
+        schedule = self.found.members.schedule
+        lines = []
         for way, whole in self.times.groupby("way", sort=False).seconds.median().items():
             share = pd.Series(self.results[way][3]).groupby(schedule, sort=False).sum()
             share = whole * share / share.sum()
@@ -196,7 +197,8 @@ def compare(
     loss = tn.softmax_cross_entropy
     with cold():
         found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
-    schedules, fold = list(found.members.schedule), found.members.fold.to_numpy()
+    schedules = list(found.members.schedule)
+    fold = found.members.fold.to_numpy()
     start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
     start = tn.with_schedule(start, schedules)
     rows = {"rows": found.train_rows[fold], "held_out": found.validation_rows[fold], "schedules": schedules}
@@ -220,7 +222,9 @@ def measure(runs, *, repeats=1, rate=1e-5, rtol=5e-4):
     for name, (losses, *_) in first.items():
         expected = first[OURS][0][:, : losses.shape[1]]
         np.testing.assert_allclose(losses, expected, rtol=rtol, err_msg=f"{name} trains something else")
-    lines, use, results = [], {}, {}
+    lines = []
+    use = {}
+    results = {}
     for repeat in range(repeats):
         for name, run in runs.items():
             with utilisation() as use[name], timing.stopwatch() as watch:
@@ -238,7 +242,8 @@ def accuracy_table(accuracy, *, folds):
 
     lines = []
     for (model, schedule), part in accuracy.groupby(["model", "schedule"], sort=False):
-        own, serial = 100 * part.accuracy, 100 * part.serial
+        own = 100 * part.accuracy
+        serial = 100 * part.serial
         mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
         lines.append((model, schedule, mean, low, high, serial.mean(), (own - serial).mean(), own.std()))
     columns = ["swarm (%)", "low", "high", "serial (%)", "swarm less serial", "spread over folds"]

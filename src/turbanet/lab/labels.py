@@ -11,11 +11,19 @@ class Label(NamedTuple):
     marker: str
 
 
-OURS, SCAN, STEPS = "TurbaNet", "scan over vmap", "one step per dispatch"
-FUNC, COMPILED = "torch.func vmap", "torch.compile"
-LOOP, FUSED, PROCESSES = "PyTorch loop", "PyTorch loop, fused Adam", "PyTorch, process per core"
-SERIAL, SERIAL_ONE = "PyTorch, serial, all threads", "PyTorch, serial, one thread"
-SKLEARN, SKLEARN_ONE, SKLEARN_TWO = "scikit-learn", "scikit-learn, 1 process", "scikit-learn, 2 processes"
+OURS = "TurbaNet"
+SCAN = "scan over vmap"
+STEPS = "one step per dispatch"
+FUNC = "torch.func vmap"
+COMPILED = "torch.compile"
+LOOP = "PyTorch loop"
+FUSED = "PyTorch loop, fused Adam"
+PROCESSES = "PyTorch, process per core"
+SERIAL = "PyTorch, serial, all threads"
+SERIAL_ONE = "PyTorch, serial, one thread"
+SKLEARN = "scikit-learn"
+SKLEARN_ONE = "scikit-learn, 1 process"
+SKLEARN_TWO = "scikit-learn, 2 processes"
 WAYS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `ways.runs`
 
 LABELS = {

@@ -172,7 +172,8 @@ def forecast(ax, dates, truth, predictions, title):
 
 def seconds_by_model(ax, times):
     """Seconds of every way for each model as bars: a frame [model, way, seconds], medians."""
-    models, ways = list(times.model.unique()), list(times.way.unique())
+    models = list(times.model.unique())
+    ways = list(times.way.unique())
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):
         middle = times[times.way == way].groupby("model").seconds.sum().reindex(models)

@@ -32,7 +32,8 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
     heads = [layer for layer in params.values() if "kernel" in layer]
     if len(cells) != 1 or len(heads) != 1:
         raise ValueError(f"lstm_twin needs one LSTM cell and one Dense layer, got {sorted(params)}.")
-    cell, head = cells[0], _linear(heads[0])
+    cell = cells[0]
+    head = _linear(heads[0])
     weight_ih, weight_hh = (
         np.concatenate([np.asarray(cell[kind + gate]["kernel"]).T for gate in "ifgo"])  # PyTorch's gate order
         for kind in "ih"
@@ -65,7 +66,8 @@ def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.AlexNet` in PyTorch."""
-    layers, stages = list(_numbered(params, "Conv")), []
+    layers = list(_numbered(params, "Conv"))
+    stages = []
     for i, layer in enumerate(layers):
         pool = [nn.MaxPool2d(2)] if i in (0, 1, len(layers) - 1) else []
         stages += [_conv(layer, padding=1), nn.ReLU(), *pool]
@@ -74,7 +76,8 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.VGG` in PyTorch; running statistics begin anew."""
-    layers, stages = _numbered(params, CONV_NORM), []
+    layers = _numbered(params, CONV_NORM)
+    stages = []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
         for _ in range(count):
             stages += [_conv_norm(next(layers)), nn.ReLU()]
@@ -95,11 +98,14 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
     """One member's `turbanet.ResNet` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, CONV_NORM)
-    stages, width = [_conv_norm(next(layers)), nn.ReLU()], 16
+    stages = [_conv_norm(next(layers)), nn.ReLU()]
+    width = 16
     blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
     for features in (16, 32, 64):
         for _ in range(blocks):
-            first, second, more = next(layers), next(layers), features - width
+            first = next(layers)
+            second = next(layers)
+            more = features - width
             body = nn.Sequential(_conv_norm(first, 2 if more else 1), nn.ReLU(), _conv_norm(second))
             stages.append(Residual(body, more))
             width = features
@@ -124,7 +130,10 @@ def variables(twin: nn.Module) -> dict[str, Any]:
     def array(tensor):
         return tensor.detach().cpu().numpy().copy()
 
-    params, batch_stats, convs, norms = {}, {}, of(nn.Conv2d), of(nn.BatchNorm2d)
+    params = {}
+    batch_stats = {}
+    convs = of(nn.Conv2d)
+    norms = of(nn.BatchNorm2d)
     for i, conv in enumerate(convs):
         layer = {"kernel": array(conv.weight).transpose(2, 3, 1, 0)}
         if conv.bias is not None:
@@ -173,7 +182,8 @@ class LSTMTwin(nn.Module):
 
     def __init__(self, lstm: nn.LSTM, head: nn.Linear):
         super().__init__()
-        self.lstm, self.head = lstm, head
+        self.lstm = lstm
+        self.head = head
 
     def forward(self, x):
         return self.head(self._unroll(x) if self.unrolled else self.lstm(x)[1][0][-1])
@@ -194,7 +204,8 @@ class Residual(nn.Module):
 
     def __init__(self, body, more):
         super().__init__()
-        self.body, self.more = body, more
+        self.body = body
+        self.more = more
 
     def forward(self, x):
         out = self.body(x)
