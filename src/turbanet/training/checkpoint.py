@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from turbanet.training.arrays import check_whole, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.plan import say_once
 
@@ -31,9 +32,7 @@ class Checkpoints:
     every: int = 1
 
     def __post_init__(self):
-        for name in ("keep", "every"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
+        check_whole(keep=self.keep, every=self.every)
 
 
 def facts(swarm, program, data) -> dict:
@@ -154,7 +153,6 @@ def named_leaves(arrays, like):
 
     def named(path, old):
         leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        keys = jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key)
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if keys else leaf
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if is_key(old) else leaf
 
     return jax.tree_util.tree_map_with_path(named, like)
