@@ -86,13 +86,14 @@ class Keeper:
         import orbax.checkpoint as ocp
 
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        self.folder, self.facts, self.args, self.segments = Path(self.where.folder).resolve(), known, ocp.args, 0
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.where.keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
+        self.folder = Path(self.where.folder).resolve()
+        self.facts = known
+        self.args = ocp.args
+        self.segments = 0
+        how = {"max_to_keep": self.where.keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": True}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(self.folder, options=options)
+            self.manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(**how))
         except OSError as error:
             raise OSError(f"Checkpoints cannot be kept in {self.folder} ({error}): name another folder.") from error
 
@@ -101,9 +102,7 @@ class Keeper:
         step = self.manager.latest_step()
         if step is None:
             if self.facts[OPAQUE]:
-                say_once(
-                    f"The {self.facts[OPAQUE]}, which cannot be read: the training is kept, but cannot be resumed."
-                )
+                say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
         said = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore()))["about"]
         if unread := self.facts[OPAQUE] or said["facts"].get(OPAQUE):
