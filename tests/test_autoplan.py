@@ -20,7 +20,7 @@ X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astyp
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TURBANET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(plan_module, "_said", set())
+    plan_module.say_once.cache_clear()
     monkeypatch.setattr(autoplan, "PROBE_SECONDS", 0.001)
     return tmp_path / "cache" / "plans"
 

@@ -96,7 +96,7 @@ def test_use_cores_makes_devices_in_a_new_process():
 def test_fit_on_one_device_of_many_cores_advises_once(caplog, monkeypatch):
     monkeypatch.setattr(plan_module.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(plan_module.jax, "devices", lambda kind: [None])
-    monkeypatch.setattr(plan_module, "_said", set())
+    plan_module.say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "turbanet"):
         for _ in range(2):
             plan_module.choose(tn.Plan(1), swarm(2))

@@ -144,9 +144,8 @@ def test_epochs_count_over_calls_of_fit():
 def test_reduce_in_fit_follows_the_validation_loss():
     swarm = tn.with_schedule(tn.with_hyperparameters(made(), learning_rate=[0.0, 0.01, 0.0]), "reduce")
     trained, _ = train(swarm, epochs=14, validation=(X, Y))
-    np.testing.assert_array_equal(
-        trained.schedule.scale[0], 0.25
-    )  # never improves: the first epoch, then 6 and 6 waited
+    scale = trained.schedule.plateau.scale[0]
+    np.testing.assert_array_equal(scale, 0.25)  # never improves: the first epoch, then 6 and 6 waited
 
 
 @pytest.mark.parametrize(

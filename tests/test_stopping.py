@@ -107,6 +107,21 @@ def test_a_training_that_all_have_left_ends():
     assert len(history.train_loss) < 200 and history.epochs.max() <= len(history.train_loss)
 
 
+def test_members_with_random_keys_in_the_optimizer_are_set_aside():
+    optimizer = optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.sgd(1.2))
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((6, 2)), optimizer, 6, sample_input=X[:1])
+    trained, history = train(swarm, patience=1, segment=1)
+    assert len(set(history.epochs)) > 1
+    np.testing.assert_array_equal(trained.id, swarm.id)
+    steps = 3 * history.epochs  # of each member; a step draws a new key
+    np.testing.assert_array_equal(trained.opt_state[0].count, steps)
+    for key, number in zip(trained.opt_state[0].rng_key, steps, strict=True):
+        expected = jax.random.key(3)
+        for _ in range(number):
+            expected, _ = jax.random.split(expected)
+        assert key == expected
+
+
 def test_min_delta_is_what_counts_as_better():
     swarm = made()
     history = train(swarm, min_delta=0.02)[1]

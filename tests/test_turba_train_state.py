@@ -259,6 +259,12 @@ def test_merge_is_the_mean_and_keeps_counts_whole(swarm):
     assert len(merged) == 1 and merged.shape == (1, 3, 2)
 
 
+def test_merge_takes_the_first_members_random_keys():
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.add_noise(0.1, 0.5, key=jax.random.key(3)), 3, 3)
+    (key,) = swarm.merge().opt_state.rng_key
+    assert key == jax.random.key(3)
+
+
 def test_apply_gradients_clips_each_member_by_itself():
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
     swarm = TurbaTrainState.swarm(MLP((2,)), tx, 2, 3)
@@ -298,12 +304,12 @@ def test_a_swarm_works_under_jit_and_tree_map(swarm):
 
 
 def test_setting_the_same_loss_again_compiles_nothing(swarm):
-    from turbanet.turba_train_state import _train
+    from turbanet.turba_train_state import _each
 
     swarm.set_loss_fn(mse).train(X, Y)
-    size = _train._cache_size()
+    size = _each._cache_size()
     swarm.set_loss_fn(mse).train(X, Y)
-    assert _train._cache_size() == size
+    assert _each._cache_size() == size
 
 
 def test_the_public_readme_loop_runs_unchanged():

@@ -53,9 +53,8 @@ def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPre
     ------
     ValueError : for a target of another shape than the prediction, which would broadcast.
     """
-    prediction = _predicted(params, x, apply_fn)
-    _check(prediction, y)
-    return jnp.mean(optax.l2_loss(prediction, y)), prediction
+    loss, prediction = mse(params, x, y, apply_fn)
+    return loss / 2, prediction
 
 
 def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:

@@ -14,7 +14,7 @@ from flax import struct
 from flax.training.train_state import TrainState
 
 from turbanet.training import member
-from turbanet.training.arrays import as_array, as_arrays
+from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -34,24 +34,15 @@ def _by_public_names(method: Method) -> Method:
     return cast(Method, call)
 
 
-@partial(jax.jit, static_argnums=3)
-def _train(swarm, x, y, loss_fn):
-    return jax.vmap(partial(member.train_step, loss_fn))(swarm, x, y)
+@partial(jax.jit, static_argnums=(0, 1))
+def _each(function, fixed, swarm, *data):
+    """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
+    return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
-@partial(jax.jit, static_argnums=3)
-def _evaluate(swarm, x, y, loss_fn):
-    return jax.vmap(partial(member.evaluate, loss_fn))(swarm, x, y)
-
-
-@partial(jax.jit, static_argnums=2)
-def _predict(swarm, x, capture_intermediates):
-    def predict(state, x):
-        if capture_intermediates:
-            return member.predict(state, x, capture_intermediates=True, mutable=["intermediates"])
-        return member.predict(state, x)
-
-    return jax.vmap(predict)(swarm, x)
+def _predict(capture_intermediates, state, x):
+    capture = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture_intermediates else {}
+    return member.predict(state, x, **capture)
 
 
 class TurbaTrainState(TrainState):
@@ -111,8 +102,7 @@ class TurbaTrainState(TrainState):
         >>> swarm.predict(np.zeros((5, 2, 4))).shape  # [member, batch, feature] -> [member, batch, output]
         (5, 2, 3)
         """
-        if not isinstance(swarm_size, int | np.integer) or swarm_size < 1:
-            raise ValueError(f"swarm_size must be a whole number of at least 1, got {swarm_size!r}.")
+        check_whole(swarm_size=swarm_size)
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
         if sample_input is None:
@@ -120,10 +110,8 @@ class TurbaTrainState(TrainState):
             sample_input = jnp.zeros((1, input_size)) if is_number else input_size
         sample = jnp.asarray(as_array(sample_input, "sample_input"))
         seeds = np.asarray(0 if seed is None else seed)
-        ids = np.zeros(swarm_size, int)
-        if seeds.ndim == 0:
-            seeds = np.full(swarm_size, seeds)
-            ids = np.arange(swarm_size)
+        ids = np.arange(swarm_size) if seeds.ndim == 0 else np.zeros(swarm_size, int)
+        seeds = np.full(swarm_size, seeds) if seeds.ndim == 0 else seeds
         if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
 
@@ -184,12 +172,12 @@ class TurbaTrainState(TrainState):
         tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
         names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
         """
-        return _train(self, self._lead(x, "x"), self._lead(y, "y"), self.loss(loss_fn))
+        return _each(member.train_step, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _evaluate(self, self._lead(x, "x"), self._lead(y, "y"), self.loss(loss_fn))
+        return _each(member.evaluate, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -197,7 +185,7 @@ class TurbaTrainState(TrainState):
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
-        return _predict(self, self._lead(x, "x"), bool(capture_intermediates))
+        return _each(_predict, bool(capture_intermediates), self, self._lead(x, "x"))
 
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
         """One optimizer update by `grads`; on a swarm, of each member by itself.
@@ -233,11 +221,13 @@ class TurbaTrainState(TrainState):
         return (both, np.array(ids)) if return_ids else both
 
     def merge(self) -> Self:
-        """A swarm of one, the mean of the members' weights and moments; counts stay whole numbers (the largest)."""
+        """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""
 
         def mean(leaf):
-            whole = not jnp.issubdtype(leaf.dtype, jnp.inexact)
-            return leaf.max(0, keepdims=True) if whole else leaf.mean(0, keepdims=True)
+            if is_key(leaf):
+                return leaf[:1]
+            average = leaf.mean if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.max
+            return average(0, keepdims=True)
 
         return jax.tree.map(mean, self).replace(seed=self.seed[:1], id=self.id.max(keepdims=True) + 1)
 
@@ -258,12 +248,11 @@ class TurbaTrainState(TrainState):
         wanted = np.atleast_1d(np.asarray(ids))
         names = np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
         found = names[:, 1] == wanted[:, None] if wanted.ndim == 1 else (names == wanted[:, None]).all(-1)
-        if not found.any(axis=1).all():
-            missing = wanted[~found.any(axis=1)][0].tolist()
-            raise KeyError(f"No member {missing} in this swarm; its ids are {names[:, 1].tolist()}.")
-        if (found.sum(axis=1) > 1).any():
-            twice = wanted[found.sum(axis=1) > 1][0].tolist()
-            raise ValueError(f"{twice} names more than one member: give pairs (seed, id), each of one member.")
+        for name, members in zip(wanted.tolist(), found.sum(axis=1), strict=True):
+            if members == 0:
+                raise KeyError(f"No member {name} in this swarm; its ids are {names[:, 1].tolist()}.")
+            if members > 1:
+                raise ValueError(f"{name} names more than one member: give pairs (seed, id), each of one member.")
         return jax.tree.map(lambda leaf: leaf[found.argmax(axis=1)], self)
 
     def __iter__(self) -> Iterator[Self]:
@@ -320,10 +309,9 @@ def _kernel_widths(params):
     """(inputs, outputs) of a stack of layers known only by its params: the first and last kernel in natural order."""
 
     def natural(path):
-        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", jax.tree_util.keystr(path))]
+        return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", jax.tree_util.keystr(path)))
 
-    leaves = [(natural(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.ndim >= 3]
+    leaves = {natural(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.ndim >= 3}
     if not leaves:
         raise ValueError("shape is unknown: no sample input was given and no layer has a kernel.")
-    leaves.sort(key=lambda pair: pair[0])
-    return leaves[0][1].shape[-2], leaves[-1][1].shape[-1]
+    return leaves[min(leaves)].shape[-2], leaves[max(leaves)].shape[-1]

@@ -23,10 +23,9 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
     computed = jax.dtypes.canonicalize_dtype(dtype)
     if computed != dtype and dtype.kind in "iu" and array.size:
-        limits = np.iinfo(computed)
         lowest = array.min()
         highest = array.max()
-        if lowest < limits.min or highest > limits.max:
+        if lowest < np.iinfo(computed).min or highest > np.iinfo(computed).max:
             raise ValueError(
                 f"{name} holds whole numbers from {lowest} to {highest}, JAX computes in {computed}: "
                 "make them smaller, or floats, or set jax_enable_x64."
@@ -41,6 +40,18 @@ def as_arrays(tree: Any, name: str) -> Any:
     array, a tensor or a table. A list of numbers, or of lists of numbers, is one array. None stays None.
     """
     return jax.tree.map(lambda leaf: as_array(leaf, name), tree, is_leaf=_is_list_of_numbers)
+
+
+def check_whole(**numbers: Any) -> None:
+    """ValueError for a number, by its name, that is not a whole one of at least 1."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
+
+
+def is_key(leaf: jax.Array | np.ndarray) -> bool:
+    """Whether an array holds JAX's typed random keys, which NumPy cannot read."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _is_list_of_numbers(node):

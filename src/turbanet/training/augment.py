@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from turbanet.training.arrays import check_whole
 from turbanet.training.member import AUGMENT, member_key
 
 
@@ -17,8 +18,7 @@ class RandomCrop:
     padding: int = 4
 
     def __post_init__(self):
-        if not isinstance(self.padding, int) or self.padding < 1:
-            raise ValueError(f"padding must be a whole number of pixels of at least 1, got {self.padding!r}.")
+        check_whole(padding=self.padding)
 
     def draw(self, key: jax.Array, rows: int) -> jax.Array:
         """Where each of `rows` windows begins: int32 [row, 2] from 0 to 2 padding."""
@@ -93,8 +93,8 @@ class Augmented:
     def _drawn(self, apply_fn, rows):
         if apply_fn.example is None:
             return draw(self.augment, apply_fn.state, rows)
-        batch = draw(self.augment, apply_fn.state, apply_fn.examples)
-        return jax.tree.map(lambda leaf: leaf[apply_fn.example][None], batch)
+        index, examples = apply_fn.example
+        return jax.tree.map(lambda leaf: leaf[index][None], draw(self.augment, apply_fn.state, examples))
 
     def __repr__(self):
         return f"augmented({getattr(self.loss_fn, '__qualname__', self.loss_fn)}, {self.augment})"

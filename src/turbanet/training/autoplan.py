@@ -22,16 +22,15 @@ PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these second
 FORMAT = 1  # of the file; another one is ignored
 
 
-def search(program, swarm, data, *, devices, start, seconds, compile_seconds=0.0) -> Plan:
-    """The fastest block for a training, climbing from `start`, remembered.
+def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan:
+    """The fastest block for a training, climbing from that of the plan `start`, remembered.
 
     Parameters
     ----------
     program : `program.Train`
     swarm : the members in training
     data : their training `Data`, not placed
-    devices : to train on
-    start : members in the first block that is tried
+    start : the plan with the devices to train on and the block that is tried first
     seconds : about how long the search may take
     compile_seconds : what one compilation is expected to take
 
@@ -41,17 +40,17 @@ def search(program, swarm, data, *, devices, start, seconds, compile_seconds=0.0
     compiling = [compile_seconds]
     program = program.probe(PROBE_STEPS, data.length)
     tried = {}
-    front = [start, 2 * start, start // 2]
+    front = [start.block, 2 * start.block, start.block // 2]
 
     def time_left(candidates=1):
         spent = time.perf_counter() - begin
         return spent + candidates * (max(compiling) + 2 * PROBE_SECONDS) < seconds
 
     def balanced(block):
-        return Plan(devices, max(block, 1)).balanced(len(swarm))
+        return dataclasses.replace(start, block=max(block, 1), candidates=()).balanced(len(swarm))
 
     if not time_left(candidates=2):
-        return Plan(devices, start)
+        return start
     while front:
         for plan in map(balanced, front):
             if plan.block not in tried and time_left():
@@ -62,9 +61,9 @@ def search(program, swarm, data, *, devices, start, seconds, compile_seconds=0.0
     candidates = tuple(tried[block] for block in sorted(tried))
     best = min(candidates, key=lambda candidate: candidate.seconds)
     if math.isinf(best.seconds):
-        return Plan(devices, start)
-    _remember(_file(program, swarm, data, devices), candidates)
-    return Plan(devices, best.block, candidates)
+        return start
+    _remember(_file(program, swarm, data, start.devices), candidates)
+    return Plan(start.devices, best.block, candidates)
 
 
 def recall(program, swarm, data, *, devices) -> Plan | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from turbanet.training.arrays import check_whole, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.plan import say_once
 
@@ -31,9 +32,7 @@ class Checkpoints:
     every: int = 1
 
     def __post_init__(self):
-        for name in ("keep", "every"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
+        check_whole(keep=self.keep, every=self.every)
 
 
 def facts(swarm, program, data) -> dict:
@@ -87,13 +86,14 @@ class Keeper:
         import orbax.checkpoint as ocp
 
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        self.folder, self.facts, self.args, self.segments = Path(self.where.folder).resolve(), known, ocp.args, 0
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.where.keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
+        self.folder = Path(self.where.folder).resolve()
+        self.facts = known
+        self.args = ocp.args
+        self.segments = 0
+        how = {"max_to_keep": self.where.keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": True}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(self.folder, options=options)
+            self.manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(**how))
         except OSError as error:
             raise OSError(f"Checkpoints cannot be kept in {self.folder} ({error}): name another folder.") from error
 
@@ -102,9 +102,7 @@ class Keeper:
         step = self.manager.latest_step()
         if step is None:
             if self.facts[OPAQUE]:
-                say_once(
-                    f"The {self.facts[OPAQUE]}, which cannot be read: the training is kept, but cannot be resumed."
-                )
+                say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
         said = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore()))["about"]
         if unread := self.facts[OPAQUE] or said["facts"].get(OPAQUE):
@@ -154,7 +152,6 @@ def named_leaves(arrays, like):
 
     def named(path, old):
         leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        keys = jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key)
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if keys else leaf
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if is_key(old) else leaf
 
     return jax.tree_util.tree_map_with_path(named, like)

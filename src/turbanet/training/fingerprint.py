@@ -7,14 +7,16 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import types
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from pathlib import Path
 
 import flax.linen as nn
 import jax
 import numpy as np
+
+from turbanet.training.arrays import is_key
 
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)
 CODE = "code", "consts", "names", "varnames", "argcount", "kwonlyargcount", "flags", "exceptiontable"
@@ -23,11 +25,9 @@ HELD = {  # what counts of objects that a pickle would refuse, or keep by name
     types.MethodType: ["__self__", "__func__"],
     types.GetSetDescriptorType: ["__qualname__"],
     property: ["fget", "fset", "fdel"],
-    staticmethod: ["__func__"],
-    classmethod: ["__func__"],
     functools.cached_property: ["func"],
-    functools._lru_cache_wrapper: ["__wrapped__"],
 }
+WRAPPERS = staticmethod, classmethod, functools._lru_cache_wrapper, jax.stages.Wrapped
 
 
 def fingerprint(thing: object) -> "Fingerprint":
@@ -49,8 +49,7 @@ def fingerprint(thing: object) -> "Fingerprint":
 
 def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
     """An array in the host's memory; typed random keys as the numbers they hold."""
-    keys = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(array) if keys else array)
+    return np.asarray(jax.random.key_data(array) if is_key(array) else array)
 
 
 class Fingerprint(str):
@@ -121,7 +120,7 @@ def _made_of(thing):
     if isinstance(thing, nn.Module):  # beside its fields it holds a number of its own and what Flax notes down
         fields = [field.name for field in dataclasses.fields(thing) if field.name != "parent"]
         return [type(thing), {name: getattr(thing, name) for name in fields}]
-    if isinstance(thing, jax.stages.Wrapped):
+    if isinstance(thing, WRAPPERS):
         return [thing.__wrapped__]
     return _pickled(thing)
 
@@ -183,11 +182,10 @@ def _package(module) -> str | None:
     if top in sys.stdlib_module_names:
         return f"Python {sys.version_info.major}.{sys.version_info.minor}"
     try:
-        spec = None if top == "__main__" else importlib.util.find_spec(top)
+        places = str(importlib.util.find_spec(top))  # names the module's file and folders
     except ValueError:  # a module that was made by hand
-        spec = None
-    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
-    if not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places if place):
+        return None
+    if top == "__main__" or not re.search(r"[/\\](site|dist)-packages[/\\]", places):
         return None
     try:
         return f"{top} {version(top)}"

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from turbanet.training import autoplan, schedules, stopping
+from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.data import placed, prepare
 from turbanet.training.member import SHUFFLE, Swarm, member_key
@@ -47,16 +48,10 @@ class History:
         import pandas as pd
 
         epochs, members = self.train_loss.shape
-        table = {
-            "epoch": np.repeat(np.arange(epochs), members),
-            "seed": np.tile(self.seed, epochs),
-            "member": np.tile(self.member, epochs),
-            "train_loss": self.train_loss.ravel(),
-        }
-        for name in ("validation_loss", "validation_metric"):
-            if getattr(self, name) is not None:
-                table[name] = getattr(self, name).ravel()
-        return pd.DataFrame(table)
+        names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
+        losses = {name: getattr(self, name) for name in ("train_loss", "validation_loss", "validation_metric")}
+        seen = {name: loss.ravel() for name, loss in losses.items() if loss is not None}
+        return pd.DataFrame({"epoch": np.repeat(np.arange(epochs), members), **names, **seen})
 
 
 def fit(
@@ -134,11 +129,13 @@ def fit(
         raise ValueError("metric came without validation=(x, y): give the data it is computed on.")
     elif patience is not None or schedules.needs_validation(swarm):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
-    _check_whole(epochs=epochs, batch_size=batch_size, segment=segment, patience=patience)
+    optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
+    check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
 
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
     segment = min(segment or _segment(epochs), epochs)
-    program = Train(loss_fn, segment, _batch_size(batch_size, data), shuffle=shuffle, metric=metric)
+    batch_size = min(batch_size or data.length, data.length)
+    program = Train(loss_fn, segment, batch_size, shuffle=shuffle, metric=metric)
     run = Training(program, start, (data, held_out), epochs=epochs, plan=plan, checkpoints=checkpoints)
     hidden = {} if progress else {"disable": True}
     with tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
@@ -147,10 +144,9 @@ def fit(
             bar.update(run.done - bar.n)
             bar.set_postfix(loss=f"{run.loss:.4g}")
     state = run.end()
-    train_loss, *validation_seen = zip(*run.losses, strict=True)
-    validation_loss, validation_metric = (None if part[0] is None else np.concatenate(part) for part in validation_seen)
+    train_loss, validation_loss, validation_metric = run.seen()
     history = History(
-        train_loss=np.concatenate(train_loss),
+        train_loss=train_loss,
         validation_loss=validation_loss,
         validation_metric=validation_metric,
         seed=np.asarray(swarm.seed),
@@ -160,7 +156,8 @@ def fit(
         plan=run.plan,
         epochs=np.asarray(state.epoch) - np.asarray(swarm.epoch),
     )
-    return _unplace(state if patience is None else stopping.restored(state), swarm), history
+    state = gathered(state if patience is None else stopping.restored(state))
+    return jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, swarm)), history
 
 
 def measured_plan(
@@ -188,10 +185,10 @@ def measured_plan(
     Plan : `print` it to see every block that was tried
     """
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    _check_whole(batch_size=batch_size)
-    program = Train(swarm.loss(loss_fn), epochs=1, batch_size=_batch_size(batch_size, data))
-    plan = choose(Plan(devices), swarm)
-    return autoplan.search(program, swarm, data, devices=plan.devices, start=plan.block, seconds=seconds)
+    batch_size = data.length if batch_size is None else batch_size
+    check_whole(batch_size=batch_size)
+    program = Train(swarm.loss(loss_fn), epochs=1, batch_size=min(batch_size, data.length))
+    return autoplan.search(program, swarm, data, choose(Plan(devices), swarm), seconds=seconds)
 
 
 def evaluate(
@@ -253,21 +250,6 @@ def _apply(program, swarm, data, plan):
     data = placed((data,), plan)
     out = compiled(program, plan, state, data)(state, data)
     return jax.device_put(resized(out, len(swarm)), swarm.step.sharding)
-
-
-def _unplace(state, like):
-    """`state` on the devices that `like` is on."""
-    return jax.device_put(gathered(state), jax.tree.map(lambda old: old.sharding, like))
-
-
-def _check_whole(**numbers):
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int | np.integer) or number < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
-
-
-def _batch_size(batch_size, data):
-    return min(batch_size or data.length, data.length)
 
 
 def _segment(epochs):

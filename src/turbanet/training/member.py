@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import jax
@@ -44,7 +44,7 @@ def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
     if not isinstance(model, nn.Module):
         return {}
     if hasattr(model, "nnx_class"):
-        return {"nnx_method": _nnx_train if train else _nnx_eval}
+        return {"nnx_method": partial(_nnx_call, train)}
     modes = {"train": train, "training": train, "deterministic": not train}
     return {name: modes[name] for name in inspect.signature(type(model).__call__).parameters if name in modes}
 
@@ -79,14 +79,12 @@ class Bound:
         self.collections = state.collections
         self.calls = 0
         self.trace = current_trace()
-        self.example = None
-        self.examples = None
+        self.example = None  # (index, of how many): see `of_example`
 
     def of_example(self, index: Any, examples: int) -> "Bound":
         """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
         alone = copy.copy(self)
-        alone.example = index
-        alone.examples = examples
+        alone.example = (index, examples)
         return alone
 
     def __call__(self, variables, *args, **kwargs):
@@ -101,7 +99,7 @@ class Bound:
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
         if self.example is not None:
-            rngs = {name: jax.random.fold_in(key, self.example) for name, key in rngs.items()}
+            rngs = {name: jax.random.fold_in(key, self.example[0]) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
         if not self.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
@@ -135,17 +133,12 @@ def _in_parts(function, args, most):
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:length], out)
 
 
-def checked(loss_fn: Callable) -> Callable:
-    """`loss_fn` with its result checked when it is traced: (scalar, prediction) or a ValueError."""
-
-    def call(params, x, y, apply_fn):
-        out = loss_fn(params, x, y, apply_fn)
-        if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
-            came = f"shapes {jax.tree.map(jnp.shape, out)}"
-            raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: take its mean.")
-        return out
-
-    return call
+def checked(out: Any) -> tuple[jax.Array, Any]:
+    """What a loss returned, if it is (scalar, prediction), or a ValueError, when it is traced."""
+    if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
+        came = f"shapes {jax.tree.map(jnp.shape, out)}"
+        raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: take its mean.")
+    return out
 
 
 def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.Array, Any]:
@@ -153,7 +146,7 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.
 
     def loss(params):
         apply_fn = Bound(state, train=True)
-        value, prediction = checked(loss_fn)(params, x, y, apply_fn)
+        value, prediction = checked(loss_fn(params, x, y, apply_fn))
         return value, (prediction, apply_fn.collections)
 
     gradient = jax.value_and_grad(loss, has_aux=True)
@@ -165,7 +158,7 @@ def evaluate(
     loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None
 ) -> tuple[jax.Array, Any]:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
-    return checked(loss_fn)(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once))
+    return checked(loss_fn(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once)))
 
 
 def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
@@ -189,24 +182,12 @@ def carried(model: Any, variables: Any, sample: Any) -> list[str]:
     names = sorted(set(variables) - {"params"})
     if not names:
         return []
-    rngs = streams(0, 0, 0)
-
-    def change(variables, x):
-        return model.apply(variables, x, mutable=names, rngs=rngs, **mode(model.apply, True))[1]
-
-    after = jax.eval_shape(change, variables, sample)
-
-    def shape(tree):
-        return jax.tree.map(jnp.shape, tree)
-
-    return [name for name in names if name in after and shape(variables[name]) == shape(after[name])]
+    step = partial(model.apply, mutable=names, rngs=streams(0, 0, 0), **mode(model.apply, True))
+    _, after = jax.eval_shape(step, variables, sample)
+    before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
+    return [name for name in names if name in after and before[name] == after[name]]
 
 
-def _nnx_train(module, *args, **kwargs):
-    module.train()
-    return module(*args, **kwargs)
-
-
-def _nnx_eval(module, *args, **kwargs):
-    module.eval()
+def _nnx_call(train, module, *args, **kwargs):
+    (module.train if train else module.eval)()
     return module(*args, **kwargs)

@@ -4,12 +4,14 @@ import dataclasses
 import logging
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from turbanet.training.arrays import is_key
 
 CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
 LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
@@ -94,9 +96,8 @@ class Plan:
         for c in self.candidates:
             cost = "out of memory" if c.seconds == float("inf") else f"{1e6 * c.seconds:10.2f} us a member and step"
             chosen = "  <- chosen" if c.block == self.block else ""
-            lines.append(
-                f"  block {c.block:>5}: {cost}, {c.megabytes:8.1f} MB, compiled in {c.compile_seconds:.1f} s{chosen}"
-            )
+            memory = f"{c.megabytes:8.1f} MB"
+            lines.append(f"  block {c.block:>5}: {cost}, {memory}, compiled in {c.compile_seconds:.1f} s{chosen}")
         return "\n".join(lines)
 
     @property
@@ -165,7 +166,7 @@ def _on_host(leaf):
     """Whether NumPy reads an array where it lies."""
     if not isinstance(leaf, jax.Array):
         return True
-    return not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and all(d.platform == "cpu" for d in leaf.devices())
+    return not is_key(leaf) and all(device.platform == "cpu" for device in leaf.devices())
 
 
 def _found_again(names, block, candidates):
@@ -183,14 +184,10 @@ def _platform_devices(platform):
         raise ValueError(f"JAX has no {platform!r} device here; it has: {have}.") from None
 
 
-_said = set()
-
-
+@cache
 def say_once(sentence: str) -> None:
     """Log a piece of advice the first time it applies."""
-    if sentence not in _said:
-        _said.add(sentence)
-        logging.getLogger("turbanet").warning(sentence)
+    logging.getLogger("turbanet").warning(sentence)
 
 
 def choose(plan, swarm) -> Plan:

@@ -29,7 +29,6 @@ class Train:
     shuffle: bool = True
     most_steps: int | None = None  # of an epoch, of rows drawn anew for each: for timing
     metric: Callable | None = None
-    donates = True
 
     def steps(self, length: int) -> int:
         """Steps of one call for a member that sees `length` rows."""
@@ -80,7 +79,6 @@ class Evaluate:
 
     loss_fn: Callable
     metric: Callable | None = None
-    donates = False
 
     def __call__(self, state, data):
         def scores(index=None):
@@ -99,8 +97,6 @@ class Evaluate:
 @dataclasses.dataclass(frozen=True)
 class Predict:
     """The prediction of one member for its rows."""
-
-    donates = False
 
     def __call__(self, state, data):
         return member.predict(state, data.read()[0], rows_at_once=ROWS)
@@ -123,7 +119,6 @@ def compiled(program, plan, state, data):
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
     _program.cache_clear()
-    _memory.cache_clear()
     jax.clear_caches()
 
 
@@ -137,7 +132,7 @@ class Need:
 
 def fits(program, plan) -> Need:
     """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
-    sizes = _memory(program)
+    sizes = program.memory_analysis()
     if sizes is None:
         return Need(0, True)
     need = sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
@@ -150,11 +145,6 @@ def fits(program, plan) -> Need:
 
 
 @lru_cache(maxsize=64)
-def _memory(program):
-    return program.memory_analysis()  # takes XLA milliseconds each time
-
-
-@lru_cache(maxsize=64)
 def _program(program, plan, tree, types):
     def one_member(member, shared):
         state, own = member
@@ -164,6 +154,6 @@ def _program(program, plan, tree, types):
         own, shared = split(data)
         return plan.vectorise(one_member)((state, own), shared)
 
-    donated = (0,) if program.donates else ()
+    donated = (0,) if isinstance(program, Train) else ()
     jitted = jax.jit(all_members, donate_argnums=donated, compiler_options=plan.compiler_options)
     return jitted.lower(*jax.tree.unflatten(tree, types)).compile()

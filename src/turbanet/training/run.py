@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.training import autoplan, checkpoint
+from turbanet.training.arrays import is_key
 from turbanet.training.data import of_members, placed
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, choose, resized, say_once
@@ -59,7 +60,11 @@ class Training:
     def loss(self) -> float:
         """The mean loss of the last epoch over the members that trained in it."""
         last = self.losses[-1][0][-1]
-        return last[~np.isnan(last)].mean() if not np.isnan(last).all() else np.nan
+        return np.nan if np.isnan(last).all() else np.nanmean(last)
+
+    def seen(self):
+        """(training loss, validation loss, metric) [epoch, member] so far, None for what was not asked for."""
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses)
 
     def advance(self):
         """Train on for a segment; set aside who has stopped, keep a checkpoint, and measure plans after the first."""
@@ -79,13 +84,11 @@ class Training:
         return self._everyone()
 
     def _everyone(self):
-        parts = list(self.set_aside)
-        if len(self.training):
-            parts.append((self.training, self._state()))
-        if len(parts) == 1:
-            return parts[0][1]
-        order = np.argsort(np.concatenate([positions for positions, _ in parts]))
-        return jax.tree.map(lambda *leaves: _concatenated(leaves)[order], *(state for _, state in parts))
+        if not self.set_aside:
+            return self._state()
+        positions, states = zip(*self.set_aside, (self.training, self._state()), strict=True)
+        order = np.argsort(np.concatenate(positions))
+        return jax.tree.map(lambda *parts: (jnp if is_key(parts[0]) else np).concatenate(parts)[order], *states)
 
     def _place(self, state, plan):
         """Put the states of those who still train, and their data, where `plan` says."""
@@ -95,8 +98,7 @@ class Training:
         self.fits_memory = False
 
     def _data(self):
-        everyone = len(self.training) == len(self.start)
-        return self.data if everyone else of_members(self.data, self.training)
+        return of_members(self.data, self.training) if self.set_aside else self.data
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
@@ -161,15 +163,11 @@ class Training:
             self.set_aside.append((self.training[stopped], _members(state, stopped)))
             self.training = self.training[active]
             state = _members(state, np.flatnonzero(active))
-        if len(self.training):
-            self._place(state, plan)
-        else:
-            self.plan = plan
+        self._place(state, plan)
 
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
-        losses = [part for part in zip(*self.losses, strict=True) if part[0] is not None]
-        arrays = {f"losses[{i}]": np.concatenate(part) for i, part in enumerate(losses)}
+        arrays = {f"losses[{i}]": part for i, part in enumerate(self.seen()) if part is not None}
         progress = {
             "done": self.done,
             "segment": self.program.epochs,
@@ -195,29 +193,14 @@ class Training:
     def _search(self):
         """After the first segment its seconds are known, and so is what a search may cost."""
         state = self._state()
-        found = autoplan.search(
-            self.program,
-            state,
-            self._data()[0],
-            devices=self.plan.devices,
-            start=self.plan.block,
-            seconds=autoplan.SHARE * self.steady_seconds * self.epochs / self.done,
-            compile_seconds=self.compile_seconds,
-        )
+        seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
+        costs = {"seconds": seconds, "compile_seconds": self.compile_seconds}
+        found = autoplan.search(self.program, state, self._data()[0], self.plan, **costs)
         if found.block != self.plan.block:
             self._place(state, found)
         self.plan = found
 
 
-def _is_key(leaf):
-    """Whether an array holds JAX's random keys, which NumPy cannot read."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _members(tree, positions):
     """Those members of a [member, ...] tree, in the host's memory: NumPy copies whole rows, XLA's gather does not."""
-    return jax.tree.map(lambda leaf: (leaf if _is_key(leaf) else np.asarray(leaf))[positions], tree)
-
-
-def _concatenated(leaves):
-    return jnp.concatenate(leaves) if _is_key(leaves[0]) else np.concatenate(leaves)
+    return jax.tree.map(lambda leaf: (leaf if is_key(leaf) else np.asarray(leaf))[positions], tree)

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.arrays import as_array
+from turbanet.training.arrays import as_array, check_whole
 
 TOP_BIT = np.uint32(1 << 31)
 
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
     """Each of `members` sees all `rows` rows in their order: int32 [member, row]."""
-    return jnp.tile(jnp.arange(_at_least_one(rows, "rows"), dtype=jnp.int32), (_at_least_one(members, "members"), 1))
+    check_whole(members=members, rows=rows)
+    return jnp.tile(jnp.arange(rows, dtype=jnp.int32), (members, 1))
 
 
 def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Array:
@@ -37,9 +38,9 @@ def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Ar
     """
     if not 0 < portion <= 1 or round(portion * rows) < 1:
         raise ValueError(f"portion must be in (0, 1] and leave at least one of {rows} rows, got {portion}.")
-    keys = jax.random.split(key, _at_least_one(members, "members"))
-    size = round(portion * rows)
-    return jax.vmap(lambda k: jax.random.permutation(k, rows)[:size])(keys).astype(jnp.int32)
+    check_whole(members=members)
+    keys = jax.random.split(key, members)
+    return jax.vmap(lambda k: jax.random.permutation(k, rows)[: round(portion * rows)])(keys).astype(jnp.int32)
 
 
 def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = None) -> jax.Array:
@@ -68,9 +69,9 @@ def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = Non
     >>> rows.shape, bool((rows < 100).all())
     ((3, 100), True)
     """
-    _at_least_one(rows, "rows")
-    shape = (_at_least_one(members, "members"), _at_least_one(rows if size is None else size, "size"))
-    return jax.random.randint(key, shape, 0, rows, jnp.int32)
+    size = rows if size is None else size
+    check_whole(rows=rows, members=members, size=size)
+    return jax.random.randint(key, (members, size), 0, rows, jnp.int32)
 
 
 def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -137,9 +138,3 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
         bits = jax.random.bits(key, (length,), jnp.uint32) >> 1
         position = jnp.argsort(jnp.where(position < count, bits, bits | TOP_BIT))  # padding sorts behind all real rows
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)
-
-
-def _at_least_one(number: int, name: str) -> int:
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}.")
-    return number

@@ -16,10 +16,8 @@ ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate
 
 def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
     """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not."""
-    found: dict[str, jax.Array] = {}
-    for _, values in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams"):
-        found |= values
-    return found
+    found = optax.tree.get_all_with_path(swarm.opt_state, "hyperparams")
+    return {name: value for _, values in found for name, value in values.items()}
 
 
 def with_hyperparameters(swarm: Any, **values: Any) -> Any:
@@ -50,7 +48,8 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     _check_free(swarm, new)
     schedule = swarm.schedule
     if schedule is not None and "learning_rate" in new:
-        schedule = schedule.replace(base=new["learning_rate"], scale=jnp.ones_like(schedule.scale))
+        plateau = schedule.plateau._replace(scale=jnp.ones_like(schedule.plateau.scale))
+        schedule = schedule.replace(base=new["learning_rate"], plateau=plateau)
     return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=schedule)
 
 
@@ -111,15 +110,13 @@ def multistep(epoch: Any, base: Any, *, milestones: tuple[int, ...] = (82, 123),
 
 
 def reduce(epoch: Any, base: Any) -> Any:
-    """`base` at every `epoch`; `end_epoch` halves it where the validation loss stays for more than 5 epochs."""
+    """`base` at every `epoch`, halved by `PLATEAU` where the validation loss stays for more than 5 epochs."""
     return base
 
 
 NAMED = {"constant": constant, "cosine": cosine, "warm": warm, "multistep": multistep, "reduce": reduce}
-# Of reduce: the published ones, which are PyTorch's but for the patience.
-FACTOR = 0.5
-PATIENCE = 5  # epochs
-THRESHOLD = 1e-4  # relative improvement of the loss
+# The published numbers of reduce, which are PyTorch's but for the patience; Optax halves at the last of these epochs.
+PLATEAU = optax.contrib.reduce_on_plateau(factor=0.5, patience=6, rtol=1e-4)
 
 
 @struct.dataclass
@@ -128,9 +125,7 @@ class Schedule:
 
     which: Any  # index into functions
     base: Any  # learning rate
-    best: Any  # validation loss, for reduce
-    waited: Any  # epochs without a better one
-    scale: Any  # what reduce has made of 1
+    plateau: Any  # how the validation loss stands and what reduce has made of 1, as Optax keeps it
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
 
@@ -162,9 +157,7 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
         schedule=Schedule(
             which=jnp.array([functions.index(function) for function in of_members], jnp.int32),
             base=base,
-            best=jnp.full(len(swarm), jnp.inf, base.dtype),
-            waited=jnp.zeros(len(swarm), jnp.int32),
-            scale=jnp.ones(len(swarm), base.dtype),
+            plateau=jax.vmap(PLATEAU.init)(base),
             functions=functions,
         )
     )
@@ -180,9 +173,9 @@ def begin_epoch(state: Any) -> Any:
     schedule = state.schedule
     if schedule is None:
         return state
-    functions = [_cast(function) for function in schedule.functions]
-    value = jax.lax.switch(schedule.which, functions, state.epoch, schedule.base)
-    return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * schedule.scale}))
+    branches = [lambda epoch, base, f=f: jnp.asarray(f(epoch, base), base.dtype) for f in schedule.functions]
+    value = jax.lax.switch(schedule.which, branches, state.epoch, schedule.base)
+    return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * schedule.plateau.scale}))
 
 
 def end_epoch(state: Any, validation_loss: Any) -> Any:
@@ -190,27 +183,17 @@ def end_epoch(state: Any, validation_loss: Any) -> Any:
     schedule = state.schedule
     if schedule is None or reduce not in schedule.functions or validation_loss is None:
         return state
-    better = validation_loss < schedule.best * (1 - THRESHOLD)
-    waited = jnp.where(better, 0, schedule.waited + 1)
-    drop = (waited > PATIENCE) & (schedule.which == schedule.functions.index(reduce))
-    schedule = schedule.replace(
-        best=jnp.where(better, validation_loss, schedule.best).astype(schedule.best.dtype),
-        waited=jnp.where(drop, 0, waited),
-        scale=jnp.where(drop, FACTOR * schedule.scale, schedule.scale),
-    )
-    return state.replace(schedule=schedule)
+    _, plateau = PLATEAU.update({}, schedule.plateau, value=validation_loss)
+    follows = schedule.which == schedule.functions.index(reduce)
+    plateau = plateau._replace(scale=jnp.where(follows, plateau.scale, schedule.plateau.scale))
+    return state.replace(schedule=schedule.replace(plateau=plateau))
 
 
 def _check_free(swarm, names):
     """ValueError for a hyperparameter that was given to Optax as a schedule: it would be overwritten at each step."""
     for _, computed in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states"):
-        for name in names:
-            if name in computed:
-                raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {ADVICE}.")
-
-
-def _cast(function):
-    return lambda epoch, base: jnp.asarray(function(epoch, base), base.dtype)
+        for name in computed.keys() & names:
+            raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {ADVICE}.")
 
 
 def _set(opt_state, values):
