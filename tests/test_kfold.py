@@ -1,5 +1,7 @@
 """k-fold in PyTorch on a swarm's own rows: the same rates, pixels, losses; and the paired comparison."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -30,7 +32,9 @@ def compared():
 @pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
 def test_every_way_trains_the_same_networks(compared, way):
     for part in range(3):  # training loss, validation loss, accuracy: [epoch, member]
-        ours, theirs = compared.results[OURS][part], compared.results[way][part]
+        theirs = compared.results[way][part]
+        assert len(theirs) == (1 if way == SERIAL_ONE else JOB["epochs"])
+        ours = compared.results[OURS][part][: len(theirs)]
         tolerance = {"rtol": 5e-3} if part < 2 else {"atol": 0.07}  # of 16 rows, one on the edge
         np.testing.assert_allclose(theirs, ours, **tolerance)
 
@@ -87,7 +91,22 @@ def test_measure_refuses_ways_that_train_something_else():
     wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), 0.0
     runs = {OURS: lambda **_: (*right[0], *right[1:]), "other": lambda **_: (*wrong[0], *wrong[1:])}
     with pytest.raises(AssertionError, match="other trains something else"):
-        kfold.measure(runs)
+        kfold.measure(runs, epochs=2)
+
+
+def test_one_thread_is_timed_on_one_epoch_of_many(monkeypatch):
+    now = [0.0]
+    asked = {OURS: [], SERIAL_ONE: []}
+
+    def run(name, epochs, **_):
+        asked[name].append(epochs)
+        now[0] += 2.0 * epochs
+        return (np.ones((epochs, 3)),) * 3 + (np.ones(3), 0.0)
+
+    monkeypatch.setattr(kfold.timing.time, "perf_counter", lambda: now[0])
+    _, times, _ = kfold.measure({name: partial(run, name) for name in asked}, epochs=5)
+    assert asked == {OURS: [1, 5], SERIAL_ONE: [1, 1]} and times.seconds.tolist() == [10.0, 10.0]
+    assert times.epochs_timed.tolist() == [5, 1]
 
 
 def test_the_paired_comparison_is_nadeau_and_bengios():
