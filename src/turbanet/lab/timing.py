@@ -41,35 +41,34 @@ def extrapolate(
     ways: dict[str, Callable[[int], Any]],
     steps: int,
     *,
-    whole: Sequence[str] = (),
+    units: dict[str, int] | None = None,
     precision: float = 0.05,
     repeats: int = 3,
     most: int = 10,
     turn: float = 0.5,
 ):
-    """Seconds that each way takes for `steps` steps, read off shorter runs where its cost per step is constant.
+    """Seconds that each way takes for `steps` steps, read off shorter runs, as its cost per step is constant.
 
-    A turn times 1 step and n steps: their difference is what n - 1 steps take, without what a call costs by itself. The
-    ways take turns, until Student's 95 % interval of each is within `precision` of its mean.
+    A turn times a run of one unit of steps and one of n units: their difference is what n - 1 units take, without what
+    a call costs by itself. The ways take turns until Student's 95 % interval of each is within `precision` of its mean.
 
     Parameters
     ----------
-    ways : {name: run(steps)}
+    ways : {name: run(steps)}, each called before, so that what it compiles is there
     steps : of the whole training
-    whole : names of the ways that are run to the end in each turn, `repeats` times
+    units : {name: steps} of the ways that run whole units of steps alone; 1 for the others
     precision : half the interval over the mean; reached or not, a way has no more than `most` turns
     repeats : turns of each way at the least
-    turn : seconds that n steps are to take, and at least ten times what a call costs by itself
+    turn : seconds that n units are to take, and at least ten times what a call costs by itself
 
     Returns
     -------
-    pandas table : way, repeat, seconds (for all steps), steps (those that were run: n)
+    pandas table : way, repeat, seconds (for all steps), steps (those of the longer run)
     """
     import pandas as pd
 
-    lengths = {name: steps if name in whole else _turn_length(run, steps, turn) for name, run in ways.items()}
-    for name in whole:
-        _seconds(ways[name], steps)
+    units = dict.fromkeys(ways, 1) | (units or {})
+    lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in ways.items()}
     rows = []
     left = list(ways)
     repeat = 0
@@ -78,25 +77,25 @@ def extrapolate(
             length = lengths[name]
             seconds = _seconds(ways[name], length)
             if length < steps:
-                single = _seconds(ways[name], 1)
-                seconds = single + (steps - 1) * (seconds - single) / (length - 1)
+                short = _seconds(ways[name], units[name])
+                seconds = short + (steps - units[name]) * (seconds - short) / (length - units[name])
             rows.append({"way": name, "repeat": repeat, "seconds": seconds, "steps": length})
         repeat += 1
         table = pd.DataFrame(rows)
         precise = {name for name, part in table.groupby("way") if _half_width(part.seconds) <= precision}
-        left = [name for name in left if repeat < repeats or (name not in precise | set(whole) and repeat < most)]
+        left = [name for name in left if repeat < repeats or (name not in precise and repeat < most)]
     return table
 
 
-def _turn_length(run, steps, turn):
-    """Steps that take `turn` seconds, and ten times as long as one call costs by itself; not more than there are."""
-    few = min(5, steps)
-    _seconds(run, few)
-    if few == steps:
+def _turn_length(run, steps, unit, turn):
+    """Steps, in whole units, that take `turn` seconds, and ten times as long as one call costs by itself."""
+    few = 3 * unit
+    if few >= steps:
         return steps
-    single = _seconds(run, 1)
-    each = max(_seconds(run, few) - single, 1e-6) / (few - 1)
-    return min(steps, max(few, math.ceil(max(turn, 10 * (single - each)) / each)))
+    short = _seconds(run, unit)
+    each = max(_seconds(run, few) - short, 1e-6) / (few - unit)
+    wanted = max(turn, 10 * (short - unit * each)) / each
+    return min(steps, max(few, math.ceil(wanted / unit) * unit))
 
 
 def _seconds(run, steps):

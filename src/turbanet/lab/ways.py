@@ -130,18 +130,16 @@ def assert_equal_losses(runs, epochs, rtol=1e-3):
         np.testing.assert_allclose(loss, losses[OURS], rtol=rtol, err_msg=f"{name} trains something else")
 
 
-def time_ways(runs, epochs, *, repeats):
+def time_ways(runs, epochs, *, segment, repeats):
     """A table of way, repeat, seconds, steps and compile_seconds of full-batch ways, in turn, each warm.
 
-    Ours trains to the end, for its program is compiled for that many epochs; the others' seconds for as many are read
-    off `steps` of them (`timing.extrapolate`). What ours compiles for is measured as in a new process.
+    Seconds for all `epochs` are read off `steps` of them (`timing.extrapolate`); ours runs whole segments, for which
+    its program is compiled. What that takes is measured as in a new process.
     """
-    compile_seconds = np.nan
-    if OURS in runs:
-        with cold():
-            compile_seconds = runs[OURS](epochs)[1]
-    table = timing.extrapolate(runs, epochs, whole=[OURS] if OURS in runs else [], repeats=repeats)
-    return table.assign(compile_seconds=np.where(table.way == OURS, compile_seconds, np.nan))
+    with cold():
+        compile_seconds = {name: run(segment if name == OURS else 1)[1] for name, run in runs.items()}
+    table = timing.extrapolate(runs, epochs, units={OURS: segment} if OURS in runs else None, repeats=repeats)
+    return table.assign(compile_seconds=table.way.map(compile_seconds))
 
 
 def _known_to_sklearn(swarm):
