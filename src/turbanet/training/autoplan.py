@@ -102,17 +102,13 @@ def _probe(program, swarm, data, plan):
 def _file(program, swarm, data, devices):
     """Where the plan for this task is kept: named by all that may change which block is best."""
     model = getattr(swarm.apply_fn, "__self__", swarm.apply_fn)
-    facts = [
-        FORMAT,
-        repr(model) if model is not swarm.apply_fn else getattr(model, "__qualname__", type(model).__name__),
-        getattr(program.loss_fn, "__qualname__", repr(program.loss_fn)),
-        program.batch_size,
-        [data.length, data.ragged, data.is_own],
-        repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data))),
-        [device.device_kind for device in devices],
-        [platform.node(), platform.machine(), os.cpu_count()],
-        [version(package) for package in ("turbanet", "jax", "jaxlib", "flax", "optax")],
-    ]
+    named = repr(model) if model is not swarm.apply_fn else getattr(model, "__qualname__", type(model).__name__)
+    loss = getattr(program.loss_fn, "__qualname__", repr(program.loss_fn))
+    shapes = repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data)))
+    sizes = [program.batch_size, data.length, data.ragged, data.is_own]
+    machine = [platform.node(), platform.machine(), os.cpu_count(), [device.device_kind for device in devices]]
+    versions = [version(package) for package in ("turbanet", "jax", "jaxlib", "flax", "optax")]
+    facts = [FORMAT, named, loss, shapes, sizes, machine, versions]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     home = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
     return Path(home).expanduser() / "plans" / f"{name}.json"

@@ -41,9 +41,6 @@ def facts(swarm, program, data) -> dict:
     program: a `program.Train`; data: a pytree of arrays. Under OPAQUE is what cannot be compared, "" if all can.
     """
 
-    def shapes(tree):
-        return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
-
     def digest(tree):
         return fingerprint(jax.tree.leaves(tree))[:16]
 
@@ -52,21 +49,17 @@ def facts(swarm, program, data) -> dict:
     computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
     computed = {name: thing for name, thing in computed.items() if thing is not None}
     prints = {name: fingerprint(thing) for name, thing in computed.items()}
-    return {
-        "format": str(FORMAT),
-        "Python": ".".join(map(str, sys.version_info[:2])),
-        **{name: version(name) for name in ("turbanet", "jax", "flax", "optax")},
-        OPAQUE: "; ".join(f"{name} holds {what}" for name, found in prints.items() for what in found.opaque),
-        **{name: f"{_name(thing)} {prints[name][:8]}" for name, thing in computed.items()},
-        "members": digest((swarm.seed, swarm.id)),
-        "batch size": str(program.batch_size),
-        "shuffling": str(program.shuffle),
-        "stopping": "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}",
-        **{f"state{path}": shape for path, shape in shapes(swarm).items()},
-        **{f"data{path}": shape for path, shape in shapes(data).items()},
-        "what the state holds": digest(swarm),
-        "what the data hold": digest(data),
-    }
+    stopping = "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}"
+    found = {"format": str(FORMAT), "Python": ".".join(map(str, sys.version_info[:2]))}
+    found |= {name: version(name) for name in ("turbanet", "jax", "flax", "optax")}
+    found[OPAQUE] = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
+    found |= {name: f"{_name(thing)} {prints[name][:8]}" for name, thing in computed.items()}
+    found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
+    found |= {"shuffling": str(program.shuffle), "stopping": stopping}
+    for name, tree in (("state", swarm), ("data", data)):
+        leaves = leaves_by_name(tree).items()
+        found |= {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+    return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
 
 
 def _name(thing):

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from turbanet.training.plan import Plan, choose, gathered, resized
 from turbanet.training.program import Evaluate, Predict, Train, compiled
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
+
+PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ def fit(
     patience: int | None = None,
     min_delta: float = 0.0,
     checkpoints: str | os.PathLike | Checkpoints | None = None,
-    per_member: bool | tuple[Any, Any] = False,
+    per_member: PerMember = False,
     shuffle: bool = True,
     plan: Plan | str | None = None,
     segment: int | None = None,
@@ -145,17 +147,10 @@ def fit(
             bar.set_postfix(loss=f"{run.loss:.4g}")
     state = run.end()
     train_loss, validation_loss, validation_metric = run.seen()
-    history = History(
-        train_loss=train_loss,
-        validation_loss=validation_loss,
-        validation_metric=validation_metric,
-        seed=np.asarray(swarm.seed),
-        member=np.asarray(swarm.id),
-        compile_seconds=run.compile_seconds,
-        steady_seconds=run.steady_seconds,
-        plan=run.plan,
-        epochs=np.asarray(state.epoch) - np.asarray(swarm.epoch),
-    )
+    names = (np.asarray(swarm.seed), np.asarray(swarm.id))
+    costs = (run.compile_seconds, run.steady_seconds)
+    trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
+    history = History(train_loss, validation_loss, *names, *costs, run.plan, trained, validation_metric)
     state = gathered(state if patience is None else stopping.restored(state))
     return jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, swarm)), history
 
@@ -168,7 +163,7 @@ def measured_plan(
     *,
     batch_size: int | None = None,
     rows: ArrayLike | None = None,
-    per_member: bool | tuple[Any, Any] = False,
+    per_member: PerMember = False,
     devices: int | str | Sequence | None = None,
     seconds: float = 60.0,
 ) -> Plan:
@@ -198,7 +193,7 @@ def evaluate(
     loss_fn: Callable | None = None,
     *,
     rows: ArrayLike | None = None,
-    per_member: bool | tuple[Any, Any] = False,
+    per_member: PerMember = False,
     plan: Plan | None = None,
 ) -> jax.Array:
     """Every member's loss [member] on its rows of x, y, each row counted once and computed for itself.
@@ -212,12 +207,7 @@ def evaluate(
 
 
 def predict(
-    swarm: Swarm,
-    x: Any,
-    *,
-    rows: ArrayLike | None = None,
-    per_member: bool | tuple[Any, Any] = False,
-    plan: Plan | None = None,
+    swarm: Swarm, x: Any, *, rows: ArrayLike | None = None, per_member: PerMember = False, plan: Plan | None = None
 ) -> jax.Array:
     """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it.
 

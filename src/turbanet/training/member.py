@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax.core.tracers import current_trace
 
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
+Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
 
 
@@ -133,7 +134,7 @@ def _in_parts(function, args, most):
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:length], out)
 
 
-def checked(out: Any) -> tuple[jax.Array, Any]:
+def checked(out: Any) -> Scored:
     """What a loss returned, if it is (scalar, prediction), or a ValueError, when it is traced."""
     if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
         came = f"shapes {jax.tree.map(jnp.shape, out)}"
@@ -154,9 +155,7 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(
-    loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None
-) -> tuple[jax.Array, Any]:
+def evaluate(loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None) -> Scored:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
     return checked(loss_fn(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once)))
 

@@ -68,7 +68,11 @@ class Plan:
                 raise ValueError(f"devices must be 1 to {len(known)} (what JAX has here), got {devices}.")
             devices = known[:devices]
         elif isinstance(devices, str):
-            devices = _platform_devices(devices)
+            try:
+                devices = jax.devices(devices)
+            except RuntimeError:
+                have = ", ".join(sorted({device.platform for device in jax.devices()}))
+                raise ValueError(f"JAX has no {devices!r} device here; it has: {have}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
     def resolve(self, swarm) -> "Plan":
@@ -174,14 +178,6 @@ def _found_again(names, block, candidates):
     if missing := [name for name in names if name not in here]:
         raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(here)}.")
     return Plan([here[name] for name in names], block, candidates)
-
-
-def _platform_devices(platform):
-    try:
-        return jax.devices(platform)
-    except RuntimeError:
-        have = ", ".join(sorted({device.platform for device in jax.devices()}))
-        raise ValueError(f"JAX has no {platform!r} device here; it has: {have}.") from None
 
 
 @cache

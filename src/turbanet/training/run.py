@@ -168,14 +168,9 @@ class Training:
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
         arrays = {f"losses[{i}]": part for i, part in enumerate(self.seen()) if part is not None}
-        progress = {
-            "done": self.done,
-            "segment": self.program.epochs,
-            "block": self.plan.block,
-            "asked": self.asked,
-            "devices": len(self.plan.devices),
-            "seconds": [self.compile_seconds, self.steady_seconds],
-        }
+        progress = {"done": self.done, "segment": self.program.epochs, "asked": self.asked}
+        progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
+        progress["seconds"] = [self.compile_seconds, self.steady_seconds]
         return arrays | checkpoint.leaves_by_name(self._everyone()), progress
 
     def _resume(self, arrays, progress, plan, *, given):

@@ -153,14 +153,8 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
         value = jax.eval_shape(function, jnp.int32(0), base[0])
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
-    return swarm.replace(
-        schedule=Schedule(
-            which=jnp.array([functions.index(function) for function in of_members], jnp.int32),
-            base=base,
-            plateau=jax.vmap(PLATEAU.init)(base),
-            functions=functions,
-        )
-    )
+    which = jnp.array([functions.index(function) for function in of_members], jnp.int32)
+    return swarm.replace(schedule=Schedule(which, base, jax.vmap(PLATEAU.init)(base), functions))
 
 
 def needs_validation(swarm: Any) -> bool:
@@ -196,8 +190,5 @@ def _check_free(swarm, names):
             raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {ADVICE}.")
 
 
-def _set(opt_state, values):
-    def is_hyperparameter(path, _):  # and no layer of that name
-        return getattr(path[-2], "name", None) == "hyperparams"
-
-    return optax.tree.set(opt_state, is_hyperparameter, **values)
+def _set(opt_state, values):  # where they are hyperparameters, and not layers of these names
+    return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)

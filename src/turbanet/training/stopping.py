@@ -22,18 +22,10 @@ class Stopping:
 
 def with_stopping(swarm: Any, patience: int, min_delta: float) -> Any:
     """`swarm` about to train each member until `patience` epochs in a row have not bettered its loss by `min_delta`."""
-    members = len(swarm)
-    return swarm.replace(
-        stopping=Stopping(
-            best=jnp.full(members, jnp.inf),
-            waited=jnp.zeros(members, jnp.int32),
-            active=jnp.ones(members, bool),
-            params=swarm.params,
-            collections=swarm.collections,
-            patience=patience,
-            min_delta=min_delta,
-        )
-    )
+    best = jnp.full(len(swarm), jnp.inf)
+    waited = jnp.zeros(len(swarm), jnp.int32)
+    active = jnp.ones(len(swarm), bool)
+    return swarm.replace(stopping=Stopping(best, waited, active, swarm.params, swarm.collections, patience, min_delta))
 
 
 def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
@@ -43,15 +35,11 @@ def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
         return after
     better = validation_loss < stopping.best - stopping.min_delta  # no NaN is better
     waited = jnp.where(better, 0, stopping.waited + 1)
-    after = after.replace(
-        stopping=stopping.replace(
-            best=jnp.where(better, validation_loss, stopping.best).astype(stopping.best.dtype),
-            waited=waited,
-            active=waited < stopping.patience,
-            params=_choose(better, after.params, stopping.params),
-            collections=_choose(better, after.collections, stopping.collections),
-        )
-    )
+    best = jnp.where(better, validation_loss, stopping.best).astype(stopping.best.dtype)
+    params = _choose(better, after.params, stopping.params)
+    collections = _choose(better, after.collections, stopping.collections)
+    seen = stopping.replace(best=best, waited=waited, active=waited < stopping.patience)
+    after = after.replace(stopping=seen.replace(params=params, collections=collections))
     return _choose(stopping.active, after, before)
 
 
