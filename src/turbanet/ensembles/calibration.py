@@ -49,6 +49,7 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     section 4.2).
     """
     from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
 
     true_class(logits, y)  # raises for shapes that do not fit
     logits = np.asarray(logits, np.float64)
@@ -56,15 +57,12 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
 
     def best(member_logits):
         def loss(log_temperature):
-            scaled = member_logits * np.exp(-log_temperature)
-            scaled = scaled - scaled.max(-1, keepdims=True)
-            of_true_class = np.take_along_axis(scaled, y[:, None], -1)[:, 0]
-            return np.mean(np.log(np.exp(scaled).sum(-1)) - of_true_class)
+            log_probability = log_softmax(member_logits * np.exp(-log_temperature), axis=-1)
+            return -log_probability[np.arange(len(y)), y].mean()
 
         return np.exp(minimize_scalar(loss, bounds=(-6, 6), method="bounded", options={"xatol": 1e-6}).x)
 
-    members = logits.reshape(-1, *logits.shape[-2:])
-    return np.reshape([best(member_logits) for member_logits in members], logits.shape[:-2])
+    return np.reshape([best(of_member) for of_member in logits.reshape(-1, *logits.shape[-2:])], logits.shape[:-2])
 
 
 def diversity(logits: ArrayLike) -> jax.Array:

@@ -49,8 +49,7 @@ def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
     """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
     logits = as_array(logits, "logits")
-    classes = jnp.arange(logits.shape[-1])
-    return (logits.argmax(-1)[..., None] == classes).mean(axis=0)
+    return (logits.argmax(-1)[..., None] == jnp.arange(logits.shape[-1])).mean(axis=0)
 
 
 def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> jax.Array:
@@ -80,12 +79,11 @@ def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.nda
     likelihood = np.asarray(true_class(softmax(as_array(logits, "logits"), axis=-1), y), np.float64)
     taken: list[int] = []
     losses = []
-    total = np.zeros(likelihood.shape[1])
     for count in range(1, size + 1):
-        loss = -np.log(np.maximum((total + likelihood) / count, np.finfo(float).tiny)).mean(1)
+        with_each = (likelihood[taken].sum(0) + likelihood) / count
+        loss = -np.log(np.maximum(with_each, np.finfo(float).tiny)).mean(1)
         taken.append(int(loss.argmin()))
         losses.append(loss.min())
-        total = total + likelihood[taken[-1]]
     best_size = int(np.argmin(losses)) + 1
     return np.bincount(taken[:best_size], minlength=len(likelihood)) / best_size
 
@@ -100,9 +98,8 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     seen = np.zeros(prediction.shape[:2], bool)
     for seen_by_member, trained_on in zip(seen, np.asarray(rows), strict=True):
         seen_by_member[trained_on[trained_on >= 0]] = True
-    unseen = ~seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2))
-    count = unseen.sum(0)
-    return np.where(count, np.where(unseen, prediction, 0).sum(0) / np.maximum(count, 1), np.nan)
+    seen = np.broadcast_to(seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2)), prediction.shape)
+    return np.ma.array(prediction, mask=seen).mean(axis=0).filled(np.nan)
 
 
 def accuracy(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -135,8 +132,7 @@ def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
     import pandas as pd
 
-    lines = [scores(of_member, y) for of_member in np.asarray(prediction)]
-    return pd.DataFrame(lines).rename_axis("member")
+    return pd.DataFrame([scores(of_member, y) for of_member in np.asarray(prediction)]).rename_axis("member")
 
 
 def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -183,8 +179,7 @@ def score_interval(
         counts = np.stack([np.bincount(of_member, minlength=classes**2) for of_member in drawn])
         draws.append(_confusion_scores(counts.reshape(-1, classes, classes)).mean(axis=1))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    names = ("accuracy", "precision", "recall", "f1")
-    return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+    return dict(zip(("accuracy", "precision", "recall", "f1"), zip(low.tolist(), high.tolist())))
 
 
 def _confusion_scores(counts):
@@ -192,12 +187,9 @@ def _confusion_scores(counts):
     right = np.diagonal(counts, axis1=1, axis2=2)
     true = counts.sum(2)
     chosen = counts.sum(1)
-    precision = right / np.maximum(chosen, 1)
-    recall = right / np.maximum(true, 1)
-    f1 = 2 * right / np.maximum(true + chosen, 1)
-    seen = (true + chosen) > 0  # a class that is neither there nor chosen has no score
-    accuracy = right.sum(1) / counts.sum((1, 2))
-    return np.stack([accuracy, *((score * seen).sum(1) / seen.sum(1) for score in (precision, recall, f1))])
+    precision_recall_f1 = right / np.maximum([chosen, true, (true + chosen) / 2], 1)
+    classes = ((true + chosen) > 0).sum(1)  # a class that is neither there nor chosen has no score
+    return np.vstack([right.sum(1) / counts.sum((1, 2)), precision_recall_f1.sum(2) / classes])
 
 
 def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders: int = 20) -> jax.Array:
@@ -214,15 +206,12 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
     -------
     [order, size]
     """
+    probability = softmax(as_array(logits, "logits"), axis=-1)
 
-    @jax.jit
-    def curves(probability, keys):
-        def curve(key):
-            return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
+    def curve(key):
+        return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
 
-        return jax.lax.map(curve, keys)
-
-    return curves(softmax(as_array(logits, "logits"), axis=-1), jax.random.split(key, orders))
+    return jax.lax.map(curve, jax.random.split(key, orders))
 
 
 def disagreement(logits: ArrayLike) -> jax.Array:
@@ -241,5 +230,4 @@ def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
     y = jnp.asarray(as_array(y, "y"))
     if prediction.ndim < 2 or prediction.shape[-2] != len(y):
         raise ValueError(f"A prediction of {len(y)} rows is [..., row, class], got shape {prediction.shape}.")
-    index = jnp.broadcast_to(y[:, None], (*prediction.shape[:-1], 1))
-    return jnp.take_along_axis(prediction, index, axis=-1)[..., 0]
+    return prediction.at[..., jnp.arange(len(y)), y].get(mode="fill")  # NaN for a class that is not there

@@ -55,25 +55,21 @@ class CrossValidation:
 
     def confusion(self, model: str) -> np.ndarray:
         """Counts int [member, true class, predicted class] of the members' held-out rows."""
-        counts = []
-        for fold, prediction in zip(self.members.fold, self.predictions[model], strict=True):
-            rows = np.asarray(self.validation_rows[fold])
-            rows = rows[rows >= 0]
-            counts.append(confusion(prediction[: len(rows)], self.y[rows]))
-        return np.stack(counts)
+        held_out = [rows[rows >= 0] for rows in np.asarray(self.validation_rows)[self.members.fold]]
+        predicted = zip(self.predictions[model], held_out, strict=True)
+        return np.stack([confusion(prediction[: len(rows)], self.y[rows]) for prediction, rows in predicted])
 
     def class_accuracy(self) -> "pd.DataFrame":
         """The share of each class's held-out rows that are right: a table of model, schedule, fold, seed, class."""
         import pandas as pd
 
-        parts = []
+        parts = {}
         for model in self.swarms:
             counts = self.confusion(model)
             share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
-            lines = self.members.loc[self.members.index.repeat(share.shape[1]), ["schedule", "fold", "seed"]]
-            classes = np.tile(np.arange(share.shape[1]), len(share))
-            parts.append(lines.assign(model=model, **{"class": classes}, accuracy=share.ravel()))
-        return pd.concat(parts, ignore_index=True)[["model", "schedule", "fold", "seed", "class", "accuracy"]]
+            runs = pd.MultiIndex.from_frame(self.members[["schedule", "fold", "seed"]])
+            parts[model] = pd.DataFrame(share, runs).rename_axis(columns="class").stack(future_stack=True)
+        return pd.concat(parts, names=["model"]).rename("accuracy").reset_index()
 
 
 def cross_validate(
@@ -148,42 +144,35 @@ def cross_validate(
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
-    runs = np.array(list(itertools.product(range(len(schedules)), range(len(pairs)), range(seeds))))
-    schedule_of, fold_of, seed_of = runs.T
-    names = [getattr(schedule, "__name__", str(schedule)) for schedule in schedules]
-    members = pd.DataFrame(
-        {"member": range(len(runs)), "schedule": [names[i] for i in schedule_of], "fold": fold_of, "seed": seed_of}
-    )
+    runs = list(itertools.product(schedules, range(len(pairs)), range(seeds)))
+    members = pd.DataFrame(runs, columns=["schedule", "fold", "seed"]).rename_axis("member").reset_index()
+    members["schedule"] = [getattr(schedule, "__name__", str(schedule)) for schedule, _, _ in runs]
     swarms = {}
     for name, model in models.items():  # all of them before any is trained: a shape that one cannot take shows here
-        swarm = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=x[:1], seed=seed)
+        swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=x[:1], seed=seed)
         if set(schedules) != {"constant"}:
-            swarm = with_schedule(swarm, [schedules[i] for i in schedule_of])
-        swarms[name] = swarm
+            swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
     loss = loss if augment is None else augmented(loss, augment)
+    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+        checkpoints = Checkpoints(checkpoints)
+    rows = train[members.fold.to_numpy()]
+    unseen = held_out[members.fold.to_numpy()]
+    metric = accuracy if _holds_classes(y) else None
+    job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "progress": progress}
+    scored: dict[str, Any] = {"validation": (x, y), "validation_rows": unseen, "metric": metric}
     histories = {}
     predictions = {}
-    parts = []
+    tables = {}
     for name, swarm in swarms.items():
-        swarms[name], history = fit(
-            swarm,
-            x,
-            y,
-            loss,
-            epochs=epochs,
-            batch_size=batch_size,
-            rows=train[fold_of],
-            validation=(x, y),
-            validation_rows=held_out[fold_of],
-            metric=accuracy if _holds_classes(y) else None,
-            checkpoints=_folder(checkpoints, name),
-            plan=plan.get(name) if isinstance(plan, Mapping) else plan,
-            progress=progress,
-        )
-        predictions[name] = np.asarray(predict(swarms[name], x, rows=held_out[fold_of], plan=history.plan))
+        where = plan.get(name) if isinstance(plan, Mapping) else plan
+        kept = checkpoints and dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
+        swarms[name], history = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job, **scored)
+        predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=history.plan))
         histories[name] = history
-        parts.append(_lines(name, members, history))
-    table = pd.concat(parts, ignore_index=True)
+        lines = history.frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
+        lines["seconds"] = history.steady_seconds / len(lines)
+        tables[name] = members.merge(lines, on="member", how="right").drop(columns="member")
+    table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y)
 
 
@@ -215,44 +204,22 @@ def splits(
     if groups is not None and np.shape(groups) != (rows,):
         raise ValueError(f"groups must name a group for each of the {rows} rows, got shape {np.shape(groups)}.")
     if isinstance(folds, int | np.integer):
-        units = rows if groups is None else len(np.unique(groups))
-        if not 2 <= folds <= units:
-            raise ValueError(
-                f"folds must be from 2 to the {units} {'rows' if groups is None else 'groups'}, got {folds}."
-            )
+        kind = "rows" if groups is None else "groups"
+        most = rows if groups is None else len(np.unique(groups))
+        if not 2 <= folds <= most:
+            raise ValueError(f"folds must be from 2 to the {most} {kind}, got {folds}.")
         if stratified and folds > np.unique(y, return_counts=True)[1].min():
             raise ValueError(f"{folds} stratified folds need at least {folds} rows of each class.")
-        kind = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
-        folds = getattr(model_selection, kind)(int(folds), shuffle=True, random_state=int(seed) % 2**32)
-    pairs = [(train, held_out) for train, held_out in folds.split(np.zeros(rows), y, groups)]
-    if _holds_classes(y):
-        for number, pair in enumerate(pairs):
-            for verb, part in zip(("trains on", "holds out"), pair, strict=True):
-                if len(missing := np.setdiff1d(y, y[part])):
-                    raise ValueError(
-                        f"Fold {number} {verb} no row of class {missing[0]}: take fewer folds or stratified=True."
-                    )
+        splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
+        folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=int(seed) % 2**32)
+    pairs = list(folds.split(np.zeros(rows), y, groups))
+    for number, pair in enumerate(pairs if _holds_classes(y) else []):
+        for verb, part in zip(("trains on", "holds out"), pair, strict=True):
+            if len(missing := np.setdiff1d(y, y[part])):
+                advice = "take fewer folds or stratified=True"
+                raise ValueError(f"Fold {number} {verb} no row of class {missing[0]}: {advice}.")
     return pairs
 
 
 def _holds_classes(y):
     return np.issubdtype(y.dtype, np.integer) and y.ndim == 1
-
-
-def _folder(checkpoints, name):
-    if checkpoints is None:
-        return None
-    checkpoints = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-    return dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
-
-
-def _lines(name, members, history):
-    """One model's part of the table."""
-    epochs, count = history.train_loss.shape
-    lines = members.loc[np.tile(members.index, epochs), ["schedule", "fold", "seed"]].reset_index(drop=True)
-    lines.insert(0, "model", name)
-    values = {"epoch": np.repeat(np.arange(epochs), count), "train_loss": history.train_loss.ravel()}
-    values["validation_loss"] = history.validation_loss.ravel()
-    if history.validation_metric is not None:
-        values["accuracy"] = history.validation_metric.ravel()
-    return lines.assign(**values, seconds=history.steady_seconds / history.train_loss.size)

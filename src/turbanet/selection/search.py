@@ -35,7 +35,7 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     import pandas as pd
 
     table = pd.DataFrame(list(itertools.product(*values.values())), columns=list(values)).rename_axis("member")
-    return _arrays(table), table
+    return {name: table[name].to_numpy() for name in table}, table
 
 
 def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
@@ -50,7 +50,7 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
         else:
             drawn[name] = [values[i] for i in rng.integers(len(values), size=members)]
     table = pd.DataFrame(drawn).rename_axis("member")
-    return _arrays(table), table
+    return {name: table[name].to_numpy() for name in table}, table
 
 
 def halving(
@@ -86,12 +86,6 @@ def halving(
         identity = {"seed": np.asarray(swarm.seed), "member": np.asarray(swarm.id)}
         tables.append(pd.DataFrame({"rung": rung, **identity, "score": score}))
         if rung < rungs - 1:
-            count = int(np.ceil(keep * len(swarm)))
-            best = np.argsort(np.where(np.isnan(score), np.inf, score))[:count]
+            best = np.argsort(score)[: int(np.ceil(keep * len(swarm)))]  # NaN comes last
             swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)
     return swarm, pd.concat(tables, ignore_index=True)
-
-
-def _arrays(table):
-    """{name: array [member]} of a table's columns."""
-    return {name: table[name].to_numpy() for name in table}
