@@ -41,8 +41,9 @@ def _each(function, fixed, swarm, *data):
 
 
 def _predict(capture_intermediates, state, x):
-    capture = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture_intermediates else {}
-    return member.predict(state, x, **capture)
+    if capture_intermediates:
+        return member.predict(state, x, capture_intermediates=True, mutable=["intermediates"])
+    return member.predict(state, x)
 
 
 class TurbaTrainState(TrainState):
