@@ -1,8 +1,8 @@
 """A swarm as a scikit-learn estimator: bagging of small networks, trained together."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 import jax
@@ -19,7 +19,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from turbanet.ensembles.combine import ensemble_mean, out_of_bag
 from turbanet.loss import mse, softmax_cross_entropy
 from turbanet.networks import convnets, models
-from turbanet.networks.models import MLP
 from turbanet.training import fit as fit_module
 from turbanet.training.fit import fit, predict
 from turbanet.training.plan import Plan
@@ -30,48 +29,33 @@ for old, module in {"turbanet.fit": fit_module, "turbanet.models": models, "turb
     sys.modules.setdefault(old, module)
 
 
+@dataclass(repr=False, eq=False)  # for __init__ alone: the rest is scikit-learn's
 class _Swarm(BaseEstimator):
     """What classifier and regressor share: their parameters, the training, the members' predictions."""
 
-    def __init__(
-        self,
-        members: int = 10,
-        *,
-        model: Any = None,
-        hidden: Sequence[int] = (100,),
-        learning_rate: float = 0.001,
-        weight_decay: float = 0.0,
-        epochs: int = 100,
-        batch_size: int = 32,
-        bootstrap: bool = True,
-        oob_score: bool = False,
-        plan: Plan | str | None = None,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.members = members
-        self.model = model
-        self.hidden = hidden
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.bootstrap = bootstrap
-        self.oob_score = oob_score
-        self.plan = plan
-        self.random_state = random_state
+    members: int = 10
+    _: KW_ONLY
+    model: Any = None
+    hidden: Sequence[int] = (100,)
+    learning_rate: float = 0.001
+    weight_decay: float = 0.0
+    epochs: int = 100
+    batch_size: int = 32
+    bootstrap: bool = True
+    oob_score: bool = False
+    plan: Plan | str | None = None
+    random_state: int | np.random.RandomState | None = None
 
     def _train(self, x, y, outputs, loss_fn):
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         random = check_random_state(self.random_state)
-        seed = int(random.randint(2**31 - 1))
+        identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(random.randint(2**31 - 1))}
         rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": seed}
         self._made = self.model, (*self.hidden, outputs), optimizer, identity
-        swarm = _untrained(*self._made)
         job: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan}
-        self.swarm_, self.history_ = fit(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
+        self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, progress=False, **job)
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(x, y, rows)
@@ -82,7 +66,7 @@ class _Swarm(BaseEstimator):
         state = dict(super().__getstate__())
         if "swarm_" in state:
             state["swarm_"] = [np.asarray(leaf) for leaf in jax.tree.leaves(self.swarm_)]
-            state["history_"] = dataclasses.replace(self.history_, plan=None)
+            state["history_"] = replace(self.history_, plan=None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -99,7 +83,9 @@ class _Swarm(BaseEstimator):
 def _untrained(model, widths, optimizer, identity):
     """The swarm before its training."""
     if model is None:
-        model = MLP(widths, kernel_init=glorot_uniform())  # Glorot's uniform weights, as scikit-learn's networks have
+        model = models.MLP(
+            widths, kernel_init=glorot_uniform()
+        )  # Glorot's uniform weights, as scikit-learn's networks have
     return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **identity)
 
 

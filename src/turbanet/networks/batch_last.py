@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,9 +40,8 @@ class ImageLayout:
         """
         if conv is not None or default_conv() is None or features > FEW_FEATURES:
             return x, cls(conv)
-        *lead, height, width, channels = x.shape
-        images = x.reshape(-1, height, width, channels)
-        return images.transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=tuple(lead))
+        images = x.reshape(-1, *x.shape[-3:])
+        return images.transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=x.shape[:-3])
 
     def leave(self, x: jax.Array) -> tuple[jax.Array, "ImageLayout"]:
         """x as images came, [..., height, width, channel], and the layout of images as they came."""
@@ -55,12 +55,11 @@ class ImageLayout:
         """Where the features are."""
         return 0 if self.batch_last else -1
 
-    def convolution(self, features: int, window: int, *, name: str, **settings: Any) -> nn.Conv:
+    def convolution(self, features: int, window: int, **settings: Any) -> nn.Conv:
         """nn.Conv with this window, square, and these `settings`; with the batch last it moves by 1, in one group."""
         if self.batch_last:
-            return _BatchLastConv(features, (window, window), name=name, **settings)
-        conv = self.conv or default_conv()
-        return nn.Conv(features, (window, window), name=name, conv_general_dilated=conv, **settings)
+            return _BatchLastConv(features, (window, window), **settings)
+        return nn.Conv(features, (window, window), conv_general_dilated=self.conv or default_conv(), **settings)
 
 
 class _BatchLastConv(nn.Conv):
@@ -89,20 +88,17 @@ def batch_last_conv(x: jax.Array, kernel: jax.Array, padding: int = 0) -> jax.Ar
     as a core's cache holds, and again for the gradients. Raises ValueError where the window is larger than the input.
     """
     keeps_size = 2 * padding + 1 == kernel.shape[0] == kernel.shape[1]
-    return _same_size(x, kernel, window=len(kernel)) if keeps_size else _convolve(x, kernel, padding)
+    return _same_size(x, kernel, padding=padding) if keeps_size else _convolve(x, kernel, padding=padding)
 
 
-def _convolve_same_size(x, kernel, *, window=None):
-    """`_convolve` to an output as large as x, so that the gradient of x is another one, with the kernel turned."""
-    return _convolve(x, kernel, len(kernel) // 2, differentiated=False)
+def _gradient_of_x(g, kernel, *, padding):
+    """Where the output is as large as x: another convolution, with the kernel turned."""
+    return _convolve(g, kernel[::-1, ::-1].swapaxes(2, 3), padding=padding, differentiated=False)
 
 
-def _gradient_of_x(g, kernel, *, window):
-    return _convolve_same_size(g, kernel[::-1, ::-1].swapaxes(2, 3))
-
-
-def _gradient_of_kernel(g, x, *, window):
-    x = _padded(x, window // 2)
+def _gradient_of_kernel(g, x, *, padding):
+    x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+    window = 2 * padding + 1
     shape = (window, window, len(x), len(g))
     rows = _rows_at_a_time(x, shape)
 
@@ -115,11 +111,10 @@ def _gradient_of_kernel(g, x, *, window):
     return total.reshape(shape)
 
 
-def _convolve(x, kernel, padding, *, differentiated=True):
+def _convolve(x, kernel, *, padding, differentiated=True):
     """The convolution; if JAX differentiates it, its rows are cut before and laid out again for the gradients."""
-    x = _padded(x, padding)
-    size = len(kernel)
-    features = kernel.shape[-1]
+    x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+    size, _, _, features = kernel.shape
     height, width = _places(x, kernel.shape)
     if height < 1 or width < 1:
         raise ValueError(f"The window {kernel.shape[:2]} is larger than the padded input {x.shape[1:3]}.")
@@ -137,10 +132,6 @@ def _convolve(x, kernel, padding, *, differentiated=True):
     else:
         out = lax.map(lambda i: convolved(lax.dynamic_slice_in_dim(x, i, rows + size - 1, 1)), jnp.array(starts))
     return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
-
-
-def _padded(x, padding):
-    return jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
 
 
 def _places(x, kernel_shape):
@@ -166,4 +157,4 @@ def _patches(x, kernel_shape):
     return jnp.concatenate(views).reshape(down * across * channels, -1)
 
 
-_same_size = bilinear("same_size", _convolve_same_size, _gradient_of_x, _gradient_of_kernel)
+_same_size = bilinear("same_size", partial(_convolve, differentiated=False), _gradient_of_x, _gradient_of_kernel)

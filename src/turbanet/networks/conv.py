@@ -105,8 +105,7 @@ def default_conv() -> Callable | None:
 
 def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
     """ValueError unless channels are last in all three, and the batch is one group."""
-    space = range(1, lhs.ndim - 1)
-    channels_last = (0, lhs.ndim - 1, *space)
+    channels_last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
     kernel = (rhs.ndim - 1, rhs.ndim - 2, *range(rhs.ndim - 2))
     given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     if given != (channels_last, kernel, channels_last) or batch_group_count != 1:
@@ -133,8 +132,7 @@ def _in_chunks(function, x, out, copies):
     if batch == 0:
         return jnp.zeros(out.shape, out.dtype)
     example_bytes = max(1, copies * math.prod(shape) * x.dtype.itemsize)
-    example_places = math.prod(out.shape[1:-1])
-    most = max(CHUNK_BYTES // example_bytes, -(-CHUNK_PLACES // example_places))
+    most = max(CHUNK_BYTES // example_bytes, -(-CHUNK_PLACES // math.prod(out.shape[1:-1])))
     if batch <= most:
         return function(x)
     chunks = -(-batch // most)
@@ -147,5 +145,5 @@ def _in_chunks(function, x, out, copies):
 def _views(x, axis, size, stride, dilation):
     """What each of the `size` places of a window sees along one axis as the window moves by `stride`."""
     last_start = (x.shape[axis] - dilation * (size - 1) - 1) // stride * stride
-    starts = [place * dilation for place in range(size)]
+    starts = range(0, size * dilation, dilation)
     return [lax.slice_in_dim(x, start, start + last_start + 1, stride, axis) for start in starts]

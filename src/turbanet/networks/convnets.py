@@ -29,8 +29,7 @@ class LeNet(Precise):
         for i, features in enumerate((6, 16)):
             layer = layout.convolution(features, 5, padding=0, name=f"Conv_{i}", **self.precision)
             x = max_pool(nn.relu(layer(x)))
-        x, _ = layout.leave(x)
-        return _dense(self, x, (120, 84))
+        return _dense(self, layout.leave(x)[0], (120, 84))
 
 
 class LeNet5(Precise):
@@ -50,8 +49,7 @@ class LeNet5(Precise):
         for features in (6, 16):
             layer = ConvNorm(features, window=5, padding=0, layout=layout, **self.precision)
             x = max_pool(layer(x, train))
-        x, _ = layout.leave(x)
-        return _dense(self, x, (120, 84))
+        return _dense(self, layout.leave(x)[0], (120, 84))
 
 
 class AlexNet(Precise):
@@ -95,22 +93,15 @@ class ConvNorm(Precise):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        conv = self.layout.convolution(
-            self.features,
-            self.window,
-            strides=self.stride,
-            padding=self.window // 2 if self.padding is None else self.padding,
-            feature_group_count=self.groups,
-            use_bias=False,
-            name="Conv_0",
-            **self.precision,
-        )
-        axis = self.layout.channel_axis
-        norm = nn.BatchNorm(not train, axis=axis, momentum=0.9, epsilon=1e-5, **self.precision)
+        padding = self.window // 2 if self.padding is None else self.padding
+        kind = {"strides": self.stride, "padding": padding, "feature_group_count": self.groups, "use_bias": False}
+        conv = self.layout.convolution(self.features, self.window, name="Conv_0", **kind, **self.precision)
+        norm = nn.BatchNorm(not train, axis=self.layout.channel_axis, momentum=0.9, epsilon=1e-5, **self.precision)
         x = norm(conv(x))
         return nn.relu(x) if self.relu else x
 
 
+MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
@@ -139,8 +130,7 @@ class VGG(Precise):
             for _ in range(layers):
                 x = ConvNorm(width, layout, **self.precision)(x, train)
             x = max_pool(x)
-        x, _ = layout.leave(x)
-        return nn.Dense(self.classes, **self.precision)(x.reshape(*x.shape[:-3], -1))
+        return _dense(self, layout.leave(x)[0], ())
 
 
 class MobileNet(Precise):
@@ -150,11 +140,7 @@ class MobileNet(Precise):
     stride 1; `blocks` are (features, stride). `conv`: see `LeNet`.
     """
 
-    blocks: Sequence[tuple[int, int]] = (
-        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
-        *((512, 1),) * 5,
-        *((1024, 2), (1024, 1)),
-    )
+    blocks: Sequence[tuple[int, int]] = MOBILENET_BLOCKS
     stem: int = 32
     classes: int = 10
     conv: Callable | None = None
@@ -163,11 +149,11 @@ class MobileNet(Precise):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         _check_images(x, "MobileNet", 1)
         layer = partial(ConvNorm, layout=ImageLayout(self.conv), **self.precision)
-        x = layer(self.stem)(x, train)
+        x = layer(features=self.stem)(x, train)
         for features, stride in self.blocks:
             channels = x.shape[-1]
-            x = layer(channels, stride=stride, groups=channels)(x, train)
-            x = layer(features, window=1)(x, train)
+            x = layer(features=channels, stride=stride, groups=channels)(x, train)
+            x = layer(features=features, window=1)(x, train)
         return nn.Dense(self.classes, **self.precision)(x.mean((-3, -2)))
 
 

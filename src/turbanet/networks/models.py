@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,6 @@ from turbanet.networks.recurrent import lstm
 FEATURES_FIRST_ROWS = 64  # from here on a row axis fills vectors that narrow layers leave half empty
 
 
-class Precision(TypedDict):
-    """The types a layer computes in, as keyword arguments of Flax's layers."""
-
-    dtype: Any
-    param_dtype: Any
-
-
 class Precise(nn.Module, kw_only=True):
     """A module whose layers compute in `dtype` and keep their parameters in `param_dtype`, as Flax's own layers.
 
@@ -32,7 +25,7 @@ class Precise(nn.Module, kw_only=True):
     param_dtype: Any = float
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> dict[str, Any]:
         """Both, as keyword arguments for a layer."""
         return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
@@ -51,23 +44,16 @@ class MLP(Precise):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        features_first = self._pays(x) if self.features_first is None else self.features_first
-        settings: dict[str, Any] = {**self.precision}
-        if self.kernel_init is not None:
-            settings["kernel_init"] = self.kernel_init
-        if not features_first:
-            for width in self.widths[:-1]:
-                x = nn.relu(nn.Dense(width, **settings)(x))
-            return nn.Dense(self.widths[-1], **settings)(x)
-        x = jnp.moveaxis(x, -1, 0)
+        rows = x.size // x.shape[-1]
+        pays = rows >= FEATURES_FIRST_ROWS and 2 * rows >= max(x.shape[-1], *self.widths)
+        features_first = pays if self.features_first is None else self.features_first
+        dense = _FeaturesFirstDense if features_first else nn.Dense
+        kernel_init = self.kernel_init or nn.Dense.kernel_init
+        x = jnp.moveaxis(x, -1, 0) if features_first else x
         for i, width in enumerate(self.widths):
             x = nn.relu(x) if i else x
-            x = _FeaturesFirstDense(width, name=f"Dense_{i}", **settings)(x)
-        return jnp.moveaxis(x, 0, -1)
-
-    def _pays(self, x):
-        rows = x.size // x.shape[-1]
-        return rows >= FEATURES_FIRST_ROWS and 2 * rows >= max(x.shape[-1], *self.widths)
+            x = dense(width, kernel_init=kernel_init, name=f"Dense_{i}", **self.precision)(x)
+        return jnp.moveaxis(x, 0, -1) if features_first else x
 
 
 class _FeaturesFirstDense(nn.Dense):

@@ -1,7 +1,5 @@
 """Max pooling by comparison: fast on a CPU where XLA's own is slow in a swarm."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,11 +19,10 @@ def max_pool(x: jax.Array) -> jax.Array:
 def _max_pool_jvp(primals, tangents):
     x = _split(primals[0])
     largest = max_pool(primals[0])
-    places = list(enumerate(itertools.product(range(2), range(2))))
     first = jnp.full(largest.shape, 3, jnp.int8)  # the first place in its window whose value is no smaller
-    for place, (i, j) in reversed(places[:3]):
+    for place in (2, 1, 0):
         # NaN is no smaller than anything, so its gradient is seen.
-        first = jnp.where(x[..., i, :, j, :] < largest, first, jnp.int8(place))
+        first = jnp.where(x[..., place // 2, :, place % 2, :] < largest, first, jnp.int8(place))
     row = lax.broadcasted_iota(jnp.int8, x.shape, x.ndim - 4)
     column = lax.broadcasted_iota(jnp.int8, x.shape, x.ndim - 2)
     taken = 2 * row + column == first[..., :, None, :, None, :]

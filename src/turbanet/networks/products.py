@@ -39,8 +39,7 @@ def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradien
         return mapped(function, members, static)(a, b)
 
     def shape(a, b, **settings):
-        inputs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))
-        out = jax.eval_shape(partial(compute, **settings), *inputs)
+        out = jax.eval_shape(partial(compute, **settings), a, b)
         return jax.core.ShapedArray(out.shape, out.dtype)
 
     def first(g, a, b, *, members, static):

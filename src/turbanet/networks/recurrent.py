@@ -48,8 +48,7 @@ def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
         if not slopes:
             return state, None
         by_sum = jnp.concatenate([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), t * o * (1 - o)], axis=-1)
-        by_c = o * (1 - t * t)
-        return state, (h, by_sum, f, by_c)
+        return state, (h, by_sum, f, o * (1 - t * t))
 
     shape = (*x.shape[1:-1], hidden)
     start = jnp.zeros(shape, x.dtype), jnp.zeros(shape, wide)
