@@ -72,7 +72,11 @@ class _Swarm(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "swarm_" in state:
-            like = jax.tree.structure(_untrained(*self._made))
+            leaves, like = jax.tree.flatten(_untrained(*self._made))
+            if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in state["swarm_"]]:
+                raise ValueError(
+                    "The pickle holds a network whose layers have other names or sizes now: train it anew."
+                )
             self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
 
     def _members(self, x):
@@ -83,9 +87,7 @@ class _Swarm(BaseEstimator):
 def _untrained(model, widths, optimizer, identity):
     """The swarm before its training."""
     if model is None:
-        model = models.MLP(
-            widths, kernel_init=glorot_uniform()
-        )  # Glorot's uniform weights, as scikit-learn's networks have
+        model = models.MLP(widths, kernel_init=glorot_uniform())  # as scikit-learn draws its networks' weights
     return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **identity)
 
 
