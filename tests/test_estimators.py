@@ -111,5 +111,5 @@ def test_estimators_pickled_by_version_0_5_predict_as_they_did():
 def test_a_pickle_of_a_network_whose_layers_changed_is_refused():
     state = TurbaClassifier(2, hidden=(3,), epochs=1, random_state=0).fit(np.eye(4), [0, 1, 0, 1]).__getstate__()
     state["swarm_"] = state["swarm_"][::-1]
-    with pytest.raises(ValueError, match="layers have other names or sizes now: train it anew"):
+    with pytest.raises(ValueError, match="layers have other names or sizes by now: train it anew"):
         TurbaClassifier().__setstate__(state)

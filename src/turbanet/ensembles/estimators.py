@@ -75,7 +75,7 @@ class _Swarm(BaseEstimator):
             leaves, like = jax.tree.flatten(_untrained(*self._made))
             if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in state["swarm_"]]:
                 raise ValueError(
-                    "The pickle holds a network whose layers have other names or sizes now: train it anew."
+                    "The pickled network's layers have other names or sizes by now: train it anew."
                 )
             self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
 
