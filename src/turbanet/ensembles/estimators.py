@@ -74,9 +74,7 @@ class _Swarm(BaseEstimator):
         if "swarm_" in state:
             leaves, like = jax.tree.flatten(_untrained(*self._made))
             if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in state["swarm_"]]:
-                raise ValueError(
-                    "The pickled network's layers have other names or sizes by now: train it anew."
-                )
+                raise ValueError("The pickled network's layers have other names or sizes by now: train it anew.")
             self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
 
     def _members(self, x):
