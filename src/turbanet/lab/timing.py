@@ -58,7 +58,7 @@ def extrapolate(
     steps : of the whole training
     units : {name: steps} of the ways that run whole units of steps alone; 1 for the others
     precision : half the interval over the mean; reached or not, a way has no more than `most` turns
-    repeats : turns of each way at the least
+    repeats : turns of each way at the least; 1 is one turn, of whatever precision
     turn : seconds that n units are to take, and at least ten times what a call costs by itself
 
     Returns
@@ -83,7 +83,7 @@ def extrapolate(
         repeat += 1
         table = pd.DataFrame(rows)
         precise = {name for name, part in table.groupby("way") if _half_width(part.seconds) <= precision}
-        left = [name for name in left if repeat < repeats or (name not in precise and repeat < most)]
+        left = [name for name in left if repeat < repeats or (name not in precise and 1 < repeats <= repeat < most)]
     return table
 
 
