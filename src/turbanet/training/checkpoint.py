@@ -6,13 +6,16 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from turbanet.training.arrays import check_whole, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
+from turbanet.training.member import Swarm
 from turbanet.training.plan import say_once
+from turbanet.training.program import Train
 
 FORMAT = 2
 OPAQUE = "what cannot be compared"
@@ -35,7 +38,7 @@ class Checkpoints:
         check_whole(keep=self.keep, every=self.every)
 
 
-def facts(swarm, program, data) -> dict:
+def facts(swarm: Swarm, program: Train, data: Any) -> dict:
     """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint.
 
     program: a `program.Train`; data: a pytree of arrays. Under OPAQUE is what cannot be compared, "" if all can.
@@ -114,7 +117,7 @@ class Keeper:
         arrays = self.args.Composite(arrays=self.args.StandardRestore(like))
         return self.manager.restore(step, args=arrays)["arrays"], said["progress"]
 
-    def save(self, done, arrays, progress):
+    def save(self, done: int, arrays: dict, progress: dict) -> None:
         """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""
         self.segments += 1
         if self.segments % self.where.every:
@@ -135,12 +138,12 @@ class Keeper:
         self.manager.close()
 
 
-def leaves_by_name(tree) -> dict:
+def leaves_by_name(tree: Any) -> dict:
     """{path: leaf} of a pytree."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def named_leaves(arrays, like):
+def named_leaves(arrays: dict, like: Any) -> Any:
     """The pytree `like` with the leaves of {path: leaf}; where it has random keys, the leaf's numbers become keys."""
 
     def named(path, old):

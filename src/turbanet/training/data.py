@@ -9,6 +9,7 @@ from flax import struct
 
 from turbanet.training.arrays import as_arrays
 from turbanet.training.member import Swarm
+from turbanet.training.plan import Plan
 from turbanet.training.sampling import check_rows
 
 
@@ -30,7 +31,7 @@ class Data(struct.PyTreeNode):
     length: int = struct.field(pytree_node=False)
     ragged: bool = struct.field(pytree_node=False)
 
-    def read(self, index=None):
+    def read(self, index: Any = None) -> tuple[Any, Any]:
         """One member's (x, y) at `index` among the rows it sees; all of those for None."""
         if self.rows is not None:
             index = self.rows if index is None else self.rows[index]
@@ -71,7 +72,7 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     return Data(**examples, rows=rows, count=count, is_own=tuple(is_own), length=length, ragged=ragged)
 
 
-def split(data):
+def split(data: Any) -> tuple[Any, Any]:
     """A tree of `Data` in two, what is each member's own and what all share; None stands for the other's leaves."""
 
     def only(own):
@@ -80,18 +81,18 @@ def split(data):
     return only(True), only(False)
 
 
-def join(own, shared):
+def join(own: Any, shared: Any) -> Any:
     """What `split` made two of."""
     return jax.tree.map(lambda a, b: b if a is None else a, own, shared, is_leaf=lambda leaf: leaf is None)
 
 
-def of_members(data, positions):
+def of_members(data: Any, positions: Any) -> Any:
     """The data of the members at these positions, a slice or int [member]."""
     own, shared = split(data)
     return join(jax.tree.map(lambda leaf: np.asarray(leaf)[positions], own), shared)
 
 
-def placed(data, plan):
+def placed(data: Any, plan: Plan) -> Any:
     """The data where `plan` puts them: each member's with the member, what is shared once on each device."""
     own, shared = split(data)
     return join(plan.place(own), plan.share(shared))

@@ -3,8 +3,9 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.training.arrays import is_key
+from turbanet.training.member import Swarm
 
 CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
 LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
@@ -75,7 +77,7 @@ class Plan:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {have}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
-    def resolve(self, swarm) -> "Plan":
+    def resolve(self, swarm: Swarm) -> "Plan":
         """The plan with its block chosen by rule if none was given; a given block is kept, and filled up if need be."""
         if self.block is not None:
             return self
@@ -114,16 +116,16 @@ class Plan:
         whole = self.block * len(self.devices)
         return -(-members // whole) * whole
 
-    def place(self, tree):
+    def place(self, tree: Any) -> Any:
         """A copy of a [member, ...] tree, filled up with copies of its last member and split over the devices."""
         members = len(jax.tree.leaves(tree)[0]) if jax.tree.leaves(tree) else 0
         return jax.device_put(resized(tree, self.padded(members)), self._sharding("member"), may_alias=False)
 
-    def share(self, tree):
+    def share(self, tree: Any) -> Any:
         """A tree that all members read, once on each device."""
         return jax.device_put(tree, self._sharding())
 
-    def vectorise(self, one):
+    def vectorise(self, one: Callable) -> Callable:
         """`one(own, shared)` of one member, over trees `own` [member, ...]: blocks in turn, devices at once."""
 
         def local(own, shared):
@@ -145,7 +147,7 @@ class Plan:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
 
-def resized(tree, members):
+def resized(tree: Any, members: int) -> Any:
     """A [member, ...] tree with its first `members` members, or filled up with copies of its last one.
 
     What the host holds is resized by NumPy, which has nothing to compile.
@@ -161,7 +163,7 @@ def resized(tree, members):
     return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
 
 
-def gathered(tree):
+def gathered(tree: Any) -> Any:
     """The tree as NumPy arrays if the host's memory holds all of it; from there it is moved in one piece."""
     return jax.tree.map(np.asarray, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
 
@@ -186,7 +188,7 @@ def say_once(sentence: str) -> None:
     logging.getLogger("turbanet").warning(sentence)
 
 
-def choose(plan, swarm) -> Plan:
+def choose(plan: Plan | str | None, swarm: Swarm) -> Plan:
     """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
     if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
         raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
