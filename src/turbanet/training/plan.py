@@ -188,7 +188,7 @@ def say_once(sentence: str) -> None:
     logging.getLogger("turbanet").warning(sentence)
 
 
-def choose(plan: Plan | str | None, swarm: Swarm) -> Plan:
+def choose(plan: Any, swarm: Swarm) -> Plan:
     """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
     if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
         raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
