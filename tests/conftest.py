@@ -6,10 +6,12 @@ packages, pytest, hypothesis, scikit-learn and pandas.
 
 import ast
 import importlib.util
+import os
 from pathlib import Path
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 import turbanet
 
@@ -17,6 +19,7 @@ turbanet.use_cores(2)
 
 PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
 HERE = Path(__file__).parent
+COMPILED = HERE.parent / "build/tests"  # a folder that may be deleted at any time
 
 
 def imports(file):
@@ -45,10 +48,20 @@ def pytest_report_header():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """JAX's persistent cache, for this run of the tests alone: hundreds of them compile the same small programs."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+def compilation_cache():
+    """JAX's persistent cache: what one test compiled no other need, in this run, its other process and the next run."""
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def put(self, key, value):
+    """JAX's own writes in place: who reads meanwhile, or after a run that was killed, would find half of it."""
+    part = self.path / f"{key}.{os.getpid()}"
+    part.write_bytes(value)
+    part.replace(self.path / f"{key}-cache")
+
+
+LRUCache.put = put
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

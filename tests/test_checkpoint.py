@@ -179,7 +179,9 @@ def test_killed_at_random_moments_it_ends_where_it_would_have_ended(tmp_path):
 
     def start(folder):
         command = [sys.executable, "-c", code, str(tmp_path / folder), str(tmp_path / f"{folder}.npz")]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        caching = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, env=os.environ | caching, **streams)
 
     def done(folder):
         return max([int(path.name) for path in (tmp_path / folder).glob("*") if path.name.isdigit()], default=0)
