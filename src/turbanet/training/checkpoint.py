@@ -90,7 +90,7 @@ class Keeper:
         except OSError as error:
             raise OSError(f"Checkpoints cannot be kept in {self.folder} ({error}): name another folder.") from error
 
-    def latest(self):
+    def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
         step = self.manager.latest_step()
         if step is None:

@@ -127,7 +127,7 @@ class Training:
         """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
         if self.done or self.plan.block == 1:
             return False
-        plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
+        plan = Plan(self.plan.devices, self.plan.block // 2)
         say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
         self._place(self.start, plan)
         return True
@@ -171,12 +171,11 @@ class Training:
 
     def _search(self):
         """After the first segment its seconds are known, and so is what a search may cost."""
-        state = self._state()
         seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
         costs = {"seconds": seconds, "compile_seconds": self.compile_seconds}
-        found = autoplan.search(self.program, state, self.data[0], self.plan, **costs)
+        found = autoplan.search(self.program, self._state(), self.data[0], self.plan, **costs)
         if found.block != self.plan.block:
-            self._place(state, found)
+            self._place(self._state(), found)
         self.plan = found
 
 
