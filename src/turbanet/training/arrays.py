@@ -21,16 +21,13 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     dtype = array.dtype
     if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
-    computed = jax.dtypes.canonicalize_dtype(dtype)
-    if computed != dtype and dtype.kind in "iu" and array.size:
-        lowest = array.min()
-        highest = array.max()
-        if lowest < np.iinfo(computed).min or highest > np.iinfo(computed).max:
-            raise ValueError(
-                f"{name} holds whole numbers from {lowest} to {highest}, JAX computes in {computed}: "
-                "make them smaller, or floats, or set jax_enable_x64."
-            )
-    return array.astype(computed, copy=False)
+    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise ValueError(
+            f"{name} holds whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}: "
+            "make them smaller, or floats, or set jax_enable_x64."
+        )
+    return converted
 
 
 def as_arrays(tree: Any, name: str) -> Any:

@@ -1,7 +1,6 @@
 """plan="auto": a few blocks tried on the real data, the fastest that fits in memory remembered on disk."""
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -13,7 +12,8 @@ from pathlib import Path
 import jax
 import platformdirs
 
-from turbanet.training.data import join, placed, split
+from turbanet.training.data import of_members, placed
+from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import Candidate, Plan, resized, say_once
 from turbanet.training.program import compiled, fits
 
@@ -37,33 +37,30 @@ def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan
     Each candidate trains copies of the first members, one block a device; they are thrown away.
     """
     begin = time.perf_counter()
-    compiling = [compile_seconds]
     program = program.probe(PROBE_STEPS, data.length)
     tried = {}
     front = [start.block, 2 * start.block, start.block // 2]
 
     def time_left(candidates=1):
-        spent = time.perf_counter() - begin
-        return spent + candidates * (max(compiling) + 2 * PROBE_SECONDS) < seconds
+        compiling = max([compile_seconds, *(candidate.compile_seconds for candidate in tried.values())])
+        return time.perf_counter() - begin + candidates * (compiling + 2 * PROBE_SECONDS) < seconds
 
     def balanced(block):
-        return dataclasses.replace(start, block=max(block, 1), candidates=()).balanced(len(swarm))
+        return Plan(start.devices, max(block, 1)).balanced(len(swarm))
 
     if not time_left(candidates=2):
         return start
     while front:
         for plan in map(balanced, front):
             if plan.block not in tried and time_left():
-                tried[plan.block] = candidate = _probe(program, swarm, data, plan)
-                compiling.append(candidate.compile_seconds)
+                tried[plan.block] = _probe(program, swarm, data, plan)
         best = min(tried, key=lambda block: (tried[block].seconds, block))
         front = [b for b in (2 * best, best // 2) if balanced(b).block not in tried] if time_left() else []
-    candidates = tuple(tried[block] for block in sorted(tried))
-    best = min(candidates, key=lambda candidate: candidate.seconds)
-    if math.isinf(best.seconds):
+    if math.isinf(tried[best].seconds):
         return start
-    _remember(_file(program, swarm, data, start.devices), candidates)
-    return Plan(start.devices, best.block, candidates)
+    candidates = tuple(tried[block] for block in sorted(tried))
+    _remember(program, swarm, data, start.devices, candidates)
+    return Plan(start.devices, best, candidates)
 
 
 def recall(program, swarm, data, *, devices) -> Plan | None:
@@ -82,8 +79,7 @@ def _probe(program, swarm, data, plan):
     """What `plan` costs, as a Candidate; infinite seconds where it does not fit in memory."""
     few = plan.block * len(plan.devices)
     state = plan.place(resized(swarm, few))
-    own, shared = split((data,))
-    data = placed(join(resized(own, few), shared), plan)
+    data = placed(of_members((data,), slice(few)), plan)
     begin = time.perf_counter()
     ready = compiled(program, plan, state, data)
     compile_seconds = time.perf_counter() - begin
@@ -94,33 +90,31 @@ def _probe(program, swarm, data, plan):
         state, _ = jax.block_until_ready(ready(state, data))
         seconds.append(time.perf_counter() - begin)
     filled = plan.padded(len(swarm)) / len(swarm)  # members that only fill a block cost as much as others
-    steps = program.steps(data[0].length)
-    each = filled * min(seconds[1:], default=math.inf) / (few * steps)
+    each = filled * min(seconds[1:], default=math.inf) / (few * program.steps(data[0].length))
     return Candidate(plan.block, each, compile_seconds, need.bytes / 2**20)
 
 
 def _file(program, swarm, data, devices):
-    """Where the plan for this task is kept: named by all that may change which block is best."""
-    model = getattr(swarm.apply_fn, "__self__", swarm.apply_fn)
-    named = repr(model) if model is not swarm.apply_fn else getattr(model, "__qualname__", type(model).__name__)
-    loss = getattr(program.loss_fn, "__qualname__", repr(program.loss_fn))
-    shapes = repr(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data)))
-    sizes = [program.batch_size, data.length, data.ragged, data.is_own]
+    """Where the plan for this task is kept: named by all that may change which block is best.
+
+    ValueError if part of it cannot be read, as its name would never come again.
+    """
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data))
     machine = [platform.node(), platform.machine(), os.cpu_count(), [device.device_kind for device in devices]]
     versions = [version(package) for package in ("turbanet", "jax", "jaxlib", "flax", "optax")]
-    facts = [FORMAT, named, loss, shapes, sizes, machine, versions]
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    task = fingerprint([FORMAT, swarm.apply_fn, program.loss_fn, program.batch_size, shapes, machine, versions])
+    if task.opaque:
+        raise ValueError(f"{', '.join(task.opaque)} cannot be read: leave it out")
     home = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
-    return Path(home).expanduser() / "plans" / f"{name}.json"
+    return Path(home).expanduser() / "plans" / f"{task}.json"
 
 
-def _remember(file, candidates):
-    """Write the file whole or not at all; a cache that cannot be written costs a search next time, nothing else."""
+def _remember(program, swarm, data, devices, candidates):
+    """Keep the candidates for `recall`; where that cannot be, a search next time is all it costs."""
     text = json.dumps({"format": FORMAT, "candidates": [dataclasses.asdict(c) for c in candidates]}, indent=1)
-    part = file.with_suffix(f".{os.getpid()}")
     try:
+        file = _file(program, swarm, data, devices)
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text)
-        part.replace(file)
-    except OSError as error:
+        file.write_text(text)
+    except (OSError, ValueError) as error:
         say_once(f"The measured plan could not be kept ({error}); TURBANET_CACHE names another folder.")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from turbanet.training.arrays import check_whole, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
@@ -50,18 +49,16 @@ def facts(swarm: Swarm, program: Train, data: Any) -> dict:
     schedules = () if swarm.schedule is None else swarm.schedule.functions
     computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn, "metric": program.metric}
     computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
-    computed = {name: thing for name, thing in computed.items() if thing is not None}
-    prints = {name: fingerprint(thing) for name, thing in computed.items()}
+    prints = {name: fingerprint(thing) for name, thing in computed.items() if thing is not None}
     stopping = "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}"
     found = {"format": str(FORMAT), "Python": ".".join(map(str, sys.version_info[:2]))}
     found |= {name: version(name) for name in ("turbanet", "jax", "flax", "optax")}
     found[OPAQUE] = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
-    found |= {name: f"{_name(thing)} {prints[name][:8]}" for name, thing in computed.items()}
+    found |= {name: f"{_name(computed[name])} {each[:8]}" for name, each in prints.items()}
     found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
     found |= {"shuffling": str(program.shuffle), "stopping": stopping}
     for name, tree in (("state", swarm), ("data", data)):
-        leaves = leaves_by_name(tree).items()
-        found |= {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+        found |= {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
     return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
 
 
@@ -93,49 +90,44 @@ class Keeper:
         except OSError as error:
             raise OSError(f"Checkpoints cannot be kept in {self.folder} ({error}): name another folder.") from error
 
-    def latest(self):
+    def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
         step = self.manager.latest_step()
         if step is None:
             if self.facts[OPAQUE]:
                 say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
-        said = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore()))["about"]
-        if unread := self.facts[OPAQUE] or said["facts"].get(OPAQUE):
+        parts = self.args.Composite(about=self.args.JsonRestore(), arrays=self.args.StandardRestore())
+        kept = self.manager.restore(step, args=parts)
+        said = kept.about["facts"]
+        if unread := self.facts[OPAQUE] or said.get(OPAQUE):
             raise ValueError(
                 f"This training cannot be compared with the one that was kept in {self.folder}: the {unread}, which "
                 "cannot be read; leave it out, and begin in another folder."
             )
-        for name in dict.fromkeys([*self.facts, *said["facts"]]):
-            old, new = said["facts"].get(name, "not there"), self.facts.get(name, "not there")
+        for name in self.facts | said:
+            old, new = said.get(name, "not there"), self.facts.get(name, "not there")
             if old != new:
                 raise ValueError(
                     f"The checkpoint in {self.folder} is of another training: {name} was {old} and is {new}; "
                     "name another folder, or remove this one."
                 )
-        like = {name: np.zeros(shape, dtype) for name, (shape, dtype) in said["arrays"].items()}
-        arrays = self.args.Composite(arrays=self.args.StandardRestore(like))
-        return self.manager.restore(step, args=arrays)["arrays"], said["progress"]
+        return kept.arrays, kept.about["progress"]
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
         """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""
         self.segments += 1
         if self.segments % self.where.every:
             return
-        arrays = {name: as_numbers(array) for name, array in arrays.items()}
-        shapes = {name: [list(array.shape), array.dtype.name] for name, array in arrays.items()}
-        about = {"facts": self.facts, "arrays": shapes, "progress": progress}
+        about = self.args.JsonSave({"facts": self.facts, "progress": progress})
+        numbers = self.args.StandardSave({name: as_numbers(array) for name, array in arrays.items()})
         try:
-            saved = self.args.Composite(arrays=self.args.StandardSave(arrays), about=self.args.JsonSave(about))
-            self.manager.save(done, args=saved, force=True)
+            self.manager.save(done, args=self.args.Composite(arrays=numbers, about=about), force=True)
         except (OSError, ValueError) as error:
             raise OSError(
                 f"The checkpoint of epoch {done} could not be written to {self.folder} ({error}); the ones before are "
                 "whole, and the same call goes on from the last."
             ) from error
-
-    def close(self):
-        self.manager.close()
 
 
 def leaves_by_name(tree: Any) -> dict:

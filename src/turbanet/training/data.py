@@ -19,7 +19,7 @@ class Data(struct.PyTreeNode):
     x, y: pytrees of leaves [row, ...] that all members share or [member, row, ...] that are each member's own.
     rows: int32 [member, row], the rows that a member sees, padded at the end with -1; None: all of them.
     count: int32 [member], how many of those are no padding; None without `rows`.
-    is_own: for each leaf of (x, y) whether it leads with the member axis.
+    is_own: for each leaf whether it leads with the member axis.
     length: the rows that a member sees, padding among them. ragged: whether there is any padding.
     """
 
@@ -38,12 +38,6 @@ class Data(struct.PyTreeNode):
         examples = self.x, self.y
         return examples if index is None else jax.tree.map(lambda leaf: leaf[index], examples)
 
-    def _only(self, own: bool):
-        leaves, tree = jax.tree.flatten((self.x, self.y))
-        kept = [leaf if is_own == own else None for leaf, is_own in zip(leaves, self.is_own, strict=True)]
-        x, y = jax.tree.unflatten(tree, kept)
-        return self.replace(x=x, y=y) if own else self.replace(x=x, y=y, rows=None, count=None)
-
 
 def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
     """x, y and rows as `fit` takes them, checked against the swarm and one another."""
@@ -51,34 +45,30 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
-    said = per_member if isinstance(per_member, tuple) else (per_member, per_member)
-    is_own = []
+    said = dict(zip(examples, per_member, strict=True)) if isinstance(per_member, tuple) else per_member
+    is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(said, examples))))
     lengths = set()
-    for (name, tree), flags in zip(examples.items(), said, strict=True):
-        for leaf, own in zip(jax.tree.leaves(tree), jax.tree.leaves(jax.tree.broadcast(flags, tree)), strict=True):
-            if own and leaf.shape[:1] != (members,):
-                raise ValueError(f"{name} has shape {leaf.shape}; per_member, it must lead with {members} members.")
-            is_own.append(bool(own))
-            lengths.add(leaf.shape[own : own + 1])
+    for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):
+        if own and leaf.shape[:1] != (members,):
+            raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
+        lengths.add(leaf.shape[own : own + 1])
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         raise ValueError(f"x and y must have the same number of rows, at least one; got {sorted(lengths)}.")
     (length,) = lengths.pop()
-    count = None
-    ragged = False
-    if rows is not None:
-        rows, count = check_rows(rows, members=members, length=length)
-        length = rows.shape[1]
-        ragged = bool((count < length).any())
-    return Data(**examples, rows=rows, count=count, is_own=tuple(is_own), length=length, ragged=ragged)
+    if rows is None:
+        return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
+    rows, count = check_rows(rows, members=members, length=length)
+    ragged = bool((count < rows.shape[1]).any())
+    return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 
 
 def split(data: Any) -> tuple[Any, Any]:
-    """A tree of `Data` in two, what is each member's own and what all share; None stands for the other's leaves."""
-
-    def only(own):
-        return jax.tree.map(lambda each: each._only(own), data, is_leaf=lambda node: isinstance(node, Data))
-
-    return only(True), only(False)
+    """A tuple of `Data` (or None) in two, what is each member's and what all share; None stands for other leaves."""
+    leaves, tree = jax.tree.flatten(data)
+    is_own = sum((each.is_own for each in data if each is not None), ())
+    own = [leaf if is_it else None for leaf, is_it in zip(leaves, is_own, strict=True)]
+    shared = [None if is_it else leaf for leaf, is_it in zip(leaves, is_own, strict=True)]
+    return jax.tree.unflatten(tree, own), jax.tree.unflatten(tree, shared)
 
 
 def join(own: Any, shared: Any) -> Any:
@@ -87,7 +77,7 @@ def join(own: Any, shared: Any) -> Any:
 
 
 def of_members(data: Any, positions: Any) -> Any:
-    """The data of the members at these positions, a slice or int [member]."""
+    """The data of the members at these positions: a slice, or int or bool [member]."""
     own, shared = split(data)
     return join(jax.tree.map(lambda leaf: np.asarray(leaf)[positions], own), shared)
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import types
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 import flax.linen as nn
@@ -27,7 +28,6 @@ HELD = {  # what counts of objects that a pickle would refuse, or keep by name
     property: ["fget", "fset", "fdel"],
     functools.cached_property: ["func"],
 }
-WRAPPERS = staticmethod, classmethod, functools._lru_cache_wrapper, jax.stages.Wrapped
 
 
 def fingerprint(thing: object) -> "Fingerprint":
@@ -118,9 +118,8 @@ def _made_of(thing):
         kept = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
         return [thing.__qualname__, *thing.__bases__, kept]
     if isinstance(thing, nn.Module):  # beside its fields it holds a number of its own and what Flax notes down
-        fields = [field.name for field in dataclasses.fields(thing) if field.name != "parent"]
-        return [type(thing), {name: getattr(thing, name) for name in fields}]
-    if isinstance(thing, WRAPPERS):
+        return [type(thing), {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}]
+    if isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped):
         return [thing.__wrapped__]
     return _pickled(thing)
 
@@ -181,11 +180,8 @@ def _package(module) -> str | None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return f"Python {sys.version_info.major}.{sys.version_info.minor}"
-    try:
-        places = str(importlib.util.find_spec(top))  # names the module's file and folders
-    except ValueError:  # a module that was made by hand
-        return None
-    if top == "__main__" or not re.search(r"[/\\](site|dist)-packages[/\\]", places):
+    places = str(PathFinder.find_spec(top))  # names the module's file and folders
+    if not re.search(r"[/\\](site|dist)-packages[/\\]", places):
         return None
     try:
         return f"{top} {version(top)}"

@@ -73,8 +73,7 @@ class Plan:
             try:
                 devices = jax.devices(devices)
             except RuntimeError:
-                have = ", ".join(sorted({device.platform for device in jax.devices()}))
-                raise ValueError(f"JAX has no {devices!r} device here; it has: {have}.") from None
+                raise ValueError(f"JAX has no {devices!r} device here; it has: {known[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
     def resolve(self, swarm: Swarm) -> "Plan":
@@ -135,16 +134,13 @@ class Plan:
             return local
         own, shared = PartitionSpec("member"), PartitionSpec()
         # check_vma would refuse models whose scans start from constants, any RNN among them
-        return jax.shard_map(local, mesh=self._mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
-
-    @property
-    def _mesh(self):
-        return Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
+        return jax.shard_map(local, mesh=self._sharding().mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
 
     def _sharding(self, *axes):
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self._mesh, PartitionSpec(*axes))
+        mesh = Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
+        return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def resized(tree: Any, members: int) -> Any:
@@ -157,9 +153,8 @@ def resized(tree: Any, members: int) -> Any:
         extra = members - len(leaf)
         return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf[:members]
 
-    tree = gathered(tree)
-    if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)):
-        return jax.tree.map(partial(resize, xp=np), tree)
+    if all(map(_on_host, jax.tree.leaves(tree))):
+        return jax.tree.map(partial(resize, xp=np), gathered(tree))
     return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
 
 
@@ -170,9 +165,7 @@ def gathered(tree: Any) -> Any:
 
 def _on_host(leaf):
     """Whether NumPy reads an array where it lies."""
-    if not isinstance(leaf, jax.Array):
-        return True
-    return not is_key(leaf) and all(device.platform == "cpu" for device in leaf.devices())
+    return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))
 
 
 def _found_again(names, block, candidates):

@@ -46,8 +46,7 @@ class Training:
         self.searches = plan == "auto" and not remembered and not kept
         self.asked = chosen.block  # a resumed training keeps its plan where the caller's asks for the same again
         if kept:
-            arrays, progress = kept
-            self._resume(arrays, progress, chosen, given=isinstance(plan, Plan))
+            self._resume(*kept, chosen, given=isinstance(plan, Plan))
         else:
             self._place(swarm, remembered or chosen)
 
@@ -69,8 +68,7 @@ class Training:
     def advance(self):
         """Train on for a segment; set aside who has stopped, keep a checkpoint, and measure plans after the first."""
         self._segment(min(self.program.epochs, self.epochs - self.done))
-        if self.start.stopping is not None:
-            self._set_aside()
+        self._set_aside()
         if self.keeper:
             self.keeper.save(self.done, *self._kept())
         if self.searches and self.goes_on:
@@ -80,7 +78,7 @@ class Training:
     def end(self):
         """All members' states, in the order they came in, and no more checkpoints."""
         if self.keeper:
-            self.keeper.close()
+            self.keeper.manager.close()
         return self._everyone()
 
     def _everyone(self):
@@ -94,11 +92,8 @@ class Training:
         """Put the states of those who still train, and their data, where `plan` says."""
         self.plan = plan
         self.state = plan.place(state)
-        self.placed = placed(self._data(), plan)
-        self.fits_memory = False
-
-    def _data(self):
-        return of_members(self.data, self.training) if self.set_aside else self.data
+        self.placed = placed(self.data, plan)
+        self.need = None
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
@@ -107,38 +102,32 @@ class Training:
 
     def _segment(self, epochs):
         begin = time.perf_counter()
-        program = self._program(epochs)
+        program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
+        self.need = self.need or fits(program, self.plan)  # asked once: it takes milliseconds
         self.compile_seconds += time.perf_counter() - begin
+        if not self.need.enough:
+            if self._halve_block():
+                return self._segment(epochs)
+            raise MemoryError(
+                f"Out of memory: training needs {self.need.bytes / 2**30:.1f} GiB, more than is free; "
+                "train fewer members at a time (Plan(block=...)) or smaller batches."
+            )
         begin = time.perf_counter()
         try:
             self.state, losses = jax.block_until_ready(program(self.state, self.placed))
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in repr(error) or not self._halve_block():
-                raise
-            return self._segment(epochs)
+            if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
+                return self._segment(epochs)
+            raise
         self.steady_seconds += time.perf_counter() - begin
         self.losses.append(jax.tree.map(self._of_everyone, losses))
         self.done += epochs
-
-    def _program(self, epochs):
-        """The program of a segment, compiled for a block whose memory is free."""
-        while True:
-            program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
-            if self.fits_memory:
-                return program
-            need = fits(program, self.plan)  # asked once: it takes milliseconds
-            self.fits_memory = need.enough
-            if not need.enough and not self._halve_block():
-                raise MemoryError(
-                    f"Out of memory: training needs {need.bytes / 2**30:.1f} GiB, more than is free; "
-                    "train fewer members at a time (Plan(block=...)) or smaller batches."
-                )
 
     def _halve_block(self):
         """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
         if self.done or self.plan.block == 1:
             return False
-        plan = dataclasses.replace(self.plan, block=self.plan.block // 2, candidates=())
+        plan = Plan(self.plan.devices, self.plan.block // 2)
         say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
         self._place(self.start, plan)
         return True
@@ -150,20 +139,16 @@ class Training:
         return every
 
     def _set_aside(self):
-        """Go on with the members that have not stopped, where that halves the work or ends it."""
+        """Go on without the members that have stopped, where that halves the work or ends it."""
+        if self.start.stopping is None:
+            return
         active = np.asarray(self.state.stopping.active)[: len(self.training)]
-        halves = 2 * self.plan.padded(max(active.sum(), 1)) <= self.plan.padded(len(self.training))
-        if halves or not active.any():
-            self._continue_with(active, self._state(), self.plan)
-
-    def _continue_with(self, active, state, plan):
-        """Set the members that are not `active` [member] aside, and place the others."""
-        stopped = np.flatnonzero(~active)
-        if len(stopped):
-            self.set_aside.append((self.training[stopped], _members(state, stopped)))
+        if 2 * self.plan.padded(active.sum()) <= self.plan.padded(len(self.training)):
+            state = self._state()
+            self.set_aside.append((self.training[~active], _members(state, ~active)))
             self.training = self.training[active]
-            state = _members(state, np.flatnonzero(active))
-        self._place(state, plan)
+            self.data = of_members(self.data, active)
+            self._place(_members(state, active), self.plan)
 
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
@@ -181,18 +166,16 @@ class Training:
         self.done = progress["done"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         self.losses = [tuple(arrays.get(f"losses[{i}]") for i in range(3))]
-        state = checkpoint.named_leaves(arrays, self.start)
-        active = np.ones(len(self.start), bool) if state.stopping is None else np.asarray(state.stopping.active)
-        self._continue_with(active, state, plan)
+        self._place(checkpoint.named_leaves(arrays, self.start), plan)
+        self._set_aside()
 
     def _search(self):
         """After the first segment its seconds are known, and so is what a search may cost."""
-        state = self._state()
         seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
         costs = {"seconds": seconds, "compile_seconds": self.compile_seconds}
-        found = autoplan.search(self.program, state, self._data()[0], self.plan, **costs)
+        found = autoplan.search(self.program, self._state(), self.data[0], self.plan, **costs)
         if found.block != self.plan.block:
-            self._place(state, found)
+            self._place(self._state(), found)
         self.plan = found
 
 
