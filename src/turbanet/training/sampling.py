@@ -9,8 +9,6 @@ import numpy as np
 
 from turbanet.training.arrays import as_array, check_whole
 
-TOP_BIT = np.uint32(1 << 31)
-
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
     """Each of `members` sees all `rows` rows in their order: int32 [member, row]."""
@@ -136,5 +134,5 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
     position = jnp.arange(length)
     if key is not None:
         bits = jax.random.bits(key, (length,), jnp.uint32) >> 1
-        position = jnp.argsort(jnp.where(position < count, bits, bits | TOP_BIT))  # padding sorts behind all real rows
+        position = jnp.argsort(jnp.where(position < count, bits, bits | np.uint32(1 << 31)))  # padding sorts last
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)
