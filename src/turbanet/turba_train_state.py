@@ -40,10 +40,9 @@ def _each(function, fixed, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
-def _predict(capture_intermediates, state, x):
-    if capture_intermediates:
-        return member.predict(state, x, capture_intermediates=True, mutable=["intermediates"])
-    return member.predict(state, x)
+def _predict(capture, state, x):
+    settings: dict[str, Any] = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture else {}
+    return member.predict(state, x, **settings)
 
 
 class TurbaTrainState(TrainState):
@@ -155,10 +154,9 @@ class TurbaTrainState(TrainState):
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
-        members = sizes.pop()[0]
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
-        zeros = jnp.zeros(members, jnp.int32)
-        return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(members, dtype=jnp.int32))
+        zeros = jnp.zeros(len(swarm), jnp.int32)
+        return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
