@@ -19,7 +19,7 @@ from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, resized
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.run import Training
-from turbanet.training.sampling import all_rows, check_rows, epoch_order
+from turbanet.training.sampling import check_rows, epoch_order
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
 
@@ -216,7 +216,7 @@ def predict(
 
 def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
     """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row]."""
-    rows = all_rows(members=len(swarm), rows=int(rows)) if np.ndim(rows) == 0 else rows
+    rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
 
     def one_epoch(seed, id, epoch, rows, count):

@@ -109,10 +109,8 @@ def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.
     counts = (rows >= 0).sum(1)
     padded_at_end = (np.arange(rows.shape[1]) < counts[:, None]) == (rows >= 0)
     if rows.min(initial=0) < -1 or rows.max(initial=0) >= length or not padded_at_end.all() or not counts.all():
-        raise ValueError(
-            f"rows must lie in 0..{length - 1}, at least one a member, padded only at the end with -1; "
-            f"got values from {rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest."
-        )
+        came = f"{rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest"
+        raise ValueError(f"rows must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {came}.")
     return rows.astype(np.int32), counts.astype(np.int32)
 
 
