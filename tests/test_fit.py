@@ -375,7 +375,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         monkeypatch.setattr(program, "ROWS", rows)
         plan = tn.Plan(1, 1)
         data = placed((prepare(swarm, images),), plan)
-        needs.append(program.fits(program.compiled(program.Predict(), plan, plan.place(swarm), data), plan).bytes)
+        needs.append(program.fits(program.compiled(program.predict_rows, plan, plan.place(swarm), data), plan).bytes)
     assert 3 * needs[0] < needs[1]
 
 

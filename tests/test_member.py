@@ -147,7 +147,7 @@ def test_a_second_call_in_a_step_goes_on_from_the_first():
     batch = (X @ state.params["Dense_0"]["kernel"]).mean(0)
     once = 0.8 * mean + 0.2 * batch
     np.testing.assert_allclose(
-        bound.collections["batch_stats"]["BatchNorm_0"]["mean"], 0.8 * once + 0.2 * batch, rtol=1e-5
+        bound.state.collections["batch_stats"]["BatchNorm_0"]["mean"], 0.8 * once + 0.2 * batch, rtol=1e-5
     )
 
 

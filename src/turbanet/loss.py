@@ -117,8 +117,7 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     """
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)
-    smallest = jnp.finfo(probability.dtype).tiny
-    log_probability = jnp.log(jnp.maximum(probability, smallest))
+    log_probability = jnp.log(jnp.maximum(probability, jnp.finfo(probability.dtype).tiny))
     return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
 
 

@@ -40,10 +40,9 @@ def _each(function, fixed, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
-def _predict(capture_intermediates, state, x):
-    if capture_intermediates:
-        return member.predict(state, x, capture_intermediates=True, mutable=["intermediates"])
-    return member.predict(state, x)
+def _predict(capture, state, x):
+    settings: dict[str, Any] = {"capture_intermediates": True, "mutable": ["intermediates"]} if capture else {}
+    return member.predict(state, x, **settings)
 
 
 class TurbaTrainState(TrainState):
@@ -124,15 +123,14 @@ class TurbaTrainState(TrainState):
             seed, id = identity
             variables = initial(seed, id, sample)
             state = cls.create(apply_fn=model.apply, params=variables["params"], tx=optimizer)
-            return state.replace(collections={name: variables[name] for name in carried})
+            counters = jax.tree.map(jnp.int32, {"seed": seed, "id": id, "step": 0, "epoch": 0})
+            return state.replace(collections={name: variables[name] for name in carried}, **counters)
 
         # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
         # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
         quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
         swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
-        counters = {"seed": seeds, "id": ids, "step": np.zeros(swarm_size), "epoch": np.zeros(swarm_size)}
-        leaves = {name: jnp.asarray(np.asarray(numbers, np.int32)) for name, numbers in counters.items()}
-        return swarm.replace(sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype), **leaves)
+        return swarm.replace(sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype))
 
     @classmethod
     def vmap_create(cls, *, apply_fn: Callable, params: Any, tx: optax.GradientTransformation, **kwargs: Any) -> Self:
@@ -156,10 +154,9 @@ class TurbaTrainState(TrainState):
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
-        members = sizes.pop()[0]
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
-        zeros = jnp.zeros(members, jnp.int32)
-        return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(members, dtype=jnp.int32))
+        zeros = jnp.zeros(len(swarm), jnp.int32)
+        return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
@@ -209,17 +206,16 @@ class TurbaTrainState(TrainState):
         for name in ("params", "collections", "opt_state", "schedule"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
-        taken = set(zip(np.asarray(self.seed).tolist(), np.asarray(self.id).tolist(), strict=True))
-        ids = []
-        for seed, id in zip(np.asarray(other.seed).tolist(), np.asarray(other.id).tolist(), strict=True):
-            if (seed, id) in taken:
-                id = 1 + max(i for s, i in taken if s == seed)
-            taken.add((seed, id))
-            ids.append(id)
-        leaves = jax.tree.leaves(other.replace(id=jnp.asarray(ids, jnp.int32)))
-        other = jax.tree.unflatten(jax.tree.structure(self), leaves)  # functions may be equal but not identical
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other)
-        return (both, np.array(ids)) if return_ids else both
+        names = list(zip(self.seed.tolist(), self.id.tolist(), strict=True))
+        for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):
+            if (seed, id) in names:
+                id = 1 + max(i for s, i in names if s == seed)
+            names.append((seed, id))
+        ids = np.array(names)[:, 1]
+        # The first one's structure: the functions in it may be equal but not identical.
+        other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.asarray(ids, jnp.int32))
+        return (both, ids[len(self) :]) if return_ids else both
 
     def merge(self) -> Self:
         """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""
@@ -234,14 +230,14 @@ class TurbaTrainState(TrainState):
 
     def get_state(self, index: int) -> Self:
         """The member at position `index` as one network, without the member axis."""
-        index = self._position(index)
+        self._check_position(index)
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def remove_state(self, index: int) -> Self:
         """The swarm without the member at position `index`."""
         if len(self) == 1:
             raise ValueError("A swarm has at least one member; the last one cannot be removed.")
-        index = self._position(index)
+        self._check_position(index)
         return jax.tree.map(lambda leaf: jnp.delete(leaf, index, axis=0), self)
 
     def __getitem__(self, ids: Any) -> Self:
@@ -281,10 +277,9 @@ class TurbaTrainState(TrainState):
             raise ValueError("This swarm has no loss: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
         return loss_fn
 
-    def _position(self, index):
+    def _check_position(self, index):
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
-        return index % len(self)
 
     def _lead(self, data, name):
         """`data` as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
@@ -302,8 +297,7 @@ class TurbaTrainState(TrainState):
 
 def _member_specification(tree):
     """What two swarms must have in common in this part of them: its structure, a member's shapes, types."""
-    specifications = jax.tree.map(lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf)), tree)
-    return jax.tree.structure(tree), specifications
+    return jax.tree.structure(tree), [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 def _kernel_widths(params):

@@ -70,8 +70,7 @@ def diversity(logits: ArrayLike) -> jax.Array:
 
     0 where all members say the same; at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
-    logits = as_array(logits, "logits")
-    probability = jnp.exp(log_softmax(logits, axis=-1))
+    probability = jnp.exp(log_softmax(as_array(logits, "logits"), axis=-1))
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
 
 

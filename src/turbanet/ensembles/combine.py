@@ -61,13 +61,12 @@ def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> j
     log_likelihood = true_class(log_softmax(as_array(logits, "logits"), axis=-1), y)
     # A factor of a row changes nothing, and so a row that all find unlikely counts too.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
-    members = len(likelihood)
 
     def better(_, weights):
         share = weights[:, None] * likelihood
         return (share / share.sum(0)).mean(1)
 
-    return jax.lax.fori_loop(0, rounds, better, jnp.full(members, 1 / members))
+    return jax.lax.fori_loop(0, rounds, better, jnp.full(len(likelihood), 1 / len(likelihood)))
 
 
 def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.ndarray:
@@ -95,10 +94,9 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     (Breiman 1996).
     """
     prediction = np.asarray(prediction)
-    seen = np.zeros(prediction.shape[:2], bool)
+    seen = np.zeros(prediction.shape, bool)
     for seen_by_member, trained_on in zip(seen, np.asarray(rows), strict=True):
         seen_by_member[trained_on[trained_on >= 0]] = True
-    seen = np.broadcast_to(seen.reshape(*seen.shape, *[1] * (prediction.ndim - 2)), prediction.shape)
     return np.ma.array(prediction, mask=seen).mean(axis=0).filled(np.nan)
 
 
@@ -169,13 +167,12 @@ def score_interval(
     {score: (low, high)}
     """
     prediction = np.asarray(prediction)
-    y = np.asarray(y)
     rng = np.random.default_rng(seed)
-    classes = prediction.shape[-1]
-    cells = y * classes + prediction.argmax(-1)
+    _, rows, classes = prediction.shape
+    cells = np.asarray(y) * classes + prediction.argmax(-1)
     draws = []
     for _ in range(resamples):
-        drawn = cells[:, rng.integers(len(y), size=len(y))]
+        drawn = cells[:, rng.integers(rows, size=rows)]
         counts = np.stack([np.bincount(of_member, minlength=classes**2) for of_member in drawn])
         draws.append(_confusion_scores(counts.reshape(-1, classes, classes)).mean(axis=1))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)

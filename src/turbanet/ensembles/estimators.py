@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax.linen.initializers import glorot_uniform
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -145,7 +145,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
         self.oob_score_ = float(np.mean(self.oob_decision_function_[seen].argmax(1) == y[seen]))
 
 
-class TurbaRegressor(RegressorMixin, _Swarm):
+class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
     """Bagged neural networks, trained together: `BaggingRegressor(MLPRegressor())` as one swarm.
 
     Targets are brought to mean 0 and standard deviation 1 for the training. Parameters and attributes are
@@ -166,11 +166,6 @@ class TurbaRegressor(RegressorMixin, _Swarm):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The mean over members: [row] or [row, target]."""
         return self._unscaled(np.asarray(self._members(X), dtype=np.float64).mean(axis=0))
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
     def _unscaled(self, y):
         y = y * self._spread + self._mean

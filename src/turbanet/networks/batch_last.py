@@ -40,8 +40,7 @@ class ImageLayout:
         """
         if conv is not None or default_conv() is None or features > FEW_FEATURES:
             return x, cls(conv)
-        images = x.reshape(-1, *x.shape[-3:])
-        return images.transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=x.shape[:-3])
+        return x.reshape(-1, *x.shape[-3:]).transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=x.shape[:-3])
 
     def leave(self, x: jax.Array) -> tuple[jax.Array, "ImageLayout"]:
         """x as images came, [..., height, width, channel], and the layout of images as they came."""

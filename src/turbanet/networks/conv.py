@@ -109,10 +109,9 @@ def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
     kernel = (rhs.ndim - 1, rhs.ndim - 2, *range(rhs.ndim - 2))
     given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     if given != (channels_last, kernel, channels_last) or batch_group_count != 1:
-        raise ValueError(
-            "matmul_conv needs channels last as flax.linen.Conv has them, ('NHWC', 'HWIO', 'NHWC'), and "
-            f"batch_group_count 1, got dimension_numbers {dimension_numbers} and {batch_group_count}."
-        )
+        came = f"dimension_numbers {dimension_numbers} and {batch_group_count}"
+        needs = "channels last as flax.linen.Conv has them, ('NHWC', 'HWIO', 'NHWC'), and batch_group_count 1"
+        raise ValueError(f"matmul_conv needs {needs}, got {came}.")
 
 
 def _depthwise(x, kernel, moves, dtype):

@@ -47,8 +47,7 @@ class LeNet5(Precise):
         _check_images(x, "LeNet5", 16)
         x, layout = ImageLayout.enter(x, self.conv, features=6)
         for features in (6, 16):
-            layer = ConvNorm(features, window=5, padding=0, layout=layout, **self.precision)
-            x = max_pool(layer(x, train))
+            x = max_pool(ConvNorm(features, layout, window=5, padding=0, **self.precision)(x, train))
         return _dense(self, layout.leave(x)[0], (120, 84))
 
 
@@ -69,8 +68,7 @@ class AlexNet(Precise):
         _check_images(x, "AlexNet", 8)
         layout = ImageLayout(self.conv)
         for i, width in enumerate(self.widths):
-            layer = layout.convolution(width, 3, padding=1, name=f"Conv_{i}", **self.precision)
-            x = nn.relu(layer(x))
+            x = nn.relu(layout.convolution(width, 3, padding=1, name=f"Conv_{i}", **self.precision)(x))
             if i in (0, 1, len(self.widths) - 1):
                 x = max_pool(x)
         return _dense(self, x, self.hidden)
@@ -201,6 +199,5 @@ def _dense(model, x, widths):
 def _check_images(x, name, smallest):
     """ValueError unless x is [..., height, width, channel] of at least `smallest` pixels a side."""
     if x.ndim < 3 or min(x.shape[-3:-1]) < smallest:
-        raise ValueError(
-            f"{name} needs x [..., height, width, channel] of at least {smallest} x {smallest}, got shape {x.shape}."
-        )
+        side = f"{smallest} x {smallest}"
+        raise ValueError(f"{name} needs x [..., height, width, channel] of at least {side}, got shape {x.shape}.")

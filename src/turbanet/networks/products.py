@@ -112,10 +112,8 @@ def dot_general(
     ValueError : for other shapes and other dimension numbers
     """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
-        raise ValueError(
-            "turbanet.dot_general multiplies [..., channel] by [channel, feature], as nn.Dense does, got the "
-            f"shapes {lhs.shape} and {rhs.shape} with the dimension numbers {dimension_numbers}."
-        )
+        came = f"shapes {lhs.shape} and {rhs.shape} with dimension numbers {dimension_numbers}"
+        raise ValueError(f"turbanet.dot_general multiplies [..., channel] by [channel, feature], got {came}.")
     return product(lhs, rhs, precision=precision, preferred_element_type=preferred_element_type)
 
 

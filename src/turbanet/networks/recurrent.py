@@ -33,9 +33,7 @@ def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
     hidden = len(recurrent_kernel)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     half = jnp.repeat(jnp.array([0.5, 0.5, 1, 0.5], x.dtype), hidden)
-    kernel = kernel * half
-    recurrent_kernel = recurrent_kernel * half
-    bias = bias * half
+    kernel, recurrent_kernel, bias = (weights * half for weights in (kernel, recurrent_kernel, bias))
 
     def step(state, x):
         h, c = state

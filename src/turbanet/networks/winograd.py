@@ -14,9 +14,8 @@ from turbanet.networks.products import product
 
 def transformed(kernel: jax.Array) -> list[jax.Array]:
     """The right sides of the 16 products, [channel, feature] each, of a kernel [3, 3, channel, feature]."""
-    of_a_tap = kernel.shape[2:]
     # Split, not indexed: the gradients of kernel[i, j] would be padded with zeros and added.
-    taps = [tap.reshape(of_a_tap) for tap in lax.split(kernel.reshape(9, *of_a_tap), [1] * 9)]
+    taps = [tap.reshape(kernel.shape[2:]) for tap in lax.split(kernel.reshape(9, *kernel.shape[2:]), [1] * 9)]
     return _both_axes(_transformed_window, [taps[i : i + 3] for i in range(0, 9, 3)])
 
 
@@ -25,14 +24,13 @@ def convolve(x: jax.Array, kernel: list[jax.Array], **settings: Any) -> jax.Arra
 
     Equals `lax.conv_general_dilated` at stride 1 but for rounding; `settings` go to `product`.
     """
-    batch, height, width, channels = x.shape
+    batch, height, width, _ = x.shape
     tiles_down = (height - 1) // 2
     tiles_across = (width - 1) // 2
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
     places = [_places(row, 2, tiles_across) for row in _places(x, 1, tiles_down)]
     tiles = _both_axes(_transformed_input, places)
-    products = [product(tile.reshape(-1, channels), side, **settings) for tile, side in zip(tiles, kernel)]
-    products = [one_product.reshape(batch, tiles_down, tiles_across, -1) for one_product in products]
+    products = [product(tile, side, **settings) for tile, side in zip(tiles, kernel)]
     out = _both_axes(_transformed_output, [products[i : i + 4] for i in range(0, 16, 4)])
     out = jnp.stack([jnp.stack(out[:2], 3), jnp.stack(out[2:], 3)], 2)  # [batch, tile, row, tile, column, feature]
     return out.reshape(batch, 2 * tiles_down, 2 * tiles_across, -1)[:, : height - 2, : width - 2]

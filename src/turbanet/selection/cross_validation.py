@@ -153,8 +153,7 @@ def cross_validate(
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
     loss = loss if augment is None else augmented(loss, augment)
-    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
-        checkpoints = Checkpoints(checkpoints)
+    checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     rows = train[members.fold.to_numpy()]
     unseen = held_out[members.fold.to_numpy()]
     metric = accuracy if _holds_classes(y) else None
@@ -166,11 +165,10 @@ def cross_validate(
     for name, swarm in swarms.items():
         where = plan.get(name) if isinstance(plan, Mapping) else plan
         kept = checkpoints and dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
-        swarms[name], history = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job, **scored)
-        predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=history.plan))
-        histories[name] = history
-        lines = history.frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
-        lines["seconds"] = history.steady_seconds / len(lines)
+        swarms[name], histories[name] = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job, **scored)
+        predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
+        lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
+        lines["seconds"] = histories[name].steady_seconds / len(lines)
         tables[name] = members.merge(lines, on="member", how="right").drop(columns="member")
     table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y)
@@ -204,8 +202,7 @@ def splits(
     if groups is not None and np.shape(groups) != (rows,):
         raise ValueError(f"groups must name a group for each of the {rows} rows, got shape {np.shape(groups)}.")
     if isinstance(folds, int | np.integer):
-        kind = "rows" if groups is None else "groups"
-        most = rows if groups is None else len(np.unique(groups))
+        kind, most = ("rows", rows) if groups is None else ("groups", len(np.unique(groups)))
         if not 2 <= folds <= most:
             raise ValueError(f"folds must be from 2 to the {most} {kind}, got {folds}.")
         if stratified and folds > np.unique(y, return_counts=True)[1].min():
@@ -216,8 +213,7 @@ def splits(
     for number, pair in enumerate(pairs if _holds_classes(y) else []):
         for verb, part in zip(("trains on", "holds out"), pair, strict=True):
             if len(missing := np.setdiff1d(y, y[part])):
-                advice = "take fewer folds or stratified=True"
-                raise ValueError(f"Fold {number} {verb} no row of class {missing[0]}: {advice}.")
+                raise ValueError(f"Fold {number} {verb} no row of class {missing[0]}: take fewer, or stratified=True.")
     return pairs
 
 

@@ -43,13 +43,12 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
     import pandas as pd
 
     rng = np.random.default_rng(seed)
-    drawn = {}
+    table = pd.DataFrame(index=pd.RangeIndex(members, name="member"))
     for name, values in distributions.items():
         if hasattr(values, "rvs"):
-            drawn[name] = values.rvs(size=members, random_state=rng)
+            table[name] = values.rvs(size=members, random_state=rng)
         else:
-            drawn[name] = [values[i] for i in rng.integers(len(values), size=members)]
-    table = pd.DataFrame(drawn).rename_axis("member")
+            table[name] = [values[i] for i in rng.integers(len(values), size=members)]
     return {name: table[name].to_numpy() for name in table}, table
 
 

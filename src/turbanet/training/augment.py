@@ -26,10 +26,9 @@ class RandomCrop:
 
     def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
         """x [row, height, width, channel], each row changed by its own draw in `drawn`."""
-        shape = x.shape[1:]
         sides = (self.padding, self.padding)
         padded = jnp.pad(x, [(0, 0), sides, sides, (0, 0)])
-        return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), shape))(padded, drawn)
+        return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), x.shape[1:]))(padded, drawn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +86,12 @@ class Augmented:
 
     def __call__(self, params, x, y, apply_fn):
         if getattr(apply_fn, "train", False):
-            x = self.augment.apply(self._drawn(apply_fn, len(x)), x)
+            index, examples = apply_fn.example or (None, len(x))
+            drawn = draw(self.augment, apply_fn.state, examples)
+            if index is not None:
+                drawn = jax.tree.map(lambda leaf: leaf[index][None], drawn)
+            x = self.augment.apply(drawn, x)
         return self.loss_fn(params, x, y, apply_fn)
-
-    def _drawn(self, apply_fn, rows):
-        if apply_fn.example is None:
-            return draw(self.augment, apply_fn.state, rows)
-        index, examples = apply_fn.example
-        return jax.tree.map(lambda leaf: leaf[index][None], draw(self.augment, apply_fn.state, examples))
 
     def __repr__(self):
         return f"augmented({getattr(self.loss_fn, '__qualname__', self.loss_fn)}, {self.augment})"

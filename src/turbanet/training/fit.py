@@ -17,7 +17,7 @@ from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.data import placed, prepare
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, resized
-from turbanet.training.program import Evaluate, Predict, Train, compiled
+from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
 
@@ -120,24 +120,19 @@ def fit(
     >>> history.train_loss.shape
     (5, 3)
     """
-    loss_fn = swarm.loss(loss_fn)
-    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    held_out = None
-    if validation is not None:
-        held_out = prepare(swarm, *validation, rows=validation_rows, per_member=per_member)
-    elif validation_rows is not None:
-        raise ValueError("validation_rows came without validation=(x, y): give the data they index.")
-    elif metric is not None:
-        raise ValueError("metric came without validation=(x, y): give the data it is computed on.")
-    elif patience is not None or schedules.needs_validation(swarm):
+    if validation is None and (validation_rows is not None or metric is not None):
+        raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
+    if validation is None and (patience is not None or schedules.needs_validation(swarm)):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
+    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
+    held_out = None if validation is None else prepare(swarm, *validation, rows=validation_rows, per_member=per_member)
     optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
 
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
     segment = min(segment or _segment(epochs), epochs)
     batch_size = min(batch_size or data.length, data.length)
-    program = Train(loss_fn, segment, batch_size, shuffle=shuffle, metric=metric)
+    program = Train(swarm.loss(loss_fn), segment, batch_size, shuffle=shuffle, metric=metric)
     run = Training(program, start, (data, held_out), epochs=epochs, plan=plan, checkpoints=checkpoints)
     hidden = {} if progress else {"disable": True}
     with tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
@@ -216,13 +211,12 @@ def predict(
     swarm, x, per_member, plan : as `fit` takes them
     rows : int [member, row]; what pads it is predicted too, as the last row of x
     """
-    return _apply(Predict(), swarm, prepare(swarm, x, rows=rows, per_member=per_member), plan)
+    return _apply(predict_rows, swarm, prepare(swarm, x, rows=rows, per_member=per_member), plan)
 
 
 def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
     """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row]."""
-    if np.ndim(rows) == 0:
-        rows = jnp.tile(jnp.arange(rows), (len(swarm), 1))
+    rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
 
     def one_epoch(seed, id, epoch, rows, count):

@@ -1,6 +1,5 @@
 """One member: its random keys, its model with its own collections and mode, its training step."""
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -64,53 +63,49 @@ class Functions:
         return self.apply_params(variables["params"], x, **kwargs)
 
 
+@dataclasses.dataclass(eq=False)
 class Bound:
     """`apply_fn` as a loss gets it: the member's collections, random streams and mode go in by themselves.
 
     `apply_fn({"params": params}, x, ...)` returns the prediction alone. In training, what the model changes in its
-    collections is in `collections`, for the next call and the next step; evaluation changes nothing, draws nothing.
+    collections is in `state`, for the next call and the next step; evaluation changes nothing, draws nothing.
     Arguments that the caller names (`train`, `rngs`, `mutable`, collections) are the caller's. An evaluation of more
     than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
     """
 
-    def __init__(self, state, *, train, rows_at_once=None):
-        self.state = state
-        self.rows_at_once = rows_at_once
-        self.train = train
-        self.collections = state.collections
-        self.calls = 0
-        self.trace = current_trace()
-        self.example = None  # (index, of how many): see `of_example`
+    state: Any
+    train: bool
+    rows_at_once: int | None = None
+    calls: int = 0
+    trace: Any = dataclasses.field(default_factory=current_trace)
+    example: tuple[Any, int] | None = None  # (index, of how many): see `of_example`
 
     def of_example(self, index: Any, examples: int) -> "Bound":
         """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
-        alone = copy.copy(self)
-        alone.example = (index, examples)
-        return alone
+        return dataclasses.replace(self, example=(index, examples))
 
     def __call__(self, variables, *args, **kwargs):
-        apply_fn = self.state.apply_fn
-        kwargs = mode(apply_fn, self.train) | kwargs
-        variables = {**self.collections, **variables}
-        if not self.train:
-            return _in_parts(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
-        if not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
-            return apply_fn(variables, *args, **kwargs)
         state = self.state
+        apply_fn = state.apply_fn
+        kwargs = mode(apply_fn, self.train) | kwargs
+        variables = {**state.collections, **variables}
+        if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
+            return _in_parts(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
         if self.example is not None:
             rngs = {name: jax.random.fold_in(key, self.example[0]) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
-        if not self.collections or "mutable" in kwargs:
+        if not state.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
         if current_trace() != self.trace:
             raise ValueError(
-                f"The model changes its {sorted(self.collections)} in training, which cannot leave a grad, vmap or "
+                f"The model changes its {sorted(state.collections)} in training, which cannot leave a grad, vmap or "
                 "scan inside the loss: call apply_fn outside of it, or with mutable=False and train=False."
             )
-        prediction, changed = apply_fn(variables, *args, mutable=list(self.collections), **kwargs)
-        self.collections = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, self.collections)
+        prediction, changed = apply_fn(variables, *args, mutable=list(state.collections), **kwargs)
+        changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state.collections)
+        self.state = state.replace(collections=changed)
         return prediction
 
 
@@ -148,10 +143,9 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.
     def loss(params):
         apply_fn = Bound(state, train=True)
         value, prediction = checked(loss_fn(params, x, y, apply_fn))
-        return value, (prediction, apply_fn.collections)
+        return value, (prediction, apply_fn.state.collections)
 
-    gradient = jax.value_and_grad(loss, has_aux=True)
-    (value, (prediction, collections)), grads = gradient(state.params)
+    (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 

@@ -43,9 +43,8 @@ class Train:
     def __call__(self, state, data, held_out=None):
         def epoch(before, _):
             state, loss = self._epoch(schedules.begin_epoch(before), data)
-            validation = metric = None
-            if held_out is not None:
-                validation, metric = Evaluate(self.loss_fn, self.metric)(state, held_out)
+            evaluate = Evaluate(self.loss_fn, self.metric)
+            validation, metric = (None, None) if held_out is None else evaluate(state, held_out)
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
             seen = loss, validation, metric
@@ -63,8 +62,7 @@ class Train:
         if self.most_steps:
             order = jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
         else:
-            key = key if self.shuffle else None
-            order = epoch_order(key, count, length=data.length, batch_size=self.batch_size)
+            order = epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
         def step(state, index):
             return member.train_step(self.loss_fn, state, *data.read(index))[:2]
@@ -94,12 +92,9 @@ class Evaluate:
         return jax.tree.map(lambda value: jnp.where(position < data.count, value, 0).sum() / data.count, each)
 
 
-@dataclasses.dataclass(frozen=True)
-class Predict:
+def predict_rows(state, data):
     """The prediction of one member for its rows."""
-
-    def __call__(self, state, data):
-        return member.predict(state, data.read()[0], rows_at_once=ROWS)
+    return member.predict(state, data.read()[0], rows_at_once=ROWS)
 
 
 def compiled(program, plan, state, data):
@@ -109,9 +104,8 @@ def compiled(program, plan, state, data):
     """
     leaves, tree = jax.tree.flatten((state, data))
 
-    def described(leaf):  # random keys are never weakly typed
-        weak = getattr(leaf, "weak_type", False)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+    def described(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)
 
     return _program(program, plan, tree, tuple(map(described, leaves)))
 

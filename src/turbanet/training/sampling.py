@@ -9,8 +9,6 @@ import numpy as np
 
 from turbanet.training.arrays import as_array, check_whole
 
-TOP_BIT = np.uint32(1 << 31)
-
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
     """Each of `members` sees all `rows` rows in their order: int32 [member, row]."""
@@ -111,10 +109,8 @@ def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.
     counts = (rows >= 0).sum(1)
     padded_at_end = (np.arange(rows.shape[1]) < counts[:, None]) == (rows >= 0)
     if rows.min(initial=0) < -1 or rows.max(initial=0) >= length or not padded_at_end.all() or not counts.all():
-        raise ValueError(
-            f"rows must lie in 0..{length - 1}, at least one a member, padded only at the end with -1; "
-            f"got values from {rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest."
-        )
+        came = f"{rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest"
+        raise ValueError(f"rows must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {came}.")
     return rows.astype(np.int32), counts.astype(np.int32)
 
 
@@ -136,5 +132,5 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
     position = jnp.arange(length)
     if key is not None:
         bits = jax.random.bits(key, (length,), jnp.uint32) >> 1
-        position = jnp.argsort(jnp.where(position < count, bits, bits | TOP_BIT))  # padding sorts behind all real rows
+        position = jnp.argsort(jnp.where(position < count, bits, bits | np.uint32(1 << 31)))  # padding sorts last
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)

@@ -35,12 +35,10 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     [[0.25, 0.5], [0.75, 0.75]]
     """
     present = hyperparameters(swarm)
-    if not present:
-        raise ValueError(f"This optimizer holds no hyperparameters as data; {ADVICE}.")
     new = {}
     for name, given in values.items():
         if name not in present:
-            raise ValueError(f"The optimizer has no hyperparameter {name!r}; it has {', '.join(sorted(present))}.")
+            raise ValueError(f"The optimizer has no hyperparameter {name!r}; it has {sorted(present)}; {ADVICE}.")
         value = as_array(given, name)
         if value.ndim and value.shape != (len(swarm),):
             raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
@@ -141,15 +139,14 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     if base is None:
         raise ValueError(f"A schedule needs a learning_rate as data; {ADVICE}.")
     _check_free(swarm, ["learning_rate"])
-    names = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
-    if len(names) != len(swarm):
-        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(names)}.")
-    for name in names:
-        if not callable(name) and name not in NAMED:
-            raise ValueError(f"Unknown schedule {name!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
-    of_members = [name if callable(name) else NAMED[name] for name in names]
+    given = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
+    if len(given) != len(swarm):
+        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(given)}.")
+    of_members = [NAMED.get(one, one) for one in given]
     functions = tuple(dict.fromkeys(of_members))
     for function in functions:
+        if not callable(function):
+            raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
         value = jax.eval_shape(function, jnp.int32(0), base[0])
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")

@@ -34,19 +34,15 @@ def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
     if stopping is None or validation_loss is None:  # None: a few steps that only measure a plan
         return after
     better = validation_loss < stopping.best - stopping.min_delta  # no NaN is better
-    waited = jnp.where(better, 0, stopping.waited + 1)
-    best = jnp.where(better, validation_loss, stopping.best).astype(stopping.best.dtype)
-    params = _choose(better, after.params, stopping.params)
-    collections = _choose(better, after.collections, stopping.collections)
-    seen = stopping.replace(best=best, waited=waited, active=waited < stopping.patience)
-    after = after.replace(stopping=seen.replace(params=params, collections=collections))
+    now = stopping.replace(best=validation_loss, waited=0, params=after.params, collections=after.collections)
+    seen = _choose(better, now, stopping.replace(waited=stopping.waited + 1))
+    after = after.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
     return _choose(stopping.active, after, before)
 
 
 def restored(swarm: Any) -> Any:
     """`swarm` with every member's best weights, and without what `with_stopping` added."""
-    stopping = swarm.stopping
-    return swarm.replace(params=stopping.params, collections=stopping.collections, stopping=None)
+    return swarm.replace(params=swarm.stopping.params, collections=swarm.stopping.collections, stopping=None)
 
 
 def _choose(condition, yes, no):
