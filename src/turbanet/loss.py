@@ -172,8 +172,7 @@ def weighted(loss_fn: Callable) -> Callable:
 
         values, prediction = jax.vmap(loss_of_one)(x, y, jnp.arange(examples))
         total = weight.sum()
-        mean = (weight * values).sum() / jnp.where(total > 0, total, 1)
-        return jnp.where(total > 0, mean, 0), prediction
+        return jnp.where(total > 0, (weight * values).sum() / jnp.where(total > 0, total, 1), 0), prediction
 
     return loss
 

@@ -206,16 +206,15 @@ class TurbaTrainState(TrainState):
         for name in ("params", "collections", "opt_state", "schedule"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
-        names = list(zip(self.seed.tolist(), self.id.tolist(), strict=True))
+        taken = set(zip(self.seed.tolist(), self.id.tolist(), strict=True))
+        ids = self.id.tolist()
         for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):
-            if (seed, id) in names:
-                id = 1 + max(i for s, i in names if s == seed)
-            names.append((seed, id))
-        ids = np.array(names)[:, 1]
+            ids.append(1 + max(i for s, i in taken if s == seed) if (seed, id) in taken else id)
+            taken.add((seed, ids[-1]))
         # The first one's structure: the functions in it may be equal but not identical.
         other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.asarray(ids, jnp.int32))
-        return (both, ids[len(self) :]) if return_ids else both
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.array(ids, jnp.int32))
+        return (both, np.array(ids[len(self) :])) if return_ids else both
 
     def merge(self) -> Self:
         """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""

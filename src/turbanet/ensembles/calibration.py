@@ -95,8 +95,7 @@ def prediction_interval(
     if len(prediction) < 2 or not 0 < level < 1:
         raise ValueError(f"An interval needs two members and a level in (0, 1), got {len(prediction)} and {level}.")
     if calibration is None:
-        low, high = np.quantile(prediction, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return low, high
+        return np.quantile(prediction, (1 - level) / 2, axis=0), np.quantile(prediction, (1 + level) / 2, axis=0)
     held_out, y = map(np.asarray, calibration)
     if held_out.shape[1:] != y.shape:
         raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")

@@ -59,7 +59,7 @@ def extrapolate(
     units : {name: steps} of the ways that run whole units of steps alone; 1 for the others
     precision : half the interval over the mean; reached or not, a way has no more than `most` turns
     repeats : turns of each way at the least; 1 is one turn, of whatever precision
-    turn : seconds that n units are to take, and at least ten times what a call costs by itself
+    turn : seconds that n - 1 units are to take, and at least twice what a call costs by itself
 
     Returns
     -------
@@ -88,14 +88,16 @@ def extrapolate(
 
 
 def _turn_length(run, steps, unit, turn):
-    """Steps, in whole units, that take `turn` seconds, and ten times as long as one call costs by itself."""
-    few = 3 * unit
-    if few >= steps:
-        return steps
-    short = _seconds(run, unit)
-    each = max(_seconds(run, few) - short, 1e-6) / (few - unit)
-    wanted = max(turn, 10 * (short - unit * each)) / each
-    return min(steps, max(few, math.ceil(wanted / unit) * unit))
+    """Steps, in whole units, that take `turn` seconds longer than one unit, and twice what a call costs by itself."""
+    length = 3 * unit
+    short = _seconds(run, unit) if length < steps else math.nan
+    while length < steps:
+        longer = _seconds(run, length) - short
+        call = short - unit * longer / (length - unit)
+        if longer >= max(turn, 2 * call):
+            return length
+        length *= 2
+    return steps
 
 
 def _seconds(run, steps):

@@ -27,8 +27,7 @@ class LeNet(Precise):
         _check_images(x, "LeNet", 16)
         x, layout = ImageLayout.enter(x, self.conv, features=6)
         for i, features in enumerate((6, 16)):
-            layer = layout.convolution(features, 5, padding=0, name=f"Conv_{i}", **self.precision)
-            x = max_pool(nn.relu(layer(x)))
+            x = max_pool(nn.relu(layout.convolution(features, 5, padding=0, name=f"Conv_{i}", **self.precision)(x)))
         return _dense(self, layout.leave(x)[0], (120, 84))
 
 

@@ -23,10 +23,8 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
     converted = array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
-        raise ValueError(
-            f"{name} holds whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}: "
-            "make them smaller, or floats, or set jax_enable_x64."
-        )
+        came = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
+        raise ValueError(f"{name} holds {came}: make them smaller, or floats, or set jax_enable_x64.")
     return converted
 
 

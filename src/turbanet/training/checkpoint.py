@@ -101,17 +101,13 @@ class Keeper:
         kept = self.manager.restore(step, args=parts)
         said = kept.about["facts"]
         if unread := self.facts[OPAQUE] or said.get(OPAQUE):
-            raise ValueError(
-                f"This training cannot be compared with the one that was kept in {self.folder}: the {unread}, which "
-                "cannot be read; leave it out, and begin in another folder."
-            )
+            other = f"This training cannot be compared with the one that was kept in {self.folder}"
+            raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
         for name in self.facts | said:
             old, new = said.get(name, "not there"), self.facts.get(name, "not there")
             if old != new:
-                raise ValueError(
-                    f"The checkpoint in {self.folder} is of another training: {name} was {old} and is {new}; "
-                    "name another folder, or remove this one."
-                )
+                other = f"The checkpoint in {self.folder} is of another training: {name} was {old} and is {new}"
+                raise ValueError(f"{other}; name another folder, or remove this one.")
         return kept.arrays, kept.about["progress"]
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
@@ -124,10 +120,8 @@ class Keeper:
         try:
             self.manager.save(done, args=self.args.Composite(arrays=numbers, about=about), force=True)
         except (OSError, ValueError) as error:
-            raise OSError(
-                f"The checkpoint of epoch {done} could not be written to {self.folder} ({error}); the ones before are "
-                "whole, and the same call goes on from the last."
-            ) from error
+            failed = f"The checkpoint of epoch {done} could not be written to {self.folder} ({error})"
+            raise OSError(f"{failed}; the ones before are whole, and the same call goes on from the last.") from error
 
 
 def leaves_by_name(tree: Any) -> dict:

@@ -35,8 +35,7 @@ class Data(struct.PyTreeNode):
         """One member's (x, y) at `index` among the rows it sees; all of those for None."""
         if self.rows is not None:
             index = self.rows if index is None else self.rows[index]
-        examples = self.x, self.y
-        return examples if index is None else jax.tree.map(lambda leaf: leaf[index], examples)
+        return (self.x, self.y) if index is None else jax.tree.map(lambda leaf: leaf[index], (self.x, self.y))
 
 
 def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:

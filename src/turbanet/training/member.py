@@ -99,10 +99,9 @@ class Bound:
         if not state.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
         if current_trace() != self.trace:
-            raise ValueError(
-                f"The model changes its {sorted(state.collections)} in training, which cannot leave a grad, vmap or "
-                "scan inside the loss: call apply_fn outside of it, or with mutable=False and train=False."
-            )
+            stays = f"The model changes its {sorted(state.collections)} in training, which cannot leave a grad, vmap or"
+            advice = "call apply_fn outside of it, or with mutable=False and train=False"
+            raise ValueError(f"{stays} scan inside the loss: {advice}.")
         prediction, changed = apply_fn(variables, *args, mutable=list(state.collections), **kwargs)
         changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state.collections)
         self.state = state.replace(collections=changed)

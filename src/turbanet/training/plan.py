@@ -30,10 +30,9 @@ def use_cores(cores: int | None = None) -> int:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:
         if len(jax.devices("cpu")) != cores:
-            raise RuntimeError(
-                f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s); "
-                "call it before the first array is made (in a notebook: restart the kernel)."
-            ) from None
+            late = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
+            advice = "call it before the first array is made (in a notebook: restart the kernel)"
+            raise RuntimeError(f"{late}; {advice}.") from None
     return cores
 
 
@@ -101,8 +100,8 @@ class Plan:
         for c in self.candidates:
             cost = "out of memory" if c.seconds == float("inf") else f"{1e6 * c.seconds:10.2f} us a member and step"
             chosen = "  <- chosen" if c.block == self.block else ""
-            memory = f"{c.megabytes:8.1f} MB"
-            lines.append(f"  block {c.block:>5}: {cost}, {memory}, compiled in {c.compile_seconds:.1f} s{chosen}")
+            costs = f"{cost}, {c.megabytes:8.1f} MB, compiled in {c.compile_seconds:.1f} s"
+            lines.append(f"  block {c.block:>5}: {costs}{chosen}")
         return "\n".join(lines)
 
     @property

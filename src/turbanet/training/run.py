@@ -102,16 +102,8 @@ class Training:
 
     def _segment(self, epochs):
         begin = time.perf_counter()
-        program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
-        self.need = self.need or fits(program, self.plan)  # asked once: it takes milliseconds
+        program = self._program(epochs)
         self.compile_seconds += time.perf_counter() - begin
-        if not self.need.enough:
-            if self._halve_block():
-                return self._segment(epochs)
-            raise MemoryError(
-                f"Out of memory: training needs {self.need.bytes / 2**30:.1f} GiB, more than is free; "
-                "train fewer members at a time (Plan(block=...)) or smaller batches."
-            )
         begin = time.perf_counter()
         try:
             self.state, losses = jax.block_until_ready(program(self.state, self.placed))
@@ -122,6 +114,17 @@ class Training:
         self.steady_seconds += time.perf_counter() - begin
         self.losses.append(jax.tree.map(self._of_everyone, losses))
         self.done += epochs
+
+    def _program(self, epochs):
+        """The program of a segment, compiled for a block whose memory is free."""
+        while True:
+            program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
+            self.need = self.need or fits(program, self.plan)  # asked once: it takes milliseconds
+            if self.need.enough:
+                return program
+            if not self._halve_block():
+                most = f"Out of memory: training needs {self.need.bytes / 2**30:.1f} GiB, more than is free"
+                raise MemoryError(f"{most}; train fewer members at a time (Plan(block=...)) or smaller batches.")
 
     def _halve_block(self):
         """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
@@ -153,9 +156,8 @@ class Training:
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
         arrays = {f"losses[{i}]": part for i, part in enumerate(self.seen()) if part is not None}
-        progress = {"done": self.done, "segment": self.program.epochs, "asked": self.asked}
-        progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
-        progress["seconds"] = [self.compile_seconds, self.steady_seconds]
+        progress = {"done": self.done, "segment": self.program.epochs, "asked": self.asked, "block": self.plan.block}
+        progress |= {"devices": len(self.plan.devices), "seconds": [self.compile_seconds, self.steady_seconds]}
         return arrays | checkpoint.leaves_by_name(self._everyone()), progress
 
     def _resume(self, arrays, progress, plan, *, given):
