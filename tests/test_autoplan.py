@@ -127,6 +127,24 @@ def test_a_cache_that_cannot_be_written_costs_one_warning(swarm, cache, caplog):
     assert plan.candidates and "could not be kept" in caplog.text
 
 
+def test_what_cannot_be_read_is_measured_and_not_remembered(swarm, cache, caplog):
+    numbers = (i for i in range(3))  # a generator: nobody can tell what it holds
+
+    def loss(params, x, y, apply_fn):
+        return tn.softmax_cross_entropy(params, x, y, apply_fn) if numbers else None
+
+    assert tn.measured_plan(swarm, X, Y, loss, batch_size=8).candidates
+    assert not list(cache.glob("*")) and "generator numbers cannot be read" in caplog.text
+
+
+def test_a_model_is_known_by_what_its_functions_compute(eager, searches):
+    """Flax prints a function in a field by its name alone."""
+    for spread, searched in ((0.1, 1), (0.1, 1), (0.2, 2)):
+        model = tn.MLP((4, 2), kernel_init=jax.nn.initializers.normal(spread))
+        swarm = tn.TurbaTrainState.swarm(model, optax.adam(0.1), 12, 3)
+        assert train(swarm, plan="auto")[1].plan.candidates and len(searches) == searched
+
+
 def test_a_plan_explains_itself(swarm):
     lines = str(tn.measured_plan(swarm, X, Y, tn.softmax_cross_entropy, batch_size=8)).splitlines()
     assert "2 device(s) (cpu)" in lines[0] and "(measured)" in lines[0]

@@ -94,19 +94,21 @@ def test_measure_refuses_ways_that_train_something_else():
         kfold.measure(runs, epochs=2)
 
 
-def test_one_thread_is_timed_on_one_epoch_of_many(monkeypatch):
+def test_one_after_the_other_is_timed_on_few_networks_but_for_the_run_that_is_scored(monkeypatch):
     now = [0.0]
-    asked = {OURS: [], SERIAL_ONE: []}
+    asked = {OURS: [], SERIAL: [], SERIAL_ONE: []}
 
-    def run(name, epochs, **_):
-        asked[name].append(epochs)
-        now[0] += 2.0 * epochs
-        return (np.ones((epochs, 3)),) * 3 + (np.ones(3), 0.0)
+    def run(name, epochs, members=None, **_):
+        asked[name].append(members)
+        each = np.full(members or 6, 2.0 * epochs)
+        now[0] += 1 + each.sum()
+        return (np.ones((epochs, len(each))),) * 3 + (each, 0.0)
 
     monkeypatch.setattr(kfold.timing.time, "perf_counter", lambda: now[0])
-    _, times, _ = kfold.measure({name: partial(run, name) for name in asked}, epochs=5)
-    assert asked == {OURS: [1, 5], SERIAL_ONE: [1, 1]} and times.seconds.tolist() == [10.0, 10.0]
-    assert times.epochs_timed.tolist() == [5, 1]
+    results, times, _ = kfold.measure({name: partial(run, name) for name in asked}, epochs=5, repeats=2)
+    assert asked == {OURS: [2, None, None], SERIAL: [2, 2, None], SERIAL_ONE: [2, 2, 2]}
+    assert times.networks_timed.tolist() == [6, 2, 2, 6, 6, 2] and results[SERIAL][0].shape == (5, 6)
+    assert times.seconds.tolist() == [61, 60, 60, 61, 61, 60]  # what a call costs by itself is in whole ones alone
 
 
 def test_the_paired_comparison_is_nadeau_and_bengios():

@@ -16,7 +16,7 @@ from turbanet.lab.compilation import cold
 from turbanet.lab.labels import OURS, SKLEARN_ONE, SKLEARN_TWO
 
 WAYS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
-SHORT = 3  # epochs off which the time of more than twice as many is read
+FEW = 4  # networks off which the time of one process is read: it trains them one after the other
 
 
 class RowsClassifier(MLPClassifier):
@@ -65,34 +65,28 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
     Returns
     -------
     pandas table : way, median, low, high (s), repeats, accuracy (of the test rows, in [0, 1], the repeats' mean),
-        epochs_timed. A swarm compiles anew in each of its runs; scikit-learn's processes are started before, by a short
-        training. One process trains the networks of two, so that a long training is not sat through twice: its seconds
-        are read off 1 and SHORT epochs, its accuracy is that of the two.
+        networks_timed. A swarm compiles anew in each of its runs; scikit-learn's processes are started before, by a
+        short training. One process trains the networks of two, so that they are not sat through twice: its seconds are
+        read off FEW of them, its accuracy is that of the two.
     """
     brief = {way: _fit(each, train) for way, each in estimators(**settings | {"epochs": 1, "members": 2}).items()}
     np.testing.assert_array_equal(*(brief[way].predict(test[0]) for way in (SKLEARN_ONE, SKLEARN_TWO)))
+    members = settings["members"]
+    networks = {OURS: members, SKLEARN_ONE: min(FEW, members), SKLEARN_TWO: members}
 
-    def run(estimator, seeds, forget=contextlib.nullcontext):
+    def run(estimator, seeds, forget):
         with forget():
             return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
-    def turn(way, epochs):
-        estimator = estimators(**settings | {"epochs": epochs})[way]
-        return partial(run, estimator, itertools.count(seed), cold if way == OURS else contextlib.nullcontext)
-
-    epochs = settings["epochs"]
-    lengths = [epochs] if epochs <= 2 * SHORT else [1, SHORT]
-    turns = {OURS: turn(OURS, epochs)}
-    turns |= {(SKLEARN_ONE, length): turn(SKLEARN_ONE, length) for length in lengths}
-    turns[SKLEARN_TWO] = turn(SKLEARN_TWO, epochs)
+    turns = {}
+    for way in WAYS:
+        estimator = estimators(**settings | {"members": networks[way]})[way]
+        turns[way] = partial(run, estimator, itertools.count(seed), cold if way == OURS else contextlib.nullcontext)
     scores = {}
     seconds = timing.interleave(turns, repeats=repeats, warmup=0, results=scores)
-    parts = np.array([seconds[SKLEARN_ONE, length] for length in lengths])  # [length, repeat]
-    slope = np.diff(parts, axis=0).sum(0) / (lengths[-1] - 1 or 1)
-    one_process = parts[-1] + (epochs - lengths[-1]) * slope
-    table = timing.summary({OURS: seconds[OURS], SKLEARN_ONE: list(one_process), SKLEARN_TWO: seconds[SKLEARN_TWO]})
+    seconds = {way: [each * members / networks[way] for each in seconds[way]] for way in WAYS}
     accuracy = [float(np.mean(scores[way])) for way in (OURS, SKLEARN_TWO, SKLEARN_TWO)]
-    return table.assign(accuracy=accuracy, epochs_timed=[epochs, lengths[-1], epochs])
+    return timing.summary(seconds).assign(accuracy=accuracy, networks_timed=list(networks.values()))
 
 
 def _fit(estimator, data):

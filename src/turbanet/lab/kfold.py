@@ -19,6 +19,7 @@ from turbanet.lab.machine import utilisation
 from turbanet.lab.ways import restored
 from turbanet.training.augment import draw
 
+FEW = 2  # networks off which the time of all is read, where they are trained one after the other
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
     "constant": None,
     "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=1e-6),
@@ -177,7 +178,8 @@ class Comparison:
         schedule = self.found.members.schedule
         lines = []
         for way, whole in self.times.groupby("way", sort=False).seconds.median().items():
-            share = pd.Series(self.results[way][3]).groupby(schedule, sort=False).sum()
+            each = self.results[SERIAL if way == SERIAL_ONE else way][3]  # one thread trained few of them
+            share = pd.Series(each).groupby(schedule, sort=False).sum()
             share = whole * share / share.sum()
             lines += [(name, way, value) for name, value in share.items()]
         return pd.DataFrame(lines, columns=["schedule", "way", "seconds"])
@@ -212,14 +214,14 @@ def compare(
 def measure(runs, *, epochs, repeats=1, rate=1e-5, rtol=5e-4):
     """Run every way, in turn: ({way: result of its last run}, times, {way: use of the machine in its last run}).
 
-    An epoch of few members at the learning rate `rate` warms up and asserts equal training losses; at a higher one, or
+    An epoch of FEW members at the learning rate `rate` warms up and asserts equal training losses; at a higher one, or
     for longer, deep networks diverge with any change of rounding. times: a table of way, repeat, seconds (of the
-    training of `epochs`), compile_seconds and epochs_timed. One thread's epochs cost the same each, and nobody scores
-    its networks: it is timed on one of them.
+    training of all), compile_seconds and networks_timed. Networks trained one after the other cost the same each: those
+    ways are timed on FEW of them, but for the last run of the one that is scored.
     """
     import pandas as pd
 
-    first = {name: run(epochs=1, rate=rate, members=2) for name, run in runs.items()}
+    first = {name: run(epochs=1, rate=rate, members=FEW) for name, run in runs.items()}
     for name, (losses, *_) in first.items():
         expected = first[OURS][0][:, : losses.shape[1]]
         np.testing.assert_allclose(losses, expected, rtol=rtol, err_msg=f"{name} trains something else")
@@ -228,11 +230,13 @@ def measure(runs, *, epochs, repeats=1, rate=1e-5, rtol=5e-4):
     results = {}
     for repeat in range(repeats):
         for name, run in runs.items():
+            few = FEW if name == SERIAL_ONE or (name == SERIAL and repeat < repeats - 1) else None
             with utilisation() as use[name], timing.stopwatch() as watch:
-                timed = 1 if name == SERIAL_ONE else epochs
-                results[name] = run(epochs=timed)
-            lines.append((name, repeat, watch.seconds * epochs / timed, first[name][-1], timed))
-    columns = ["way", "repeat", "seconds", "compile_seconds", "epochs_timed"]
+                results[name] = run(epochs=epochs, members=few)
+            each = results[name][3]
+            seconds = watch.seconds if few is None else each.mean() * len(results[OURS][3])
+            lines.append((name, repeat, seconds, first[name][-1], len(each)))
+    columns = ["way", "repeat", "seconds", "compile_seconds", "networks_timed"]
     return results, pd.DataFrame(lines, columns=columns), use
 
 
