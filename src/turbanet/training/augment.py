@@ -26,8 +26,7 @@ class RandomCrop:
 
     def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
         """x [row, height, width, channel], each row changed by its own draw in `drawn`."""
-        sides = (self.padding, self.padding)
-        padded = jnp.pad(x, [(0, 0), sides, sides, (0, 0)])
+        padded = jnp.pad(x, [(0, 0), *[(self.padding, self.padding)] * 2, (0, 0)])
         return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), x.shape[1:]))(padded, drawn)
 
 

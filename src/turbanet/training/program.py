@@ -1,6 +1,7 @@
 """What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
 
 import dataclasses
+from collections import namedtuple
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
 RAGGED_ROWS = 256  # likewise, where members have different numbers of them
+Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,26 +118,24 @@ def forget():
     jax.clear_caches()
 
 
-@dataclasses.dataclass(frozen=True)
-class Need:
-    """Memory in bytes that a program needs beside its arguments, and whether its devices have it."""
-
-    bytes: int
-    enough: bool
-
-
 def fits(program, plan) -> Need:
     """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
-    sizes = program.memory_analysis()
-    if sizes is None:
-        return Need(0, True)
-    need = sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
+    need = _bytes(program)
     if plan.devices[0].platform == "cpu":  # the devices share one memory, and running out of it ends the process
         need *= len(plan.devices)
         return Need(need, need < psutil.virtual_memory().available)
     stats = plan.devices[0].memory_stats() or {}
     free = stats.get("bytes_limit", float("inf")) - stats.get("bytes_in_use", 0)
     return Need(need, need < free)
+
+
+@lru_cache(maxsize=64)
+def _bytes(program):
+    """What XLA says that a compiled program needs beside its arguments; it takes XLA milliseconds to say so."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return 0
+    return sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
 @lru_cache(maxsize=64)

@@ -119,7 +119,7 @@ class Training:
         """The program of a segment, compiled for a block whose memory is free."""
         while True:
             program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
-            self.need = self.need or fits(program, self.plan)  # asked once: it takes milliseconds
+            self.need = self.need or fits(program, self.plan)  # asked before its first epoch
             if self.need.enough:
                 return program
             if not self._halve_block():
