@@ -16,6 +16,9 @@ from jax._src.lru_cache import LRUCache
 import turbanet
 
 turbanet.use_cores(2)
+# Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has two
+# processes on what may be two cores, where some trainings then take twenty times as long.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
 HERE = Path(__file__).parent

@@ -151,6 +151,15 @@ def test_a_plan_explains_itself(swarm):
     assert sum("<- chosen" in line for line in lines) == 1 and all(" MB, compiled in " in line for line in lines[1:])
 
 
+def test_a_program_is_asked_once_for_its_memory(swarm, monkeypatch):
+    asked = []
+    analysis = jax.stages.Compiled.memory_analysis  # takes XLA milliseconds, which every call of fit would pay
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: asked.append(self) or analysis(self))
+    for _ in range(2):
+        train(swarm, epochs=2, batch_size=7)
+    assert len(asked) == 1
+
+
 def test_a_candidate_without_memory_is_passed_over(swarm, monkeypatch):
     monkeypatch.setattr(autoplan, "fits", lambda made, plan: program.Need(2**20, plan.block <= 2))
     plan = tn.measured_plan(swarm, X, Y, tn.softmax_cross_entropy, batch_size=8)
