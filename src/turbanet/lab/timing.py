@@ -45,7 +45,7 @@ def extrapolate(
     precision: float = 0.05,
     repeats: int = 3,
     most: int = 6,
-    turn: float = 0.25,
+    turn: float = 0.5,
 ):
     """Seconds that each way takes for `steps` steps, read off shorter runs, as its cost per step is constant.
 
@@ -89,7 +89,7 @@ def extrapolate(
 
 def _turn_length(run, steps, unit, turn):
     """Steps, in whole units, that take `turn` seconds longer than one unit, and twice what a call costs by itself."""
-    length = 2 * unit
+    length = 4 * unit
     short = _seconds(run, unit) if length < steps else math.nan
     while length < steps:
         longer = _seconds(run, length) - short
