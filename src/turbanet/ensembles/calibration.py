@@ -95,7 +95,8 @@ def prediction_interval(
     if len(prediction) < 2 or not 0 < level < 1:
         raise ValueError(f"An interval needs two members and a level in (0, 1), got {len(prediction)} and {level}.")
     if calibration is None:
-        return np.quantile(prediction, (1 - level) / 2, axis=0), np.quantile(prediction, (1 + level) / 2, axis=0)
+        low, high = np.quantile(prediction, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return low, high
     held_out, y = map(np.asarray, calibration)
     if held_out.shape[1:] != y.shape:
         raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")

@@ -90,7 +90,9 @@ def extrapolate(
 def _turn_length(run, steps, unit, turn):
     """Steps, in whole units, that take `turn` seconds longer than one unit, and twice what a call costs by itself."""
     length = 4 * unit
-    short = _seconds(run, unit) if length < steps else math.nan
+    if length >= steps:
+        return steps
+    short = _seconds(run, unit)
     while length < steps:
         longer = _seconds(run, length) - short
         call = short - unit * longer / (length - unit)

@@ -19,7 +19,7 @@ from turbanet.training.program import compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
 PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these seconds, in calls of so many steps
-FORMAT = 1  # of the file; another one is ignored
+FORMAT = 2  # of the file, and in its name
 
 
 def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan:
@@ -67,11 +67,9 @@ def recall(program, swarm, data, *, devices) -> Plan | None:
     """The plan that an earlier search found for this model, these shapes and this machine; None if there is none."""
     try:
         found = json.loads(_file(program, swarm, data, devices).read_text())
-        candidates = tuple(Candidate(**candidate) for candidate in found["candidates"])
-        if found["format"] != FORMAT or not all(isinstance(c.block, int) and c.block >= 1 for c in candidates):
-            return None
+        candidates = tuple(Candidate(**candidate) for candidate in found)
         return Plan(devices, min(candidates, key=lambda candidate: candidate.seconds).block, candidates)
-    except (OSError, ValueError, TypeError, KeyError):  # absent, unreadable, garbage or of another version
+    except (OSError, ValueError, TypeError):  # absent, unreadable or garbage
         return None
 
 
@@ -111,10 +109,11 @@ def _file(program, swarm, data, devices):
 
 def _remember(program, swarm, data, devices, candidates):
     """Keep the candidates for `recall`; where that cannot be, a search next time is all it costs."""
-    text = json.dumps({"format": FORMAT, "candidates": [dataclasses.asdict(c) for c in candidates]}, indent=1)
     try:
         file = _file(program, swarm, data, devices)
+        part = file.with_suffix(f".{os.getpid()}")  # a file is there whole or not at all
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        part.write_text(json.dumps([dataclasses.asdict(candidate) for candidate in candidates]))
+        part.replace(file)
     except (OSError, ValueError) as error:
-        say_once(f"The measured plan could not be kept ({error}); TURBANET_CACHE names another folder.")
+        say_once(f"The measured plan could not be kept ({error}); for another folder, set TURBANET_CACHE.")
