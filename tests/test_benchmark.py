@@ -87,6 +87,25 @@ def test_measure_gives_one_whole_row_a_way(monkeypatch):
     assert (table.compile_seconds >= 0).all() and (table.peak_memory_mb >= 0).all()
 
 
+def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
+    networks = []
+    train = benchmark.baselines.train_loop
+
+    def counted(twins, *data, **how):
+        networks.append(len(twins))
+        return train(twins, *data, **how)
+
+    monkeypatch.setattr(benchmark.baselines, "train_loop", counted)
+    monkeypatch.setattr(benchmark.timing, "interleave", lambda runs, **how: {name: [3.0, 6.0, 9.0] for name in runs})
+    work = replace(shrunk("mnist"), members=6)
+    table = benchmark.measure(work, plan=PLAN, peak=1.0, names=(OURS, LOOP), looped=2).set_index("way")
+    assert networks[-1] == 2 and list(table.members) == [6, 6]
+    expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # low, median, high; the loop's three times as long
+    np.testing.assert_allclose(table[["low", "seconds_per_step", "high"]], expected)
+    assert np.isnan(table.peak_memory_mb["torch_loop"]) and table.peak_memory_mb["turbanet"] > 0
+    assert table.ratio_to_ours["torch_loop"] == 3
+
+
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
     train = benchmark.baselines.train_steps
     monkeypatch.setattr(benchmark.baselines, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
