@@ -1,5 +1,6 @@
 """Probabilities and intervals, against scikit-learn, SciPy and values by hand."""
 
+import jax
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -108,7 +109,7 @@ def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: tn.negative_log_likelihood(P, Y[:-1]), "59 rows is"),
+        (lambda: tn.negative_log_likelihood(P, Y[:-1]), "prediction has 60 rows, y has 59"),
         (lambda: tn.prediction_interval(np.zeros((1, 3))), "two members"),
         (lambda: tn.prediction_interval(np.zeros((2, 3)), level=1.0), "level in"),
         (lambda: tn.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
@@ -118,3 +119,18 @@ def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("score", [tn.negative_log_likelihood, tn.brier_score, tn.expected_calibration_error])
+def test_logits_are_no_probabilities(score):
+    logits = 5 * rng.normal(size=P.shape[1:])
+    message = r"Probabilities are at least 0 and sum to 1; got rows that sum to .*: of logits take jax.nn.softmax"
+    with pytest.raises(ValueError, match=message):
+        score(logits, Y)
+    with pytest.raises(ValueError, match=message):
+        score(logits - logits.sum(-1, keepdims=True) / 3 + 1 / 3, Y)  # sums to 1, and is below 0
+    score(softmax(logits, axis=-1).astype(np.float16), Y)
+
+
+def test_scores_work_inside_jit():
+    np.testing.assert_allclose(jax.jit(tn.negative_log_likelihood)(P, Y), tn.negative_log_likelihood(P, Y), rtol=1e-5)

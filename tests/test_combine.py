@@ -162,3 +162,75 @@ def test_out_of_bag_leaves_a_broken_member_to_the_rows_it_did_not_see():
     prediction = np.array([[[np.nan], [np.nan]], [[1.0], [2.0]]])
     found = tn.out_of_bag(prediction, np.array([[0, 0], [-1, -1]]))
     assert found[0] == 1.0 and np.isnan(found[1])
+
+
+BROKEN = np.array(LOGITS)
+BROKEN[[1, 3], 5] = np.nan
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        tn.ensemble_mean,
+        tn.ensemble_geometric_mean,
+        tn.ensemble_vote,
+        tn.disagreement,
+        tn.diversity,
+        lambda logits: tn.ensemble_mean(logits, np.ones(len(logits))),
+        lambda logits: tn.stacking_weights(logits, Y),
+        lambda logits: tn.greedy_weights(logits, Y),
+        lambda logits: tn.accuracy_by_size(logits, Y, key=jax.random.key(0)),
+        lambda logits: tn.member_scores(logits, Y),
+        lambda logits: tn.mean_confusion(logits, Y),
+        lambda logits: tn.score_interval(logits, Y, resamples=2),
+        lambda logits: tn.prediction_interval(logits),
+        lambda logits: tn.prediction_interval(LOGITS[..., 0], (logits[..., 0], Y)),
+    ],
+)
+def test_members_that_predict_nan_are_named_and_can_be_left_out(combine):
+    with pytest.raises(
+        ValueError, match=r"The members at positions \[1, 3\] predict NaN: leave them out, .*without_nan"
+    ):
+        combine(BROKEN)
+    left = BROKEN[tn.without_nan(BROKEN)]
+    assert len(left) == 3
+    combine(left)
+
+
+@pytest.mark.parametrize("combine", [tn.ensemble_mean, tn.ensemble_vote, tn.diversity, tn.disagreement])
+def test_one_prediction_is_no_ensemble(combine):
+    with pytest.raises(ValueError, match=r"logits must be \[member, row, class\], got shape \(40, 3\)"):
+        combine(LOGITS[0])
+
+
+@pytest.mark.parametrize("score", [tn.scores, tn.confusion])
+def test_an_ensemble_is_no_single_prediction(score):
+    with pytest.raises(ValueError, match=r"One prediction is \[row, class\], got shape \(5, 40, 3\)"):
+        score(LOGITS, Y)
+    with pytest.raises(ValueError, match="predict NaN"):
+        score(BROKEN[1], Y)
+
+
+@pytest.mark.parametrize(
+    "y, message",
+    [
+        (np.where(np.arange(40) == 8, 3, Y), "y holds 3 in row 8; the prediction has the classes 0 to 2"),
+        (np.where(np.arange(40) == 8, -1, Y), "y holds -1 in row 8"),
+        (Y[:, None], r"its y int \[row\]; got shapes \(5, 40, 3\), \(40, 1\)"),
+        ((Y, np.ones(40)), "as for a weighted loss"),
+    ],
+)
+def test_a_y_that_holds_no_classes_of_the_prediction_is_named(y, message):
+    with pytest.raises(ValueError, match=message):
+        tn.accuracy(LOGITS, y)
+
+
+def test_accuracy_of_some_rows():
+    mask = np.arange(40) < 7
+    expected = [accuracy_score(Y[:7], one[:7].argmax(-1)) for one in LOGITS]
+    np.testing.assert_allclose(tn.accuracy(LOGITS, Y, mask), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(tn.accuracy)(LOGITS, Y, mask), expected, rtol=1e-6)
+
+
+def test_combining_works_inside_jit():
+    np.testing.assert_allclose(jax.jit(tn.ensemble_mean)(LOGITS), tn.ensemble_mean(LOGITS), rtol=1e-6)

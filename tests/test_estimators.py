@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import flax.linen as nn
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -113,3 +114,53 @@ def test_a_pickle_of_a_network_whose_layers_changed_is_refused():
     state["swarm_"] = state["swarm_"][::-1]
     with pytest.raises(ValueError, match="layers have other names or sizes by now: train it anew"):
         TurbaClassifier().__setstate__(state)
+
+
+class Narrow(nn.Module):
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.outputs)(x)
+
+
+@pytest.mark.parametrize(
+    "make, outputs, message",
+    [
+        (lambda **how: TurbaClassifier(2, **how), 1, r"2 classes need logits \[row, 2\], the model gives \[1, 1\]"),
+        (lambda **how: TurbaClassifier(2, **how), 7, r"2 classes need logits \[row, 2\], the model gives \[1, 7\]"),
+        (lambda **how: TurbaRegressor(2, **how), 2, r"1 target\(s\) need \[row, 1\], the model gives \[1, 2\]"),
+    ],
+)
+def test_a_model_of_other_outputs_is_refused_when_fitting(make, outputs, message):
+    x, y = make_classification(40, random_state=0)
+    with pytest.raises(ValueError, match=message):
+        make(model=Narrow(outputs), epochs=1).fit(x, y)
+
+
+def test_hidden_is_a_sequence():
+    x, y = make_classification(40, random_state=0)
+    with pytest.raises(ValueError, match=r"hidden must be a sequence .* such as \(16,\), got 16"):
+        TurbaClassifier(2, hidden=16).fit(x, y)
+
+
+def test_members_predict_in_the_unit_of_the_targets():
+    x, y = load_diabetes(return_X_y=True)
+    model = TurbaRegressor(4, hidden=(16,), epochs=30, random_state=0).fit(x[:300], 1000 + 5 * y[:300])
+    members = model.predict_members(x[300:])
+    assert members.shape == (4, 142)
+    np.testing.assert_allclose(members.mean(0), model.predict(x[300:]), rtol=1e-9)
+    low, high = tn.prediction_interval(members, (model.predict_members(x[:300]), 1000 + 5 * y[:300]))
+    inside = ((low <= 1000 + 5 * y[300:]) & (1000 + 5 * y[300:] <= high)).mean()
+    assert inside > 0.8  # the swarm's own predictions are near 0
+    both = TurbaRegressor(2, hidden=(8,), epochs=2).fit(x, np.stack([y, 2 * y], 1))
+    assert both.predict_members(x[:5]).shape == (2, 5, 2)
+
+
+def test_members_of_a_classifier_give_probabilities(digits):
+    (x, y), (x_test, _) = digits
+    model = TurbaClassifier(3, hidden=(16,), epochs=2, random_state=0).fit(x, y)
+    members = model.predict_members(x_test)
+    assert members.shape == (3, len(x_test), 10)
+    np.testing.assert_allclose(members.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(members.mean(0), model.predict_proba(x_test), rtol=1e-5)

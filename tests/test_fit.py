@@ -1,5 +1,6 @@
 """fit against the same networks trained alone, by a plain Optax loop on the plain model."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 import turbanet as tn
 from turbanet.training import program
 from turbanet.training.data import placed, prepare
-from turbanet.training.program import _program
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3))
@@ -114,7 +114,15 @@ def test_fit_of_ragged_rows_reads_only_the_members_own():
     assert set(order[0].ravel()) == {0, 1, 2} and order.shape == (2, 2, 4, 8)
     poisoned = np.where(np.arange(30)[:, None] >= 3, np.nan, X)
     _, history = tn.fit(
-        make(2), poisoned, Y, tn.softmax_cross_entropy, epochs=2, batch_size=8, rows=rows, progress=False
+        make(2),
+        poisoned,
+        Y,
+        tn.softmax_cross_entropy,
+        epochs=2,
+        batch_size=8,
+        rows=rows,
+        progress=False,
+        allow_nan=True,
     )
     assert np.isfinite(history.train_loss[:, 0]).all() and np.isnan(history.train_loss[:, 1]).all()
 
@@ -220,11 +228,84 @@ def test_fit_of_a_single_member_swarm():
     np.testing.assert_allclose(history.train_loss[:, 0], alone(make(1).get_state(0), X, Y, order[0])[1], rtol=1e-5)
 
 
-def test_fit_compiles_once_for_equal_runs():
+@pytest.fixture
+def compiled(monkeypatch):
+    """The programs compiled so far, a list that grows."""
+    programs, compile_one = [], program._compile
+    monkeypatch.setattr(program, "_compile", lambda *order: programs.append(order) or compile_one(*order))
+    program.forget()
+    return programs
+
+
+def test_fit_compiles_once_for_equal_runs(compiled):
     train(make(), epochs=3)
-    misses = _program.cache_info().misses
+    assert len(compiled) == 1
     train(make(seed=8), epochs=3)
-    assert _program.cache_info().misses == misses
+    assert len(compiled) == 1
+
+
+def anew(rate=0.01, act=0.0, scale=1.0, opaque=None):
+    """A swarm and a loss that share no function with another call's."""
+
+    class Net(nn.Module):
+        slope: float = act
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(nn.leaky_relu(nn.Dense(6)(x), self.slope))
+
+    def loss(params, x, y, apply_fn):
+        value, logits = tn.softmax_cross_entropy(params, x, y, apply_fn)
+        assert opaque is None or opaque
+        return scale * value, logits
+
+    return tn.TurbaTrainState.swarm(Net(), optax.adam(rate), 3, sample_input=X[:1]).set_loss_fn(loss)
+
+
+def trained(swarm):
+    """(the trained swarm, its losses)."""
+    found, history = tn.fit(swarm, X, Y, epochs=3, batch_size=8, progress=False, plan=tn.Plan(2, 2), segment=3)
+    return found, history.train_loss
+
+
+def test_equal_models_losses_and_optimizers_compile_once(compiled):
+    first, second = anew(), anew()
+    (one, losses), (other, same) = trained(first), trained(second)
+    assert len(compiled) == 1
+    assert_same_bits(jax.tree.leaves(one), jax.tree.leaves(other))
+    np.testing.assert_array_equal(losses, same)
+    assert (other.apply_fn, other.tx, other.loss_fn) == (second.apply_fn, second.tx, second.loss_fn)
+    assert jax.tree.structure(other) == jax.tree.structure(second) != jax.tree.structure(one)
+    np.testing.assert_array_equal(tn.predict(one, X), tn.predict(other, X))
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("changed", [{"rate": 0.1}, {"act": 0.5}, {"scale": 3.0}], ids=str)
+def test_other_models_losses_and_optimizers_compile_anew(changed, compiled):
+    _, losses = trained(anew())
+    _, different = trained(anew(**changed))
+    assert len(compiled) == 2 and (losses[-1] != different[-1]).all()
+
+
+def test_what_cannot_be_read_compiles_anew(compiled):
+    for _ in range(2):
+        trained(anew(opaque=(0 for _ in "a")))
+    assert len(compiled) == 2
+
+
+def test_another_precision_compiles_anew(compiled):
+    swarm = make()
+    train(swarm, segment=4)
+    with jax.default_matmul_precision("highest"):
+        train(swarm, segment=4)
+    assert len(compiled) == 2
+
+
+def test_the_last_programs_are_kept(compiled, monkeypatch):
+    monkeypatch.setattr(program, "KEPT", 1)
+    for epochs in (1, 2):
+        train(make(), epochs=epochs, segment=epochs)
+    assert len(program._PROGRAMS) == 1
 
 
 def test_history_frame_is_tidy():
@@ -277,7 +358,7 @@ def test_fit_without_a_loss_says_what_to_do():
 
 
 def test_fit_refuses_a_loss_without_a_scalar():
-    with pytest.raises(ValueError, match="take its mean"):
+    with pytest.raises(ValueError, match="take the loss's mean"):
         tn.fit(make(), X, Y, lambda p, x, y, apply_fn: (apply_fn({"params": p}, x), y), epochs=1, progress=False)
 
 

@@ -1,5 +1,7 @@
 """Members with collections, random streams and modes end where the same network trained alone ends."""
 
+import inspect
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from flax import nnx
 
 import turbanet as tn
 from turbanet.training import member
+from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
@@ -267,3 +270,104 @@ def test_weighted_examples_drop_out_each_by_itself():
     x = np.ones((16, *X.shape[1:]), np.float32)
     _, _, prediction = swarm.train(x[None], (Y[None, :16], np.ones((1, 16))), tn.weighted(loss))
     assert seen[0][0] == 1 and len(np.unique(np.asarray(prediction)[0], axis=0)) > 1
+
+
+class Noisy(nnx.Module):
+    """Dropout, and noise from a stream of a name of its own."""
+
+    def __init__(self, *, rngs):
+        self.first, self.second = nnx.Linear(3, 16, rngs=rngs), nnx.Linear(16, 2, rngs=rngs)
+        self.drop, self.noise = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs, rng_collection="noise")
+
+    def __call__(self, x):
+        return self.second(self.noise(self.drop(nnx.relu(self.first(x)))))
+
+
+def test_an_nnx_module_draws_anew_for_each_member_step_and_call():
+    model = nnx.bridge.ToLinen(Noisy)
+    swarm = made(model, 2)
+    assert swarm.collections == {}
+    plain = made(nnx.bridge.ToLinen(Noisy), 2)
+    jax.tree.map(np.testing.assert_array_equal, swarm.params, plain.params)
+    twins = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), swarm.params)
+    state = swarm.replace(params=twins)
+    ones = np.ones((2, 6, 3), np.float32)
+
+    def seen(state):
+        return np.asarray(state.train(ones, np.zeros((2, 6), np.int32), tn.softmax_cross_entropy)[2])
+
+    once = seen(state)
+    assert (once[0] != once[1]).any()  # of equal weights: other members draw other numbers
+    assert (once != seen(state.replace(step=state.step + 1))).any()
+    np.testing.assert_array_equal(once, seen(state))
+    trained, history = train(swarm)
+    assert np.isfinite(history.train_loss).all()
+    np.testing.assert_array_equal(tn.predict(trained, X), tn.predict(trained, X))
+    for only in ("drop", "noise"):  # each of the two layers alone draws for itself
+
+        class One(Noisy):
+            def __call__(self, x, only=only):
+                return self.second(getattr(self, only)(nnx.relu(self.first(x))))
+
+        of_one = made(nnx.bridge.ToLinen(One), 2).replace(params=twins)
+        assert (seen(of_one)[0] != seen(of_one)[1]).any()
+        assert (seen(of_one) != seen(of_one.replace(step=of_one.step + 1))).any()
+
+
+def advice(model, caplog):
+    """What `swarm` says of a model."""
+    say_once.cache_clear()
+    caplog.clear()
+    made(model)
+    return [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["train", "training", "is_training", "deterministic", "use_running_average", "inference", "inference_mode"],
+)
+def test_a_mode_by_any_usual_name_is_set(keyword, caplog):
+    class Named(nn.Module):
+        @nn.compact
+        def __call__(self, x, **mode):
+            trains = mode[keyword] == (keyword in ("train", "training", "is_training"))
+            x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(5)(x))
+            return nn.Dense(2)(nn.Dropout(0.5, deterministic=not trains)(x))
+
+    parameter = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY)
+    signature = inspect.signature(Named.__call__)
+    Named.__call__.__signature__ = signature.replace(parameters=[*list(signature.parameters.values())[:2], parameter])
+    assert advice(Named(), caplog) == []
+    swarm = made(Named())
+    trained, _ = train(swarm)
+    before, after = (s.collections["batch_stats"]["BatchNorm_0"]["mean"] for s in (swarm, trained))
+    assert (np.asarray(before) != np.asarray(after)).all()
+    np.testing.assert_array_equal(tn.predict(trained, X), tn.predict(trained, X))
+
+
+def test_statistics_and_dropout_that_never_act_are_said_once(caplog):
+    class Off(nn.Module):
+        normed: bool = False
+        attends: bool = False
+
+        @nn.compact
+        def __call__(self, x, is_train: bool = False):
+            x = nn.Dense(4)(x)
+            if self.normed:
+                return nn.Dense(2)(nn.BatchNorm(use_running_average=not is_train)(x))
+            if self.attends:
+                return nn.Dense(2)(nn.MultiHeadDotProductAttention(2, dropout_rate=0.1, deterministic=not is_train)(x))
+            return nn.Dense(2)(nn.Dropout(0.5, deterministic=not is_train)(x))
+
+    known = "a keyword of its __call__ must say whether it trains, by one of the names train, training, is_training,"
+    assert advice(Off(normed=True), caplog)[0].startswith(f"Off has batch_stats that no training step changes: {known}")
+    assert advice(Off(), caplog)[0].startswith(f"Off has dropout that never draws: {known}")
+    assert advice(Off(attends=True), caplog)[0].startswith("Off has dropout that never draws")
+    made(Off())
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), Normed(rate=0.0), tn.MLP((4, 2)), NNX])
+def test_models_that_act_are_said_nothing_of(model, caplog):
+    model = nnx.bridge.to_linen(NNX) if model is NNX else model
+    assert advice(model, caplog) == []

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from flax import linen as nn
 
+import turbanet
 from turbanet import MLP, TurbaTrainState, mse, softmax_cross_entropy
 
 rng = np.random.default_rng(0)
@@ -304,12 +305,12 @@ def test_a_swarm_works_under_jit_and_tree_map(swarm):
 
 
 def test_setting_the_same_loss_again_compiles_nothing(swarm):
-    from turbanet.turba_train_state import _each
+    from turbanet.turba_train_state import _compiled_each
 
     swarm.set_loss_fn(mse).train(X, Y)
-    size = _each._cache_size()
+    size = _compiled_each._cache_size()
     swarm.set_loss_fn(mse).train(X, Y)
-    assert _each._cache_size() == size
+    assert _compiled_each._cache_size() == size
 
 
 def test_the_public_readme_loop_runs_unchanged():
@@ -353,3 +354,21 @@ def test_append_tells_the_new_ids():
     swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3)
     both, ids = swarm.append(swarm[[2, 0]], return_ids=True)
     assert ids.tolist() == [3, 4] and both.id.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_model_of_several_inputs_takes_a_dict():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.Dense(4)(x["left"]) + nn.Dense(4)(x["right"]))
+
+    x = {"left": X[0], "right": np.ones((8, 2), np.float32)}
+    made = TurbaTrainState.swarm(Two(), optax.adam(0.01), 3, sample_input=x, seed=3)
+    again = TurbaTrainState.swarm(Two(), optax.adam(0.01), 3, sample_input=jax.tree.map(jnp.asarray, x), seed=3)
+    jax.tree.map(np.testing.assert_array_equal, made.params, again.params)
+    trained, history = turbanet.fit(made, x, Y[0, :, :1], mse, epochs=2, progress=False)
+    assert turbanet.predict(trained, x).shape == (3, 8, 1) and np.isfinite(history.train_loss).all()
+    swarm, loss, _ = made.train(jax.tree.map(lambda leaf: np.stack([leaf] * 3), x), np.stack([Y[0, :, :1]] * 3), mse)
+    np.testing.assert_allclose(loss, history.train_loss[0], rtol=1e-5)
+    with pytest.raises(ValueError, match="shape is unknown: an input of this swarm is no single array"):
+        _ = swarm.shape

@@ -24,6 +24,7 @@ from .ensembles.combine import (
     scores,
     stacking_weights,
 )
+from .ensembles.predictions import without_nan
 from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
 from .networks.conv import matmul_conv
 from .networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
@@ -35,6 +36,7 @@ from .selection.search import draw, grid, halving
 from .training.augment import Chain, RandomCrop, RandomFlip, augmented
 from .training.checkpoint import Checkpoints
 from .training.fit import History, batch_order, evaluate, fit, measured_plan, predict
+from .training.interrupt import Interrupted
 from .training.plan import Plan, use_cores
 from .training.sampling import all_rows, bootstrap, k_fold, ragged, subset
 from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
@@ -49,6 +51,7 @@ __all__ = [
     "Checkpoints",
     "CrossValidation",
     "History",
+    "Interrupted",
     "LeNet",
     "LeNet5",
     "MobileNet",
@@ -105,4 +108,5 @@ __all__ = [
     "weighted",
     "with_hyperparameters",
     "with_schedule",
+    "without_nan",
 ]

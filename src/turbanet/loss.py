@@ -7,9 +7,31 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from turbanet.training.checks import expects
 from turbanet.training.member import Bound
 
 LossAndPrediction = tuple[jax.Array, jax.Array]
+
+
+def _classes(y, prediction):
+    """Whole numbers are classes, which count from 0; others are their probabilities."""
+    if not jnp.issubdtype(_array(y).dtype, jnp.integer):
+        yield from _probabilities(y, prediction)
+    else:
+        classes = prediction.shape[-1]
+        yield y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs"
+
+
+def _probabilities(y, prediction):
+    yield y, (_array(y) < 0) | (y > 1), "0, 1 or a probability between them"
+
+
+def _array(y):
+    if not hasattr(y, "dtype"):
+        raise ValueError(
+            f"This loss takes y as one array, got a {type(y).__name__}: for (y, weight) take weighted(loss)."
+        )
+    return y
 
 
 def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
@@ -57,6 +79,7 @@ def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPre
     return loss / 2, prediction
 
 
+@expects(_classes)
 def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of logits.
 
@@ -73,7 +96,9 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
 
     Raises
     ------
-    ValueError : for a target of a shape that does not go with the logits.
+    ValueError : for a target of a shape that does not go with the logits, and for classes that are no whole numbers.
+
+    A class that the logits have not makes the loss NaN; `fit` and `evaluate` say which row holds it.
 
     Examples
     --------
@@ -88,15 +113,19 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     """
     logits = _predicted(params, x, apply_fn)
     classes_first = jnp.moveaxis(logits, -1, 0)  # few classes as the last axis would leave the vector units idle
-    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim == logits.ndim - 1:
+    if _array(y).ndim == logits.ndim - 1:
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            raise ValueError(f"Class labels are whole numbers, these are of type {y.dtype}: cast them to int.")
         _check(logits[..., 0], y)
         is_target = jnp.arange(len(classes_first)).reshape(-1, *[1] * y.ndim) == y  # compared, not gathered: it fuses
         target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
+        target_logit = jnp.where((y >= 0) & (y < len(classes_first)), target_logit, jnp.nan)
         return jnp.mean(jax.nn.logsumexp(classes_first, axis=0) - target_logit), logits
     _check(logits, y)
     return jnp.mean(optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0)), logits
 
 
+@expects(_probabilities)
 def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of probabilities, finite at a probability of 0.
 
@@ -121,6 +150,7 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
 
 
+@expects(_probabilities)
 def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of one logit an example, for two classes.
 
@@ -128,7 +158,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     ----------
     params : the network's parameters
     x : [batch, ...]
-    y : 0 or 1 [batch]
+    y : 0 or 1 [batch], or the probability of 1
     apply_fn : `apply_fn({"params": params}, x)` -> logit [batch, 1] or [batch]
 
     Returns
@@ -138,11 +168,14 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     Raises
     ------
     ValueError : for a target of another number of examples.
+
+    A target outside of 0 to 1 makes the loss NaN; `fit` and `evaluate` say which row holds it.
     """
     logits = _predicted(params, x, apply_fn)
-    flat = logits.reshape(y.shape) if logits.shape == (*y.shape, 1) else logits
+    flat = logits.reshape(y.shape) if logits.shape == (*_array(y).shape, 1) else logits
     _check(flat, y)
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, y.astype(flat.dtype))), jax.nn.sigmoid(logits)
+    target = jnp.where((y >= 0) & (y <= 1), y, jnp.nan).astype(flat.dtype)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, target)), jax.nn.sigmoid(logits)
 
 
 def weighted(loss_fn: Callable) -> Callable:
@@ -160,8 +193,15 @@ def weighted(loss_fn: Callable) -> Callable:
     1.0
     """
 
+    def check(y, prediction):
+        y, weight = _with_weight(y)
+        if hasattr(loss_fn, "check"):
+            yield from loss_fn.check(y, prediction)
+        yield weight, weight < 0, "a weight of at least 0"
+
+    @expects(check)
     def loss(params, x, y, apply_fn):
-        y, weight = y
+        y, weight = _with_weight(y)
         examples = len(weight)
 
         def loss_of_one(x, y, index):
@@ -177,6 +217,15 @@ def weighted(loss_fn: Callable) -> Callable:
     return loss
 
 
+def _with_weight(y: Any) -> Any:
+    if not isinstance(y, tuple | list) or len(y) != 2:
+        came = f"{type(y).__name__} {getattr(y, 'shape', '')}".strip()
+        raise ValueError(
+            f"A weighted loss takes y as (y, weight), in validation too; got {came}: give ones as weights."
+        )
+    return y
+
+
 def _predicted(params, x, apply_fn):
     """The prediction in float32 at least: a model may compute in bfloat16, a loss does not."""
     prediction = apply_fn({"params": params}, x)
@@ -184,5 +233,5 @@ def _predicted(params, x, apply_fn):
 
 
 def _check(prediction, y):
-    if prediction.shape != y.shape:
+    if prediction.shape != _array(y).shape:
         raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from flax.core import freeze
+from flax.errors import ScopeParamShapeError
 from flax.training.train_state import TrainState
 
 from turbanet.training import member
 from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
+from turbanet.training.plan import say_once
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -34,9 +37,17 @@ def _by_public_names(method: Method) -> Method:
     return cast(Method, call)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _each(function, fixed, swarm, *data):
+def _each(function, fixed, swarm, x, *y):
     """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
+    try:
+        return _compiled_each(function, fixed, swarm, x, *y)
+    except ScopeParamShapeError as error:
+        came, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
+        raise ValueError(f"The model cannot take x of shape {came}; the swarm was made for {made}, a batch.") from error
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _compiled_each(function, fixed, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
@@ -59,7 +70,7 @@ class TurbaTrainState(TrainState):
     schedule: Any = None  # see schedules.with_schedule
     stopping: Any = None  # while `fit` trains with a patience
     loss_fn: Callable | None = struct.field(pytree_node=False, default=None)
-    sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input, if known
+    sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input or its parts, if known
 
     @classmethod
     def swarm(
@@ -80,7 +91,8 @@ class TurbaTrainState(TrainState):
         optimizer : an Optax one, as for one network
         swarm_size : the number of members
         input_size : the number of features, for a sample of zeros [1, input_size]; an array is taken as the sample
-        sample_input : a batch [batch, ...] or one example, in place of `input_size`
+        sample_input : a batch [batch, ...] or one example, in place of `input_size`; for a model of several inputs a
+            dict or tuple of them
         seed : an int (members differ by their id), one int a member, or None for 0
 
         Returns
@@ -108,7 +120,7 @@ class TurbaTrainState(TrainState):
         if sample_input is None:
             is_number = as_array(input_size, "input_size").ndim == 0
             sample_input = jnp.zeros((1, input_size)) if is_number else input_size
-        sample = jnp.asarray(as_array(sample_input, "sample_input"))
+        sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
         seeds = np.asarray(0 if seed is None else seed)
         ids = np.arange(swarm_size) if seeds.ndim == 0 else np.zeros(swarm_size, int)
         seeds = np.full(swarm_size, seeds) if seeds.ndim == 0 else seeds
@@ -117,7 +129,9 @@ class TurbaTrainState(TrainState):
 
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
-        carried = member.carried(model, jax.eval_shape(initial, 0, 0, sample), sample)
+        carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
+        for sentence in idle:
+            say_once(sentence)
 
         def create_member(identity):
             seed, id = identity
@@ -130,7 +144,8 @@ class TurbaTrainState(TrainState):
         # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
         quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
         swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
-        return swarm.replace(sample=jax.ShapeDtypeStruct(sample.shape, sample.dtype))
+        known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
+        return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
 
     @classmethod
     def vmap_create(cls, *, apply_fn: Callable, params: Any, tx: optax.GradientTransformation, **kwargs: Any) -> Self:
@@ -241,6 +256,9 @@ class TurbaTrainState(TrainState):
 
     def __getitem__(self, ids: Any) -> Self:
         """The swarm of the members of these ids, in this order; pairs (seed, id) where seeds differ."""
+        if isinstance(ids, slice):
+            by_position = "jax.tree.map(lambda leaf: leaf[1:3], swarm)"
+            raise TypeError(f"Members go by id, swarm[[4, 7]], as positions change; by position it is {by_position}.")
         wanted = np.atleast_1d(np.asarray(ids))
         names = np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
         found = names[:, 1] == wanted[:, None] if wanted.ndim == 1 else (names == wanted[:, None]).all(-1)
@@ -260,9 +278,11 @@ class TurbaTrainState(TrainState):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(members, inputs, outputs): the widths of the last axis of an input and of a prediction."""
+        """(members, inputs, outputs): the widths of the last axis of an input, an array, and of a prediction."""
         if self.sample is None:
             return (len(self), *_kernel_widths(self.params))
+        if not hasattr(self.sample, "shape"):
+            raise ValueError("shape is unknown: an input of this swarm is no single array.")
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 

@@ -7,13 +7,16 @@ from jax.nn import log_softmax
 from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
-from turbanet.ensembles.combine import ensemble_mean, true_class
+from turbanet.ensembles.combine import ensemble_mean
+from turbanet.ensembles.predictions import check_nan, of_members, true_class
 from turbanet.training.arrays import as_array
+
+SUM_OFF = 0.01  # from 1, which bfloat16 rounds to
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
     """Mean negative log-probability of the true class in nats: [..., row, class], int [row] -> [...]; finite at 0."""
-    likelihood = true_class(probability, y)
+    likelihood = _of_true_class(probability, y)
     return -jnp.log(jnp.maximum(likelihood, jnp.finfo(likelihood.dtype).tiny)).mean(-1)
 
 
@@ -22,7 +25,7 @@ def brier_score(probability: ArrayLike, y: ArrayLike) -> jax.Array:
 
     y: int [row]. From 0 (sure and right) to 2 (sure and wrong) (Brier 1950).
     """
-    true_class(probability, y)  # raises for shapes that do not fit
+    _of_true_class(probability, y)  # raises for what is none
     probability = jnp.asarray(as_array(probability, "probability"))
     truth = as_array(y, "y")[:, None] == jnp.arange(probability.shape[-1])
     return jnp.square(probability - truth).sum(-1).mean(-1)
@@ -33,7 +36,7 @@ def expected_calibration_error(probability: ArrayLike, y: ArrayLike, *, bins: in
 
     y: int [row]. The confidence is the largest probability (Guo et al. 2017, equation 3).
     """
-    true_class(probability, y)  # raises for shapes that do not fit
+    _of_true_class(probability, y)  # raises for what is none
     probability = np.asarray(probability)
     confidence = probability.max(-1)
     right = probability.argmax(-1) == np.asarray(y)
@@ -70,7 +73,7 @@ def diversity(logits: ArrayLike) -> jax.Array:
 
     0 where all members say the same; at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
-    probability = jnp.exp(log_softmax(as_array(logits, "logits"), axis=-1))
+    probability = jnp.exp(log_softmax(of_members(logits), axis=-1))
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
 
 
@@ -92,12 +95,14 @@ def prediction_interval(
     other and one of too few rows for the level.
     """
     prediction = np.asarray(prediction)
+    check_nan(prediction, "prediction")
     if len(prediction) < 2 or not 0 < level < 1:
         raise ValueError(f"An interval needs two members and a level in (0, 1), got {len(prediction)} and {level}.")
     if calibration is None:
         low, high = np.quantile(prediction, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return low, high
     held_out, y = map(np.asarray, calibration)
+    check_nan(held_out, "calibration[0]")
     if held_out.shape[1:] != y.shape:
         raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")
     rank = int(np.ceil((y.size + 1) * level))
@@ -117,3 +122,19 @@ def _centre_and_spread(prediction):
     agree = (prediction == prediction[0]).all(0)
     centre = np.where(agree, prediction[0], prediction.mean(0))
     return centre, np.where(agree, 0, prediction.std(0))
+
+
+def _of_true_class(probability, y):
+    """`true_class` of probabilities; ValueError for numbers that are none, such as logits. Traced ones pass."""
+    probability = as_array(probability, "probability")
+    likelihood = true_class(probability, y)
+    if isinstance(probability, jax.core.Tracer):
+        return likelihood
+    total = np.asarray(probability, np.float32).sum(-1)
+    if not (np.abs(total - 1) < SUM_OFF).all() or probability.min() < 0:
+        least, most = total.min(), total.max()
+        came = f"rows that sum to {least:.3g} up to {most:.3g}, the least entry {float(probability.min()):.3g}"
+        raise ValueError(
+            f"Probabilities are at least 0 and sum to 1; got {came}: of logits take jax.nn.softmax(logits)."
+        )
+    return likelihood

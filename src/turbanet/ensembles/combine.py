@@ -8,6 +8,7 @@ import numpy as np
 from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
+from turbanet.ensembles.predictions import chosen_classes, of_members, true_class, with_classes
 from turbanet.training.arrays import as_array
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     """The mean over members of the class probabilities: logits [member, row, class] -> [row, class].
 
     weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some. Raises
-    ValueError for other weights.
+    ValueError for other weights, and for members that predict NaN, which `without_nan` leaves out.
 
     >>> import numpy as np, turbanet as tn
     >>> logits = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])  # two members, one row, two classes
@@ -27,7 +28,7 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     >>> print(np.asarray(tn.ensemble_mean(logits, weights=[3, 1])).round(2))
     [[0.8 0.2]]
     """
-    logits = as_array(logits, "logits")
+    logits = of_members(logits)
     if weights is None:
         return _mean_probabilities(logits)
     weights = np.asarray(weights)
@@ -43,12 +44,12 @@ def _mean_probabilities(logits):
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
     """The normalised geometric mean of the members' probabilities: [member, row, class] -> [row, class]."""
-    return softmax(log_softmax(as_array(logits, "logits"), axis=-1).mean(axis=0), axis=-1)
+    return softmax(log_softmax(of_members(logits), axis=-1).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
     """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
-    logits = as_array(logits, "logits")
+    logits = of_members(logits)
     return (logits.argmax(-1)[..., None] == jnp.arange(logits.shape[-1])).mean(axis=0)
 
 
@@ -58,7 +59,7 @@ def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> j
     y: int [row]. Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): each
     of the `rounds` is no worse than the one before.
     """
-    log_likelihood = true_class(log_softmax(as_array(logits, "logits"), axis=-1), y)
+    log_likelihood = true_class(log_softmax(of_members(logits), axis=-1), y)
     # A factor of a row changes nothing, and so a row that all find unlikely counts too.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
 
@@ -75,7 +76,7 @@ def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.nda
     What helps is the likelihood of rows that nobody trained on: logits [member, row, class], y int [row]. Of all sizes
     up to `size` the best is kept (Caruana et al. 2004).
     """
-    likelihood = np.asarray(true_class(softmax(as_array(logits, "logits"), axis=-1), y), np.float64)
+    likelihood = np.asarray(true_class(softmax(of_members(logits), axis=-1), y), np.float64)
     taken: list[int] = []
     losses = []
     for count in range(1, size + 1):
@@ -100,28 +101,30 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     return np.ma.array(prediction, mask=seen).mean(axis=0).filled(np.nan)
 
 
-def accuracy(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
+def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None) -> jax.Array:
     """The share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
 
-    Raises ValueError where the two have different numbers of rows.
+    mask: bool [row], which rows count; None: all.
+    Raises ValueError where the two have different numbers of rows, and for a y that holds no classes of the prediction.
 
     >>> import numpy as np, turbanet as tn
     >>> prediction = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]])  # four rows, two classes
     >>> print(tn.accuracy(prediction, np.array([0, 1, 1, 1])))
     0.75
     """
-    prediction = as_array(prediction, "prediction")
-    y = as_array(y, "y")
-    if prediction.shape[-2] != len(y):
-        raise ValueError(f"prediction has {prediction.shape[-2]} rows, y has {len(y)}.")
-    return jnp.asarray(prediction.argmax(-1) == y).mean(axis=-1)
+    prediction, y = with_classes(prediction, y)
+    counted = None if mask is None else as_array(mask, "mask")
+    return jnp.asarray(prediction.argmax(-1) == y).mean(axis=-1, where=counted)
 
 
 def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
-    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn: a dict."""
+    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn: a dict.
+
+    Raises ValueError for a prediction with NaN, and for a y that holds no classes of it.
+    """
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
-    chosen = np.asarray(prediction).argmax(-1)
+    chosen = chosen_classes(prediction, y)
     precision, recall, f1, _ = precision_recall_fscore_support(y, chosen, average="macro", zero_division=0.0)
     return {"accuracy": accuracy_score(y, chosen), "precision": precision, "recall": recall, "f1": f1}
 
@@ -130,20 +133,21 @@ def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
     import pandas as pd
 
-    return pd.DataFrame([scores(of_member, y) for of_member in np.asarray(prediction)]).rename_axis("member")
+    members = np.asarray(of_members(prediction, "prediction"))
+    return pd.DataFrame([scores(of_member, y) for of_member in members]).rename_axis("member")
 
 
 def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Counts int [true class, predicted class] of one prediction [row, class], by scikit-learn."""
     from sklearn.metrics import confusion_matrix
 
-    prediction = np.asarray(prediction)
-    return confusion_matrix(y, prediction.argmax(-1), labels=np.arange(prediction.shape[-1]))
+    return confusion_matrix(y, chosen_classes(prediction, y), labels=np.arange(np.shape(prediction)[-1]))
 
 
 def mean_confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """The average member's confusion matrix: prediction [member, row, class] -> float [true, predicted]."""
-    return np.mean([confusion(of_member, y) for of_member in np.asarray(prediction)], axis=0)
+    members = np.asarray(of_members(prediction, "prediction"))
+    return np.mean([confusion(of_member, y) for of_member in members], axis=0)
 
 
 def score_interval(
@@ -166,7 +170,8 @@ def score_interval(
     -------
     {score: (low, high)}
     """
-    prediction = np.asarray(prediction)
+    prediction = np.asarray(of_members(prediction, "prediction"))
+    with_classes(prediction, y)  # raises for others
     rng = np.random.default_rng(seed)
     _, rows, classes = prediction.shape
     cells = np.asarray(y) * classes + prediction.argmax(-1)
@@ -203,7 +208,7 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
     -------
     [order, size]
     """
-    probability = softmax(as_array(logits, "logits"), axis=-1)
+    probability = softmax(of_members(logits), axis=-1)
 
     def curve(key):
         return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
@@ -213,18 +218,9 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
 
 def disagreement(logits: ArrayLike) -> jax.Array:
     """The share of pairs of members that choose different classes, for each row: [member, row, class] -> [row]."""
-    logits = as_array(logits, "logits")
+    logits = of_members(logits)
     members = len(logits)
     if members < 2:
         raise ValueError("Disagreement needs at least two members.")
     counts = ensemble_vote(logits) * members
     return 1 - (counts * (counts - 1)).sum(-1) / (members * (members - 1))
-
-
-def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
-    """The entry of the true class: [..., row, class], int [row] -> [..., row]. Raises ValueError for other shapes."""
-    prediction = jnp.asarray(as_array(prediction, "prediction"))
-    y = jnp.asarray(as_array(y, "y"))
-    if prediction.ndim < 2 or prediction.shape[-2] != len(y):
-        raise ValueError(f"A prediction of {len(y)} rows is [..., row, class], got shape {prediction.shape}.")
-    return prediction.at[..., jnp.arange(len(y)), y].get(mode="fill")  # NaN for a class that is not there

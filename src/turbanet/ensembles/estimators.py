@@ -21,6 +21,7 @@ from turbanet.loss import mse, softmax_cross_entropy
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
 from turbanet.training.fit import fit, predict
+from turbanet.training.member import predict as predict_member
 from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -49,13 +50,23 @@ class _Swarm(BaseEstimator):
     def _train(self, x, y, outputs, loss_fn):
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
+        if isinstance(self.hidden, int | np.integer):
+            raise ValueError(
+                f"hidden must be a sequence of each layer's units such as ({self.hidden},), got {self.hidden}."
+            )
         random = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(random.randint(2**31 - 1))}
         rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         self._made = self.model, (*self.hidden, outputs), optimizer, identity
         job: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan}
-        self.swarm_, self.history_ = fit(_untrained(*self._made), x, y, loss_fn, rows=rows, progress=False, **job)
+        swarm = _untrained(*self._made)
+        found = jax.eval_shape(predict_member, swarm.get_state(0), x[:1]).shape
+        if found != (1, outputs):
+            task = f"{outputs} classes need logits" if loss_fn is softmax_cross_entropy else f"{outputs} target(s) need"
+            came = f"the model gives {list(found)} for one row"
+            raise ValueError(f"{task} [row, {outputs}], {came}: change its last layer.")
+        self.swarm_, self.history_ = fit(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(x, y, rows)
@@ -108,7 +119,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
 
     Attributes
     ----------
-    swarm_ : the trained TurbaTrainState
+    swarm_ : the trained TurbaTrainState, whose predictions are logits
     history_ : what `turbanet.fit` saw, a `History`
     classes_, n_features_in_, n_iter_ : as in scikit-learn
 
@@ -134,6 +145,10 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
         """The mean over members of the probabilities: [row, class]."""
         return np.asarray(ensemble_mean(self._members(X)), dtype=np.float64)
 
+    def predict_members(self, X: ArrayLike) -> np.ndarray:
+        """Every member's probabilities: [member, row, class]."""
+        return np.asarray(jax.nn.softmax(self._members(X)), dtype=np.float64)
+
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The likeliest class: [row]."""
         chosen = self.predict_proba(X).argmax(axis=1)
@@ -148,8 +163,9 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
 class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
     """Bagged neural networks, trained together: `BaggingRegressor(MLPRegressor())` as one swarm.
 
-    Targets are brought to mean 0 and standard deviation 1 for the training. Parameters and attributes are
-    `TurbaClassifier`'s; `model` maps [row, feature] to [row, target], `oob_prediction_` is [row] or [row, target].
+    Targets are brought to mean 0 and standard deviation 1 for the training: `swarm_` predicts such ones, and
+    `predict_members` targets in y's unit. Parameters and attributes are `TurbaClassifier`'s; `model` maps
+    [row, feature] to [row, target], `oob_prediction_` is [row] or [row, target].
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -163,13 +179,17 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         scaled = (targets - self._mean) / self._spread
         return self._train(x, scaled.astype(np.float32), targets.shape[1], mse)
 
+    def predict_members(self, X: ArrayLike) -> np.ndarray:
+        """Every member's prediction in y's unit, as `prediction_interval` takes them: [member, row] or with targets."""
+        return self._unscaled(np.asarray(self._members(X), dtype=np.float64))
+
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The mean over members: [row] or [row, target]."""
-        return self._unscaled(np.asarray(self._members(X), dtype=np.float64).mean(axis=0))
+        return self.predict_members(X).mean(axis=0)
 
     def _unscaled(self, y):
         y = y * self._spread + self._mean
-        return y[:, 0] if self._single else y
+        return y[..., 0] if self._single else y
 
     def _score_out_of_bag(self, x, y, rows):
         prediction = out_of_bag(self._members(x), rows)

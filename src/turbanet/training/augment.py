@@ -83,6 +83,11 @@ class Augmented:
     loss_fn: Callable
     augment: Any
 
+    @property
+    def check(self):
+        """What the loss can use as targets, if it says so."""
+        return getattr(self.loss_fn, "check", None)
+
     def __call__(self, params, x, y, apply_fn):
         if getattr(apply_fn, "train", False):
             index, examples = apply_fn.example or (None, len(x))

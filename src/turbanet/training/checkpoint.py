@@ -16,7 +16,7 @@ from turbanet.training.member import Swarm
 from turbanet.training.plan import say_once
 from turbanet.training.program import Train
 
-FORMAT = 2
+FORMAT = 3
 OPAQUE = "what cannot be compared"
 
 
@@ -37,19 +37,21 @@ class Checkpoints:
         check_whole(keep=self.keep, every=self.every)
 
 
-def facts(swarm: Swarm, program: Train, data: Any) -> dict:
+def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
     """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint.
 
-    program: a `program.Train`; data: a pytree of arrays. Under OPAQUE is what cannot be compared, "" if all can.
+    program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called beside the program. Under
+    OPAQUE is what cannot be compared, "" if all can.
     """
 
     def digest(tree):
         return fingerprint(jax.tree.leaves(tree))[:16]
 
     schedules = () if swarm.schedule is None else swarm.schedule.functions
-    computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn, "metric": program.metric}
+    computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn}
+    computed |= {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
     computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
-    prints = {name: fingerprint(thing) for name, thing in computed.items() if thing is not None}
+    prints = {name: fingerprint(thing) for name, thing in computed.items()}
     stopping = "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}"
     found = {"format": str(FORMAT), "Python": ".".join(map(str, sys.version_info[:2]))}
     found |= {name: version(name) for name in ("turbanet", "jax", "flax", "optax")}

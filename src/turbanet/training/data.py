@@ -81,6 +81,13 @@ def of_members(data: Any, positions: Any) -> Any:
     return join(jax.tree.map(lambda leaf: np.asarray(leaf)[positions], own), shared)
 
 
+def targets(data: Data, position: int) -> Any:
+    """The y of the rows that the member at `position` sees, without padding, in the host's memory."""
+    (one,) = of_members((data,), position)
+    rows = slice(None) if one.rows is None else one.rows[: one.count]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], one.y)
+
+
 def placed(data: Any, plan: Plan) -> Any:
     """The data where `plan` puts them: each member's with the member, what is shared once on each device."""
     own, shared = split(data)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -11,10 +11,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from turbanet.training import autoplan, schedules, stopping
+from turbanet.training import autoplan, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
+from turbanet.training.checks import check_data
 from turbanet.training.data import placed, prepare
+from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, resized
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
@@ -28,7 +30,8 @@ PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
 class History:
     """What `fit` saw of each member in each epoch, and what it cost.
 
-    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for.
+    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for; of several
+    metrics {name: [epoch, member]}.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
     compile_seconds, steady_seconds: of compiling, and of training without it.
     plan: the last one, under which the training ended; None in what was unpickled.
@@ -43,15 +46,17 @@ class History:
     steady_seconds: float
     plan: Plan | None
     epochs: np.ndarray
-    validation_metric: np.ndarray | None = None
+    validation_metric: np.ndarray | dict[str, np.ndarray] | None = None
 
     def frame(self) -> Any:
-        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, validation_metric."""
+        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, each metric by its name."""
         import pandas as pd
 
         epochs, members = self.train_loss.shape
         names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
-        losses = {name: getattr(self, name) for name in ("train_loss", "validation_loss", "validation_metric")}
+        found = self.validation_metric
+        losses = {"train_loss": self.train_loss, "validation_loss": self.validation_loss}
+        losses |= found if isinstance(found, dict) else {metrics.ONE: found}
         seen = {name: loss.ravel() for name, loss in losses.items() if loss is not None}
         return pd.DataFrame({"epoch": np.repeat(np.arange(epochs), members), **names, **seen})
 
@@ -67,15 +72,17 @@ def fit(
     rows: ArrayLike | None = None,
     validation: tuple[Any, Any] | None = None,
     validation_rows: ArrayLike | None = None,
-    metric: Callable | None = None,
+    metric: Callable | Mapping[str, Callable] | None = None,
     patience: int | None = None,
     min_delta: float = 0.0,
     checkpoints: str | os.PathLike | Checkpoints | None = None,
     per_member: PerMember = False,
     shuffle: bool = True,
+    allow_nan: bool = False,
     plan: Plan | str | None = None,
     segment: int | None = None,
     progress: bool = True,
+    on_interrupt: str = "raise",
 ) -> tuple[Swarm, History]:
     """Train every member for some epochs, all of them at once.
 
@@ -89,7 +96,9 @@ def fit(
     rows : int [member, row], which rows each member sees (see `sampling`); None: all
     validation : (x, y) of the same kind, scored after each epoch
     validation_rows : int [member, row], the rows of it that each member is scored on; None: all
-    metric : metric(prediction, y) -> a mean over rows such as `accuracy`, computed beside the validation loss
+    metric : metric(prediction, y) -> a number for a member's own held-out rows, after each epoch, or {name: metric}.
+        One that takes mask=, bool [row], as `accuracy` does, is compiled; any other one is called with NumPy's arrays,
+        for each member and epoch, and one of scikit-learn's in its order, (y_true, y_pred)
     patience : epochs in a row without a better validation loss after which a member stops; every member then ends with
         its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks
     min_delta : by how much a validation loss must be below the best one to be better
@@ -97,10 +106,13 @@ def fit(
         before, it ends bit for bit where it would have ended, by the plan and the segments it began with
     per_member : whether x and y lead with the member axis; a pair says it of each, a tree in the pair of its leaves
     shuffle : whether each member draws a new order of its rows for each epoch
+    allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
     plan : where members run: a `Plan`, None for one by rule, "auto" for one that is measured after the first segment if
         the rest is long enough to spend 5 % of it on that, and remembered
     segment : epochs of one compiled call; None: about a tenth of them
-    progress : whether a bar shows the epochs done
+    progress : whether a bar shows the epochs done and the mean losses of the last one
+    on_interrupt : what Ctrl-C does, at the end of the segment under way: "raise" an `Interrupted`, whose `swarm` and
+        `history` are what was trained so far, or "return" these
 
     Returns
     -------
@@ -108,8 +120,10 @@ def fit(
 
     Raises
     ------
-    ValueError : before anything is trained, for data, rows or numbers that do not fit the swarm or one another
+    ValueError : before anything is trained, for data, rows or numbers that do not fit the swarm or one another, labels
+        that are no class of the model's, NaN
     MemoryError : where not even one member at a time fits in memory
+    Interrupted : a KeyboardInterrupt, for Ctrl-C
 
     Examples
     --------
@@ -124,30 +138,49 @@ def fit(
         raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
     if validation is None and (patience is not None or schedules.needs_validation(swarm)):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
+    loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    held_out = None if validation is None else prepare(swarm, *validation, rows=validation_rows, per_member=per_member)
+    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
+    held_out = None
+    if validation is not None:
+        held_out = prepare(swarm, *_pair(validation), rows=validation_rows, per_member=per_member)
+        check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
+    if on_interrupt not in ("raise", "return"):
+        raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
 
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
     segment = min(segment or _segment(epochs), epochs)
     batch_size = min(batch_size or data.length, data.length)
-    program = Train(swarm.loss(loss_fn), segment, batch_size, shuffle=shuffle, metric=metric)
-    run = Training(program, start, (data, held_out), epochs=epochs, plan=plan, checkpoints=checkpoints)
+    in_program, on_host = metrics.split(metric)
+    program = Train(loss_fn, segment, batch_size, shuffle=shuffle, metrics=in_program, predictions=bool(on_host))
+    kept = {"metrics": on_host, "checkpoints": checkpoints}
+    run = Training(program, start, (data, held_out), epochs=epochs, plan=plan, **kept)
     hidden = {} if progress else {"disable": True}
-    with tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
-        while run.goes_on:
+    with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
+        while run.goes_on and not interrupted():
             run.advance()
             bar.update(run.done - bar.n)
-            bar.set_postfix(loss=f"{run.loss:.4g}")
+            bar.set_postfix({name: f"{loss:.4g}" for name, loss in run.losses_now().items()})
     state = run.end()
-    train_loss, validation_loss, validation_metric = run.seen()
-    names = (np.asarray(swarm.seed), np.asarray(swarm.id))
-    costs = (run.compile_seconds, run.steady_seconds)
-    trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
-    history = History(train_loss, validation_loss, *names, *costs, run.plan, trained, validation_metric)
+    history = _history(run, swarm, state, metric)
     state = gathered(state if patience is None else stopping.restored(state))
-    return jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, swarm)), history
+    state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, swarm))
+    if interrupted() and on_interrupt == "raise":
+        raise Interrupted(state, history)
+    return state, history
+
+
+def _history(run, swarm, state, metric):
+    """What `run` saw; the metrics as they were asked for, one or several by name."""
+    train_loss, validation_loss, found = run.seen()
+    names = np.asarray(swarm.seed), np.asarray(swarm.id)
+    costs = run.compile_seconds, run.steady_seconds
+    trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
+    several = isinstance(metric, Mapping)
+    validation_metric = {name: found[name] for name in metric} if several else found.get(metrics.ONE)
+    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, validation_metric)
 
 
 def measured_plan(
@@ -197,8 +230,10 @@ def evaluate(
     ----------
     swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them
     """
+    loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    return _apply(Evaluate(swarm.loss(loss_fn)), swarm, data, plan)[0]
+    check_data(swarm, data, loss_fn, allow_nan=True)
+    return _apply(Evaluate(loss_fn), swarm, data, plan)[0]
 
 
 def predict(
@@ -211,7 +246,9 @@ def predict(
     swarm, x, per_member, plan : as `fit` takes them
     rows : int [member, row]; what pads it is predicted too, as the last row of x
     """
-    return _apply(predict_rows, swarm, prepare(swarm, x, rows=rows, per_member=per_member), plan)
+    data = prepare(swarm, x, rows=rows, per_member=per_member)
+    check_data(swarm, data, None, allow_nan=True)
+    return _apply(predict_rows, swarm, data, plan)
 
 
 def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
@@ -226,6 +263,15 @@ def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) 
     each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
     return np.array(order)  # writable, as PyTorch wants its arrays
+
+
+def _pair(validation):
+    """validation=(x, y), which a share of the rows or a loader is not."""
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        several = isinstance(validation, tuple | list)
+        came = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
+        raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {came}: split the data first.")
+    return validation
 
 
 def _apply(program, swarm, data, plan):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -14,6 +14,15 @@ from flax.core.tracers import current_trace
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
+TRAINS = {  # keywords by which a model's `__call__` is told its mode: what they say in training
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+    "inference": False,
+    "inference_mode": False,
+}
 
 
 def member_key(seed: Any, id: Any, tag: int) -> jax.Array:
@@ -37,16 +46,16 @@ def streams(seed: Any, id: Any, step: Any, call: int = 0) -> dict[str, jax.Array
 def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
     """The keyword arguments that put the model behind `apply_fn` into training (`train`) or evaluation.
 
-    Of `train`, `training` and `deterministic` those that the model takes; an NNX module in Flax's bridge is set by its
-    own methods.
+    Of the names in `TRAINS` those that the model takes; an NNX module in Flax's bridge is set by its own methods.
     """
     model = getattr(apply_fn, "__self__", None)
     if not isinstance(model, nn.Module):
         return {}
-    if hasattr(model, "nnx_class"):
+    if _is_nnx(model):
         return {"nnx_method": partial(_nnx_call, train)}
-    modes = {"train": train, "training": train, "deterministic": not train}
-    return {name: modes[name] for name in inspect.signature(type(model).__call__).parameters if name in modes}
+    return {
+        name: train == TRAINS[name] for name in inspect.signature(type(model).__call__).parameters if name in TRAINS
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +96,18 @@ class Bound:
     def __call__(self, variables, *args, **kwargs):
         state = self.state
         apply_fn = state.apply_fn
+        if not isinstance(variables, Mapping) or "params" not in variables:
+            raise ValueError(
+                'apply_fn takes what Flax takes, apply_fn({"params": params}, x); this call gave other names.'
+            )
         kwargs = mode(apply_fn, self.train) | kwargs
         variables = {**state.collections, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return _in_parts(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
+        if _is_nnx(apply_fn.__self__):
+            rngs["default"] = rngs["params"]  # Flax would hand it the same number for every member and step
         if self.example is not None:
             rngs = {name: jax.random.fold_in(key, self.example[0]) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
@@ -130,9 +145,11 @@ def _in_parts(function, args, most):
 
 def checked(out: Any) -> Scored:
     """What a loss returned, if it is (scalar, prediction), or a ValueError, when it is traced."""
-    if not (isinstance(out, tuple) and len(out) == 2 and jnp.shape(out[0]) == ()):
+    is_pair = isinstance(out, tuple) and len(out) == 2
+    if not is_pair or jnp.shape(out[0]) != ():
         came = f"shapes {jax.tree.map(jnp.shape, out)}"
-        raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: take its mean.")
+        advice = "take the loss's mean" if is_pair else "return the prediction beside it"
+        raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: {advice}.")
     return out
 
 
@@ -163,21 +180,55 @@ def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:
 
     sample: an input, whose shape and type the model is made for.
     """
-    return model.init(member_key(seed, id, INIT), sample, **mode(model.apply, False))
+    key = member_key(seed, id, INIT)
+    keys = {"params": key, "dropout": key, "default": key} if _is_nnx(model) else key
+    return model.init(keys, sample, **mode(model.apply, False))
 
 
-def carried(model: Any, variables: Any, sample: Any) -> list[str]:
-    """The collections that a step of `model` on `sample` leaves in the shape they had; what `sow` grows is no state.
+def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str]]:
+    """What a training step of `model` on `sample` does: (the collections it carries on, sentences on what never acts).
 
-    variables: as `initial` returns them, or their shapes.
+    variables: as `initial` returns them, or their shapes. Carried are collections that a step leaves in the shape they
+    had: what `sow` grows is no state. Never to act is advice alone, for running statistics that no step changes and for
+    dropout that draws nothing.
     """
     names = sorted(set(variables) - {"params"})
-    if not names:
-        return []
-    step = partial(model.apply, mutable=names, rngs=streams(0, 0, 0), **mode(model.apply, True))
-    _, after = jax.eval_shape(step, variables, sample)
+    if not names and not isinstance(model, nn.Module):
+        return [], []
+    drops = []
+
+    def notice(method, args, kwargs, context):
+        fields = vars(context.module)
+        rate = fields.get("rate") if isinstance(context.module, nn.Dropout) else fields.get("dropout_rate")
+        drops.append(isinstance(rate, float | int) and rate > 0)
+        return method(*args, **kwargs)
+
+    def step(variables, rngs):
+        return model.apply(variables, sample, mutable=names, rngs=rngs, **mode(model.apply, True))
+
+    try:
+        with nn.intercept_methods(notice):
+            traced, (_, after) = jax.make_jaxpr(step, return_shape=True)(variables, streams(0, 0, 0))
+    except Exception:
+        if names:
+            raise
+        return [], []  # it does not train on the sample alone, as a loss that hands it more may
+    known = f"a keyword of its __call__ must say whether it trains, by one of the names {', '.join(TRAINS)}"
+    idle = []
+    taken = {id(var) for var in traced.jaxpr.invars}
+    left = [id(var) for var in traced.jaxpr.outvars][-len(jax.tree.leaves(after)) :] if after else []
+    if not set(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(after), left).get("batch_stats", [0]))) - taken:
+        idle.append(f"{type(model).__name__} has batch_stats that no training step changes: {known}.")
+    read = {id(var) for equation in traced.jaxpr.eqns for var in equation.invars}
+    if any(drops) and not read & {id(var) for var in traced.jaxpr.invars[-2:]}:
+        idle.append(f"{type(model).__name__} has dropout that never draws: {known}.")
     before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
-    return [name for name in names if name in after and before[name] == after[name]]
+    return [name for name in names if name in after and before[name] == after[name]], idle
+
+
+def _is_nnx(model):
+    """Whether a Linen module is Flax's bridge to an NNX one, which makes its random streams before it needs them."""
+    return hasattr(model, "nnx_class")
 
 
 def _nnx_call(train, module, *args, **kwargs):

@@ -4,6 +4,7 @@ import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,22 @@ import psutil
 
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
+from turbanet.training.fingerprint import fingerprint
 from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
 RAGGED_ROWS = 256  # likewise, where members have different numbers of them
+KEPT = 64  # compiled programs
+NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
+_PROGRAMS: dict = {}  # the last ones compiled, by what they compute
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Some epochs of one member: (state, data, held_out) -> (state, (loss, validation loss, metric) [epoch]).
+    """Some epochs of one member: (state, data, held_out) -> (state, what was seen [epoch]).
 
-    A value, not a closure: equal ones share one compiled program.
+    Seen are the loss and what `Evaluate` returns. A value, not a closure: equal ones share one compiled program.
     """
 
     loss_fn: Callable
@@ -30,7 +35,8 @@ class Train:
     batch_size: int
     shuffle: bool = True
     most_steps: int | None = None  # of an epoch, of rows drawn anew for each: for timing
-    metric: Callable | None = None
+    metrics: tuple = ()  # see `Evaluate`
+    predictions: bool = False  # likewise
 
     def steps(self, length: int) -> int:
         """Steps of one call for a member that sees `length` rows."""
@@ -40,19 +46,21 @@ class Train:
     def probe(self, steps: int, length: int) -> "Train":
         """A call of about so many steps, for timing; their rows are drawn, as a whole shuffle would weigh on so few."""
         epoch = dataclasses.replace(self, epochs=1, most_steps=None).steps(length)
-        return dataclasses.replace(self, epochs=-(-steps // epoch), most_steps=min(steps, epoch), metric=None)
+        return dataclasses.replace(
+            self, epochs=-(-steps // epoch), most_steps=min(steps, epoch), metrics=(), predictions=False
+        )
 
     def __call__(self, state, data, held_out=None):
         def epoch(before, _):
             state, loss = self._epoch(schedules.begin_epoch(before), data)
-            evaluate = Evaluate(self.loss_fn, self.metric)
-            validation, metric = (None, None) if held_out is None else evaluate(state, held_out)
+            evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
+            validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(state, held_out)
             state = schedules.end_epoch(state, validation)
             state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
-            seen = loss, validation, metric
+            seen = loss, validation, metrics
             if held_out is not None and before.stopping is not None:  # a stopped member has no loss
                 seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
-            return state, seen
+            return state, (*seen, predictions)
 
         return jax.lax.scan(epoch, state, length=self.epochs)
 
@@ -75,23 +83,37 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """The loss of one member over its rows, and `metric(prediction, y)` if there is one; padding does not count."""
+    """The loss of one member over its rows, {name: metric} and, if asked for, the predictions; padding does not count.
+
+    metrics: ((name, metric(prediction, y, mask=mask)), ...), where mask says which rows are no padding.
+    """
 
     loss_fn: Callable
-    metric: Callable | None = None
+    metrics: tuple = ()
+    predictions: bool = False
 
     def __call__(self, state, data):
-        def scores(index=None):
-            x, y = data.read(index)
-            loss, prediction = member.evaluate(self.loss_fn, state, x, y, rows_at_once=ROWS)
-            return loss, None if self.metric is None else jnp.asarray(self.metric(prediction, y), loss.dtype)
+        needed = self.metrics or self.predictions
 
-        if not data.ragged:
-            return scores()
-        # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
+        def scored(index=None):
+            loss, prediction = member.evaluate(self.loss_fn, state, *data.read(index), rows_at_once=ROWS)
+            return loss, prediction if needed else None
+
+        def of_row(position):
+            loss, prediction = scored(position[None])
+            return loss, jax.tree.map(lambda leaf: leaf[0], prediction)
+
         position = jnp.arange(data.length)
-        each = jax.lax.map(lambda index: scores(index[None]), position, batch_size=RAGGED_ROWS)
-        return jax.tree.map(lambda value: jnp.where(position < data.count, value, 0).sum() / data.count, each)
+        mask = position < (data.length if data.count is None else data.count)
+        if data.ragged:
+            # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
+            each, prediction = jax.lax.map(of_row, position, batch_size=RAGGED_ROWS)
+            loss = jnp.where(mask, each, 0).sum() / data.count
+        else:
+            loss, prediction = scored()
+        y = data.read()[1]
+        metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
+        return loss, metrics, prediction if self.predictions else None
 
 
 def predict_rows(state, data):
@@ -99,28 +121,44 @@ def predict_rows(state, data):
     return member.predict(state, data.read()[0], rows_at_once=ROWS)
 
 
-def compiled(program, plan, state, data):
-    """`program` compiled for all members, from memory if it was compiled before: (state, data) -> what it returns.
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program ready to run, (state, data) -> what it returns; it holds no function of whoever compiled it."""
 
-    state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them.
+    executable: Any  # of leaves
+    trains: bool  # whether the first of what it returns are the leaves of the states after training
+
+    def __call__(self, state, data):
+        out = self.executable(jax.tree.leaves(state), jax.tree.leaves(data))
+        return (jax.tree.unflatten(jax.tree.structure(state), out[0]), out[1]) if self.trains else out
+
+
+def compiled(program, plan, state, data) -> Compiled:
+    """`program` compiled for all members, from memory if an equal one was compiled before.
+
+    state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them. Equal
+    are programs, models, optimizers and schedules of one fingerprint; one that cannot be read compiles anew.
     """
-    leaves, tree = jax.tree.flatten((state, data))
 
     def described(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)
 
-    return _program(program, plan, tree, tuple(map(described, leaves)))
+    state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
+    leaves, tree = jax.tree.flatten((state, data))
+    numbers = tuple(getattr(jax.config, name) for name in NUMBERS)
+    return _by_identity(program, plan, tree, tuple(map(described, leaves)), numbers)
 
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _program.cache_clear()
+    _by_identity.cache_clear()
+    _PROGRAMS.clear()
     jax.clear_caches()
 
 
 def fits(program, plan) -> Need:
     """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
-    need = _bytes(program)
+    need = _bytes(program.executable)
     if plan.devices[0].platform == "cpu":  # the devices share one memory, and running out of it ends the process
         need *= len(plan.devices)
         return Need(need, need < psutil.virtual_memory().available)
@@ -129,25 +167,44 @@ def fits(program, plan) -> Need:
     return Need(need, need < free)
 
 
-@lru_cache(maxsize=64)
-def _bytes(program):
-    """What XLA says that a compiled program needs beside its arguments; it takes XLA milliseconds to say so."""
-    sizes = program.memory_analysis()
+@lru_cache(maxsize=KEPT)
+def _bytes(executable):
+    """What XLA says that a program needs beside its arguments; it takes XLA milliseconds to say so."""
+    sizes = executable.memory_analysis()
     if sizes is None:
         return 0
     return sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
-@lru_cache(maxsize=64)
-def _program(program, plan, tree, types):
+@lru_cache(maxsize=KEPT)
+def _by_identity(program, plan, tree, types, numbers):
+    """The program of the very same functions, found without reading them."""
+    state, data = jax.tree.unflatten(tree, types)
+    schedule = state.schedule
+    functions = program, state.apply_fn, state.tx, schedule and schedule.functions
+    bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
+    key = fingerprint(functions), jax.tree.structure((bare, data)), plan, types, numbers
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = _compile(program, plan, state, data)
+        if len(_PROGRAMS) > KEPT:
+            del _PROGRAMS[next(iter(_PROGRAMS))]
+    return _PROGRAMS[key]
+
+
+def _compile(program, plan, state, data):
+    trains = isinstance(program, Train)
+    tree = jax.tree.structure((state, data))
+
     def one_member(member, shared):
         state, own = member
         return program(state, *join(own, shared))
 
     def all_members(state, data):
+        state, data = jax.tree.unflatten(tree, [*state, *data])
         own, shared = split(data)
-        return plan.vectorise(one_member)((state, own), shared)
+        out = plan.vectorise(one_member)((state, own), shared)
+        return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
-    donated = (0,) if isinstance(program, Train) else ()
+    donated = (0,) if trains else ()
     jitted = jax.jit(all_members, donate_argnums=donated, compiler_options=plan.compiler_options)
-    return jitted.lower(*jax.tree.unflatten(tree, types)).compile()
+    return Compiled(jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data)).compile(), trains)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from turbanet.training import autoplan, checkpoint
 from turbanet.training.arrays import is_key
-from turbanet.training.data import of_members, placed
+from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, choose, resized, say_once
 from turbanet.training.program import Train, compiled, fits
@@ -25,21 +26,24 @@ class Training:
     data : (training data, held-out data or None)
     epochs : of the whole training
     plan : as `fit` takes it
+    metrics : {name: metric(prediction, y)} of each member's own held-out rows, called on the host
     checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
     """
 
-    def __init__(self, program: Train, swarm: Swarm, data, *, epochs: int, plan=None, checkpoints=None):
+    def __init__(self, program: Train, swarm: Swarm, data, *, epochs: int, plan=None, metrics=None, checkpoints=None):
         self.program = program
         self.start = swarm
         self.data = data
         self.epochs = epochs
+        self.metrics = metrics or {}
         self.done = 0
-        self.losses = []  # of each segment: (training loss, validation loss, metric) [epoch, member]
+        self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
         self.compile_seconds = 0.0
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
-        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, checkpoint.facts(swarm, program, data))
+        known = checkpoints and checkpoint.facts(swarm, program, data, self.metrics)
+        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, known)
         kept = self.keeper and self.keeper.latest()
         chosen = choose(plan, swarm)
         remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
@@ -55,15 +59,16 @@ class Training:
         """Whether there are epochs left, and members to train."""
         return self.done < self.epochs and len(self.training) > 0
 
-    @property
-    def loss(self) -> float:
-        """The mean loss of the last epoch over the members that trained in it."""
-        last = self.losses[-1][0][-1]
-        return np.nan if np.isnan(last).all() else np.nanmean(last)
+    def losses_now(self) -> dict[str, float]:
+        """The mean losses of the last epoch over the members that trained in it."""
+        train_loss, validation_loss, _ = self.losses[-1]
+        last = {"loss": train_loss[-1]} | ({} if validation_loss is None else {"validation": validation_loss[-1]})
+        return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
 
     def seen(self):
-        """(training loss, validation loss, metric) [epoch, member] so far, None for what was not asked for."""
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses)
+        """(training loss, validation loss, {name: metric}) [epoch, member] so far, None for a loss not asked for."""
+        none = np.zeros((0, len(self.start)), np.float32)
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
 
     def advance(self):
         """Train on for a segment; set aside who has stopped, keep a checkpoint, and measure plans after the first."""
@@ -106,13 +111,15 @@ class Training:
         self.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         try:
-            self.state, losses = jax.block_until_ready(program(self.state, self.placed))
+            self.state, (*losses, predictions) = jax.block_until_ready(program(self.state, self.placed))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
                 return self._segment(epochs)
             raise
         self.steady_seconds += time.perf_counter() - begin
-        self.losses.append(jax.tree.map(self._of_everyone, losses))
+        train_loss, validation_loss, metrics = jax.tree.map(self._of_everyone, losses)
+        metrics |= self._on_host(predictions, losses[1])
+        self.losses.append((train_loss, validation_loss, metrics))
         self.done += epochs
 
     def _program(self, epochs):
@@ -141,6 +148,21 @@ class Training:
         every[:, self.training] = np.asarray(loss)[: len(self.training)].T
         return every
 
+    def _on_host(self, predictions, loss):
+        """{name: metric} of predictions [member, epoch, row, ...]; NaN where there is no validation loss."""
+        if not self.metrics:
+            return {}
+        predictions, loss = jax.tree.map(np.asarray, (predictions, loss))
+        found = {name: np.full(loss.shape, np.nan) for name in self.metrics}
+        for place in range(len(self.training)):
+            y = targets(self.data[1], place)
+            rows = slice(len(jax.tree.leaves(y)[0]))
+            for epoch in np.flatnonzero(~np.isnan(loss[place])):
+                of_member = jax.tree.map(itemgetter((place, epoch, rows)), predictions)
+                for name, metric in self.metrics.items():
+                    found[name][place, epoch] = metric(of_member, y)
+        return jax.tree.map(self._of_everyone, found)
+
     def _set_aside(self):
         """Go on without the members that have stopped, where that halves the work or ends it."""
         if self.start.stopping is None:
@@ -155,7 +177,7 @@ class Training:
 
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
-        arrays = {f"losses[{i}]": part for i, part in enumerate(self.seen()) if part is not None}
+        arrays = {f"losses{path}": part for path, part in checkpoint.leaves_by_name(self.seen()).items()}
         progress = {"done": self.done, "segment": self.program.epochs, "asked": self.asked, "block": self.plan.block}
         progress |= {"devices": len(self.plan.devices), "seconds": [self.compile_seconds, self.steady_seconds]}
         return arrays | checkpoint.leaves_by_name(self._everyone()), progress
@@ -167,7 +189,9 @@ class Training:
         self.program = dataclasses.replace(self.program, epochs=progress["segment"])
         self.done = progress["done"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
-        self.losses = [tuple(arrays.get(f"losses[{i}]") for i in range(3))]
+        names = [*dict(self.program.metrics), *self.metrics]
+        metrics = {name: arrays[f"losses[2][{name!r}]"] for name in names}
+        self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
         self._place(checkpoint.named_leaves(arrays, self.start), plan)
         self._set_aside()
 

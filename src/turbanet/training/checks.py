@@ -1,0 +1,100 @@
+"""Data held against a swarm and a loss, once, on the host: what no training could use stops before it begins."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from turbanet.training import member
+
+
+def expects(check: Callable) -> Callable:
+    """A decorator that tells `fit` what the loss under it can use as targets.
+
+    check(y, prediction) yields (array, bad, expected) for arrays in y: bool of its shape where it holds what the loss
+    cannot use, and what the loss expects there. `prediction` is one member's, known by shape and type alone.
+    """
+
+    def mark(loss_fn):
+        loss_fn.check = check
+        return loss_fn
+
+    return mark
+
+
+def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bool, part: str = "") -> None:
+    """ValueError for what no training could use, in the rows of `data` that some member sees.
+
+    That is an x that the model cannot take, a target that `loss_fn` says it cannot use and, unless `allow_nan`, NaN and
+    infinite numbers. `part` says in errors what the data are for: "validation ".
+    """
+    leaves = jax.tree.leaves_with_path({"x": data.x, "y": data.y})
+    examples = [(f"{part}{path[0].key}", leaf, own) for (path, leaf), own in zip(leaves, data.is_own, strict=False)]
+    for name, array, own in () if allow_nan else examples:
+        if jnp.issubdtype(array.dtype, jnp.inexact) and not _is_finite(array):
+            bad = ~np.isfinite(np.asarray(array))
+            _raise_for(name, array, own, bad, "numbers; mend or leave out such rows, or say allow_nan=True", data)
+    prediction = _prediction(swarm, data, part)
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    check = getattr(loss_fn, "check", None)
+    for array, bad, expected in () if check is None or prediction is None else check(data.y, prediction):
+        name, own = next((name, own) for name, leaf, own in examples if leaf is array)
+        _raise_for(name, array, own, np.asarray(bad), expected, data)
+
+
+def _is_finite(array):
+    """Whether its sum is, or else all that is in it: one pass over the memory where nothing is wrong."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(np.asarray(array)).all())
+
+
+def _raise_for(name, array, own, bad, expected, data):
+    """ValueError for the first row of `array` that somebody sees and where it is `bad`, if there is one."""
+    in_row = bad.any(axis=tuple(range(1 + own, bad.ndim)))  # [row], or [member, row] where each has its own
+    if data.rows is not None and in_row.any():
+        seen = np.zeros_like(in_row)
+        for of_member, rows in zip(seen if own else [seen] * len(data.rows), data.rows, strict=True):
+            of_member[rows[rows >= 0]] = True
+        in_row = in_row & seen
+    if in_row.any():
+        first = tuple(np.argwhere(in_row)[0].tolist())
+        value = np.asarray(array[first])[bad[first]].flat[0]
+        where = f"row {first[-1]}" + (f" of member {first[0]}" if own else "")
+        raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
+
+
+def _prediction(swarm, data, part):
+    """One member's prediction of a row of x, known by shape and type; ValueError for an x of a shape it cannot take.
+
+    None for a model that predicts nothing outside of a loss, such as one that always draws random numbers.
+    """
+    x_leaves, x_tree = jax.tree.flatten(data.x)
+    shapes = [leaf.shape[own + 1 :] for leaf, own in zip(x_leaves, data.is_own, strict=False)]
+    x = [jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(x_leaves, shapes, strict=True)]
+    state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))
+    one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in state)
+    try:
+        return _predicted(tree, one, x_tree, tuple(x))
+    except Exception as error:
+        made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
+        if not made or shapes == made:
+            return None
+        made_for = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
+        raise ValueError(f"The model cannot take {part}x with {made_for}: {_first_line(error)}") from error
+
+
+@lru_cache(maxsize=64)
+def _predicted(tree, state, x_tree, x):
+    return jax.eval_shape(member.predict, jax.tree.unflatten(tree, state), jax.tree.unflatten(x_tree, x))
+
+
+def _listed(shapes):
+    return ", ".join(map(str, shapes))
+
+
+def _first_line(error):
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

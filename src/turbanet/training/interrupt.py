@@ -1,0 +1,41 @@
+"""Ctrl-C during a training: noted while a program runs, heeded between two, with what was trained so far."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `fit`, raised between two segments; `swarm` and `history` are what `fit` would have returned."""
+
+    def __init__(self, swarm: Any, history: Any):
+        done = len(history.train_loss)
+        super().__init__(f"fit was interrupted after {done} epoch(s); this exception's swarm and history have them.")
+        self.swarm = swarm
+        self.history = history
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C is told by the function given, and a second one raises KeyboardInterrupt at once.
+
+    A thread beside the main one gets no signals, and a handler that is not Python's own is left alone.
+    """
+    came = []
+
+    def note(number, frame):
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,48 @@
+"""What `fit` scores held-out predictions by: compiled where a metric takes a mask, on the host where it does not."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+ONE = "validation_metric"  # the name of a metric that was given alone
+TAKEN = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
+
+
+def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
+    """What `fit` takes as `metric` in two: ((name, metric), ...) that are compiled, {name: metric} for the host.
+
+    Compiled is a metric(prediction, y, mask=mask), where mask, bool [row], says which rows count. Raises ValueError for
+    anything else than metrics.
+    """
+    metrics = {} if metric is None else dict(metric) if isinstance(metric, Mapping) else {ONE: metric}
+    for name, each in metrics.items():
+        if not callable(each) or not isinstance(name, str) or name in TAKEN:
+            came = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
+            taken = ", ".join(sorted(TAKEN))
+            raise ValueError(
+                f"metric is metric(prediction, y) or {{name: metric}}, names other than {taken}; got {came}."
+            )
+    in_program = {name: each for name, each in metrics.items() if "mask" in _parameters(each)}
+    return tuple(in_program.items()), {n: on_host(n, each) for n, each in metrics.items() if n not in in_program}
+
+
+def on_host(name: str, metric: Callable) -> Callable:
+    """metric(prediction, y) -> float of one member's exact rows; scikit-learn's (y_true, y_pred) are handed over so."""
+    first = next(iter(_parameters(metric)), "")
+
+    def of_member(prediction, y):
+        value = metric(y, prediction) if first in ("y_true", "labels_true") else metric(prediction, y)
+        if np.ndim(value):
+            raise ValueError(f"A metric returns one number; {name} returned an array of shape {np.shape(value)}.")
+        return float(value)
+
+    return of_member
+
+
+def _parameters(metric):
+    try:
+        return inspect.signature(metric).parameters
+    except (TypeError, ValueError):  # written in C
+        return {}

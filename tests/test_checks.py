@@ -1,0 +1,191 @@
+"""What no training could use stops before it begins, in one sentence with the row that holds it."""
+
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import turbanet as tn
+from turbanet.training import run as training
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 3)).astype(np.float32)
+CLASSES = rng.integers(0, 5, 12)
+PLAN = tn.Plan(2, 1)
+
+
+def made(outputs=5, members=2):
+    return tn.TurbaTrainState.swarm(tn.MLP((4, outputs)), optax.adam(0.01), members, sample_input=X[:1])
+
+
+def train(x=X, y=CLASSES, loss=tn.softmax_cross_entropy, outputs=5, **how):
+    return tn.fit(made(outputs), x, y, loss, **{"epochs": 1, "progress": False, "plan": PLAN, **how})
+
+
+def changed(array, *where, to):
+    array = np.array(array)
+    array[where] = to
+    return array
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Nothing may be trained."""
+
+    def refuse(*_):
+        raise AssertionError("It has begun to train.")
+
+    monkeypatch.setattr(training.Training, "__init__", refuse)
+
+
+ONE_HOT = np.eye(5, dtype=np.float32)[CLASSES]
+BINARY = (CLASSES > 2).astype(int)
+binary = {"loss": tn.binary_cross_entropy, "outputs": 1}
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ({"y": changed(CLASSES, 7, to=5)}, "y holds 5 in row 7, .* class from 0 to 4, as the model has 5 outputs"),
+        ({"y": changed(CLASSES, 3, to=-1)}, "y holds -1 in row 3"),
+        ({"y": torch.tensor(changed(CLASSES, 7, to=9))}, "y holds 9 in row 7"),
+        ({"y": jnp.array(changed(CLASSES, 7, to=9))}, "y holds 9 in row 7"),
+        ({"y": changed(ONE_HOT, 2, 4, to=1.5)}, "y holds 1.5 in row 2, .* 0, 1 or a probability"),
+        ({"y": changed(ONE_HOT, 2, 4, to=-1), "loss": tn.cross_entropy}, "y holds -1.0 in row 2"),
+        ({"y": CLASSES, **binary}, "y holds [234] in row [0-9]+, .* 0, 1 or a probability"),
+        ({"y": changed(BINARY, 11, to=-1), **binary}, "y holds -1 in row 11"),
+        (
+            {"y": np.stack([CLASSES, changed(CLASSES, 4, to=8)]), "per_member": (False, True)},
+            "y holds 8 in row 4 of member 1",
+        ),
+        ({"validation": (X, changed(CLASSES, 1, to=7))}, "validation y holds 7 in row 1"),
+        (
+            {"loss": tn.weighted(tn.softmax_cross_entropy), "y": (changed(CLASSES, 0, to=6), np.ones(12))},
+            "y holds 6 in",
+        ),
+        (
+            {"loss": tn.weighted(tn.mse), "y": (X[:, :1], changed(np.ones(12), 5, to=-2)), "outputs": 1},
+            "holds -2.0 in row 5",
+        ),
+        (
+            {"loss": tn.augmented(tn.softmax_cross_entropy, tn.RandomFlip()), "y": changed(CLASSES, 7, to=5)},
+            "y holds 5 in row 7",
+        ),
+        ({"loss": partial(tn.softmax_cross_entropy), "y": changed(CLASSES, 7, to=5)}, "y holds 5 in row 7"),
+        ({"x": changed(X, 3, 1, to=np.nan)}, "x holds nan in row 3, .* allow_nan=True"),
+        ({"x": changed(X, 3, 1, to=np.inf)}, "x holds inf in row 3"),
+        ({"x": {"a": X, "b": changed(X, 9, 0, to=-np.inf)}, "y": X}, "x holds -inf in row 9"),
+        ({"y": changed(X, 6, 2, to=np.nan), "loss": tn.mse, "outputs": 3}, "y holds nan in row 6"),
+        (
+            {"x": np.stack([X, changed(X, 2, 0, to=np.nan)]), "per_member": (True, False)},
+            "x holds nan in row 2 of member 1",
+        ),
+        ({"validation": (changed(X, 8, 1, to=np.nan), CLASSES)}, "validation x holds nan in row 8"),
+        ({"x": X[:, :2]}, r"rows of shape \(2,\), as the swarm was made for \(3,\)"),
+        ({"validation": 0.2}, r"the pair \(x, y\) of held-out rows, got float 0.2"),
+        ({"validation": (X, CLASSES, CLASSES)}, r"the pair \(x, y\) of held-out rows, got 3 of them"),
+        ({"loss": tn.weighted(tn.mse), "y": X}, r"takes y as \(y, weight\), in validation too; got (ndarray|Array) "),
+        ({"y": (CLASSES, np.ones(12))}, r"takes y as one array, got a tuple: for \(y, weight\) take weighted"),
+    ],
+)
+def test_bad_data_stop_before_the_training(untrained, how, message):
+    with pytest.raises(ValueError, match=message):
+        train(**how)
+
+
+@pytest.mark.parametrize("y", [CLASSES.astype(np.float32), CLASSES > 2])
+def test_class_labels_of_another_type_are_to_be_cast(y):
+    with pytest.raises(ValueError, match="of type (float32|bool): cast them to int|holds .* 0, 1 or a probability"):
+        train(y=y)
+    with pytest.raises(ValueError, match="of type (float32|bool): cast them to int"):
+        made().train(np.tile(X, (2, 1, 1)), np.tile(y, (2, 1)), tn.softmax_cross_entropy)
+
+
+def test_what_nobody_sees_may_hold_anything():
+    rows = np.array([[0, 1, 2], [3, 4, -1]])
+    x, y = changed(X, 11, 0, to=np.nan), changed(CLASSES, 10, to=99)
+    _, history = train(x, y, rows=rows)
+    assert np.isfinite(history.train_loss).all()
+    with pytest.raises(ValueError, match="y holds 99 in row 10"):
+        train(x, y, rows=np.array([[0, 1, 2], [3, 10, -1]]))
+    own = np.stack([X, changed(X, 4, 0, to=np.nan)])
+    with pytest.raises(ValueError, match="x holds nan in row 4 of member 1"):
+        train(own, rows=rows, per_member=(True, False))
+    train(own[::-1], rows=rows, per_member=(True, False))  # whose row 4 is whole
+
+
+def test_nan_goes_through_where_it_is_asked_for():
+    _, history = train(changed(X, 3, 1, to=np.nan), allow_nan=True)
+    assert np.isnan(history.train_loss).all()
+
+
+def test_finite_numbers_whose_sum_is_not_are_taken():
+    x = np.full((12, 3), 3e38, np.float32)
+    assert np.isinf(jnp.asarray(x).sum())
+    train(x)
+
+
+def test_evaluate_names_a_label_that_the_model_has_not():
+    with pytest.raises(ValueError, match="y holds 5 in row 7"):
+        tn.evaluate(made(), X, changed(CLASSES, 7, to=5), tn.softmax_cross_entropy)
+
+
+def test_a_loss_that_nobody_can_ask_is_nan_for_a_label_out_of_range():
+    def mine(params, x, y, apply_fn):
+        return tn.softmax_cross_entropy(params, x, y, apply_fn)
+
+    def mine_binary(params, x, y, apply_fn):
+        return tn.binary_cross_entropy(params, x, y, apply_fn)
+
+    for y in (changed(CLASSES, 7, to=5), changed(CLASSES, 7, to=-1)):
+        assert np.isnan(train(y=y, loss=mine)[1].train_loss).all()
+        assert np.isnan(train(y=y, loss=mine_binary, outputs=1)[1].train_loss).all()
+    assert np.isfinite(train(loss=mine)[1].train_loss).all()
+
+
+def test_soft_binary_targets_are_taken():
+    soft = np.linspace(0, 1, 12).astype(np.float32)
+    _, history = train(y=soft, epochs=2, **binary)
+    assert np.isfinite(history.train_loss).all()
+
+
+@pytest.mark.parametrize("call", [tn.predict, lambda swarm, x: swarm.predict(np.tile(x, (2, 1, 1)))])
+def test_another_number_of_features_is_named(call):
+    with pytest.raises(ValueError, match=r"The model cannot take x .*2.*the swarm was made for \(.*3"):
+        call(made(), X[:, :2])
+
+
+def test_a_loss_of_nothing_but_a_number_is_told_what_is_missing():
+    def bare(params, x, y, apply_fn):
+        return jnp.mean(apply_fn({"params": params}, x))
+
+    def whole(params, x, y, apply_fn):
+        out = apply_fn({"params": params}, x)
+        return out, out
+
+    with pytest.raises(ValueError, match="return the prediction beside it"):
+        train(loss=bare)
+    with pytest.raises(ValueError, match="take the loss's mean"):
+        train(loss=whole)
+
+
+def test_apply_fn_without_the_name_of_the_params_says_how():
+    def bare(params, x, y, apply_fn):
+        out = apply_fn(params, x)
+        return jnp.mean(out), out
+
+    with pytest.raises(ValueError, match=r'apply_fn\({"params": params}, x\)'):
+        train(loss=bare)
+
+
+def test_members_by_a_slice_are_told_how():
+    with pytest.raises(TypeError, match="Members go by id, swarm"):
+        made()[0:1]
+
+
+def test_a_width_in_place_of_widths_is_told_how():
+    with pytest.raises(ValueError, match="widths must be a sequence of each layer's units, .* got 16"):
+        tn.TurbaTrainState.swarm(tn.MLP(16), optax.adam(0.01), 2, sample_input=X[:1])

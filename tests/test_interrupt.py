@@ -1,0 +1,99 @@
+"""Ctrl-C between two segments: nothing is lost, nothing half-done is left."""
+
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.training import interrupt
+from turbanet.training import run as training
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 3)).astype(np.float32)
+Y = rng.integers(0, 2, 12)
+
+
+def train(**how):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 3, sample_input=X[:1])
+    job = {"epochs": 8, "segment": 2, "progress": False, "plan": tn.Plan(2, 1)}
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
+
+
+@pytest.fixture
+def after_two_segments(monkeypatch):
+    """Ctrl-C comes while the second segment runs."""
+    run = training.Training._segment
+
+    def interrupted(self, epochs):
+        if self.done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        run(self, epochs)
+
+    monkeypatch.setattr(training.Training, "_segment", interrupted)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def expected():
+    return train(epochs=4)
+
+
+def same(found, expected):
+    (swarm, history), (other, losses) = found, expected
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(swarm), jax.tree.leaves(other))
+    np.testing.assert_array_equal(history.train_loss, losses.train_loss)
+    np.testing.assert_array_equal(history.epochs, 4)
+
+
+def test_the_exception_carries_what_was_trained(expected, after_two_segments):
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after 4 epoch\(s\)") as stopped:
+        train()
+    same((stopped.value.swarm, stopped.value.history), expected)
+
+
+def test_what_was_trained_is_returned_where_that_is_asked_for(expected, after_two_segments):
+    same(train(on_interrupt="return"), expected)
+
+
+def test_an_interrupted_training_goes_on_from_its_checkpoint(expected, after_two_segments, tmp_path, monkeypatch):
+    train(on_interrupt="return", checkpoints=tmp_path)
+    _, history = train(checkpoints=tmp_path)
+    assert len(history.train_loss) == 8
+    np.testing.assert_array_equal(history.train_loss[:4], expected[1].train_loss)
+
+
+def test_a_second_one_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), interrupt.noted() as came:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert came()
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("It went on.")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_somebody_elses_handler_is_left_alone():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupt.noted() as came:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not came()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_thread_trains_without_signals(expected):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(train(epochs=4)))
+    thread.start()
+    thread.join()
+    same(found[0], expected)
+
+
+def test_a_misspelt_choice_is_named():
+    with pytest.raises(ValueError, match='on_interrupt must be "raise" or "return", got \'stop\''):
+        train(on_interrupt="stop")

@@ -1,0 +1,135 @@
+"""Metrics of each member's own held-out rows, against scikit-learn on these rows alone."""
+
+import numpy as np
+import optax
+import pytest
+from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
+
+import turbanet as tn
+from turbanet.training import metrics
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(30, 3)).astype(np.float32)
+Y = (X @ [[1.0], [2.0], [-1.0]] + rng.normal(size=(30, 1))).astype(np.float32)
+CLASSES = (Y[:, 0] > 0).astype(np.int32)
+RAGGED = np.array([[*range(10), *[-1] * 20], [*range(30)], [*range(5, 25), *[-1] * 10]])
+EVEN = np.array([range(10), range(10, 20), range(20, 30)])
+
+
+def train(y=Y, outputs=1, loss=tn.mse, **how):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, outputs)), optax.adam(0.01), 3, sample_input=X[:1])
+    job = {"epochs": 4, "batch_size": 8, "plan": tn.Plan(2, 1), "progress": False, "validation": (X, y)}
+    return tn.fit(swarm, X, y, loss, **job | how)
+
+
+def of_rows(swarm, rows, score, y=Y):
+    """score(y, prediction) of each member's rows, by hand."""
+    predictions = np.asarray(tn.predict(swarm, X))
+    return [score(y[r[r >= 0]], prediction[r[r >= 0]]) for prediction, r in zip(predictions, rows, strict=True)]
+
+
+@pytest.mark.parametrize("rows", [RAGGED, EVEN])
+def test_a_metric_sees_exactly_each_members_rows(rows):
+    swarm, history = train(validation_rows=rows, metric=root_mean_squared_error)
+    assert history.validation_metric.shape == (4, 3)
+    np.testing.assert_allclose(history.validation_metric[-1], of_rows(swarm, rows, root_mean_squared_error), rtol=1e-5)
+
+
+def test_a_members_metric_does_not_depend_on_the_others_rows():
+    alike = [train(validation_rows=rows, metric=root_mean_squared_error)[1] for rows in (RAGGED, RAGGED[[0, 0, 0]])]
+    np.testing.assert_allclose(*[history.validation_metric[:, 0] for history in alike], rtol=1e-6)
+
+
+def test_several_metrics_by_name():
+    def bias(prediction, y):
+        return (prediction - y).mean()
+
+    asked = {"r2": r2_score, "bias": bias}
+    swarm, history = train(validation_rows=RAGGED, metric=asked)
+    assert list(history.validation_metric) == ["r2", "bias"]
+    np.testing.assert_allclose(history.validation_metric["r2"][-1], of_rows(swarm, RAGGED, r2_score), rtol=1e-4)
+    expected = of_rows(swarm, RAGGED, lambda y, prediction: (prediction - y).mean())
+    np.testing.assert_allclose(history.validation_metric["bias"][-1], expected, rtol=1e-4, atol=1e-6)
+    frame = history.frame()
+    np.testing.assert_array_equal(frame.r2, history.validation_metric["r2"].ravel())
+    assert "validation_metric" not in frame
+
+
+def test_a_metric_that_takes_a_mask_is_compiled_and_exact():
+    calls = []
+
+    def right(prediction, y, mask):
+        calls.append(type(prediction))
+        return tn.accuracy(prediction, y, mask)
+
+    how = {"y": CLASSES, "outputs": 2, "loss": tn.softmax_cross_entropy, "validation_rows": RAGGED}
+    swarm, history = train(**how, metric={"compiled": right, "accuracy": tn.accuracy})
+    assert len(calls) < 4 and np.ndarray not in calls
+    expected = of_rows(swarm, RAGGED, lambda y, logits: (logits.argmax(-1) == y).mean(), CLASSES)
+    for found in history.validation_metric.values():
+        np.testing.assert_allclose(found[-1], expected, rtol=1e-6)
+
+
+def test_area_under_the_curve_of_one_column():
+    def area(prediction, y):
+        return roc_auc_score(y, prediction[:, 1])
+
+    swarm, history = train(CLASSES, 2, tn.softmax_cross_entropy, validation_rows=RAGGED, metric=area)
+    expected = of_rows(swarm, RAGGED, lambda y, logits: roc_auc_score(y, logits[:, 1]), CLASSES)
+    np.testing.assert_allclose(history.validation_metric[-1], expected)
+
+
+def test_segments_plans_and_stopping_do_not_change_a_metric():
+    how = {"validation_rows": RAGGED, "metric": {"r2": r2_score}}
+    whole = train(**how)[1].validation_metric["r2"]
+    for other in ({"segment": 1}, {"segment": 3}, {"plan": tn.Plan(1, 3)}):
+        np.testing.assert_allclose(train(**how, **other)[1].validation_metric["r2"], whole, rtol=1e-4)
+    stopped = train(**how, patience=1, min_delta=100.0, segment=2)[1]
+    assert np.isnan(stopped.validation_metric["r2"][2:]).all() and np.isnan(stopped.validation_loss[2:]).all()
+    np.testing.assert_allclose(stopped.validation_metric["r2"][:2], whole[:2], rtol=1e-4)
+
+
+def test_a_metric_of_each_members_own_targets():
+    own = np.stack([Y, 2 * Y, -Y])
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.adam(0.01), 3, sample_input=X[:1])
+    job = {"epochs": 2, "plan": tn.Plan(2, 1), "progress": False, "per_member": (False, True)}
+    trained, history = tn.fit(
+        swarm, X, own, tn.mse, validation=(X, own), validation_rows=RAGGED, metric=r2_score, **job
+    )
+    predictions = np.asarray(tn.predict(trained, X))
+    rows = [r[r >= 0] for r in RAGGED]
+    expected = [r2_score(y[r], prediction[r]) for y, prediction, r in zip(own, predictions, rows, strict=True)]
+    np.testing.assert_allclose(history.validation_metric[-1], expected, rtol=1e-4)
+
+
+def test_a_killed_training_goes_on_with_its_metrics(tmp_path):
+    how = {"validation_rows": RAGGED, "metric": {"r2": r2_score}, "segment": 1}
+    whole = train(**how)[1].validation_metric["r2"]
+    train(**how, checkpoints=tmp_path)
+    np.testing.assert_array_equal(train(**how, checkpoints=tmp_path)[1].validation_metric["r2"], whole)
+    with pytest.raises(ValueError, match="metric r2 was"):
+        train(**how | {"metric": {"r2": root_mean_squared_error}}, checkpoints=tmp_path)
+
+
+@pytest.mark.parametrize("metric", [0.5, {"r2": "r2"}, {3: r2_score}, {"train_loss": r2_score}])
+def test_what_is_no_metric_is_refused(metric):
+    with pytest.raises(ValueError, match=r"metric is metric\(prediction, y\) or {name: metric}"):
+        train(metric=metric)
+
+
+def test_a_metric_returns_one_number():
+    def of_each_row(prediction, y):
+        return (prediction - y)[:, 0] ** 2
+
+    with pytest.raises(ValueError, match=r"of_each_row|validation_metric returned an array of shape \(30,\)"):
+        train(metric=of_each_row)
+
+
+def test_a_weighted_y_is_named_to_accuracy():
+    y = CLASSES, np.ones(30, np.float32)
+    with pytest.raises(ValueError, match="as for a weighted loss"):
+        train(y, 2, tn.weighted(tn.softmax_cross_entropy), metric=tn.accuracy)
+
+
+def test_scikit_learns_order_is_known():
+    assert metrics.on_host("r2", r2_score)(Y * 2, Y) == r2_score(Y, Y * 2) != r2_score(Y * 2, Y)
