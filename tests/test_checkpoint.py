@@ -57,15 +57,14 @@ def interrupted(monkeypatch):
     """Makes the next `fit` break after some segments."""
 
     def after(segments):
-        run, counts = training.Training._segment, [0]
+        run = training.Training._train
 
-        def breaks(self, epochs):
-            if counts[0] == segments:
+        def breaks(self, most):
+            if self.done == segments * self.segment:
                 raise KeyboardInterrupt
-            counts[0] += 1
-            return run(self, epochs)
+            return run(self, most)
 
-        monkeypatch.setattr(training.Training, "_segment", breaks)
+        monkeypatch.setattr(training.Training, "_train", breaks)
 
     yield after
     monkeypatch.undo()
@@ -84,7 +83,7 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, interrupted, mon
 
 def test_a_finished_training_is_not_trained_again(tmp_path, monkeypatch):
     first = outcome(*train(made(), tmp_path))
-    monkeypatch.setattr(training.Training, "_segment", None)
+    monkeypatch.setattr(training.Training, "_train", None)
     same(outcome(*train(made(), tmp_path)), first)
 
 
@@ -292,7 +291,7 @@ def test_what_is_built_anew_and_equal_goes_on(tmp_path, how):
         ({"loss": scaled(3.0)}, {"loss": scaled(2.0)}, "loss was scaled.loss"),
         ({"optimizer": optax.adam(0.05)}, {"optimizer": optax.adam(0.01)}, "optimizer was chain .* and is chain"),
         ({"model": "relu"}, {"model": "tanh"}, "model was Active .* and is Active"),
-        ({"limit": 0.0}, {"limit": 1.0}, "metric was share_above .* and is share_above"),
+        ({"limit": 0.0}, {"limit": 1.0}, "metric validation_metric was share_above .* and is share_above"),
         ({"schedule": lambda epoch, base: base}, {"schedule": lambda epoch, base: base / 2}, "schedule 0 was <lambda>"),
     ],
 )

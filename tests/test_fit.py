@@ -293,6 +293,19 @@ def test_what_cannot_be_read_compiles_anew(compiled):
     assert len(compiled) == 2
 
 
+def test_a_global_that_changed_between_two_fits_counts(compiled):
+    scope = {"scale": 1.0, "loss": tn.softmax_cross_entropy}
+    source = "def scaled(*args):\n    value, logits = loss(*args)\n    return scale * value, logits"
+    exec(source, scope)
+    swarm = make().set_loss_fn(scope["scaled"])
+    _, losses = trained(swarm)
+    scope["scale"] = 2.0
+    _, doubled = trained(swarm)
+    np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
+    trained(swarm)
+    assert len(compiled) == 2
+
+
 def test_another_precision_compiles_anew(compiled):
     swarm = make()
     train(swarm, segment=4)
@@ -305,7 +318,7 @@ def test_the_last_programs_are_kept(compiled, monkeypatch):
     monkeypatch.setattr(program, "KEPT", 1)
     for epochs in (1, 2):
         train(make(), epochs=epochs, segment=epochs)
-    assert len(program._PROGRAMS) == 1
+    assert len(program._BY_VALUE) == 1
 
 
 def test_history_frame_is_tidy():

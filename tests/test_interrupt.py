@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import interrupt
+from turbanet.training import interrupt, program
 from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
@@ -27,14 +27,14 @@ def train(**how):
 @pytest.fixture
 def after_two_segments(monkeypatch):
     """Ctrl-C comes while the second segment runs."""
-    run = training.Training._segment
+    run = training.Training._train
 
-    def interrupted(self, epochs):
+    def interrupted(self, most):
         if self.done == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        run(self, epochs)
+        run(self, most)
 
-    monkeypatch.setattr(training.Training, "_segment", interrupted)
+    monkeypatch.setattr(training.Training, "_train", interrupted)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -66,6 +66,38 @@ def test_an_interrupted_training_goes_on_from_its_checkpoint(expected, after_two
     _, history = train(checkpoints=tmp_path)
     assert len(history.train_loss) == 8
     np.testing.assert_array_equal(history.train_loss[:4], expected[1].train_loss)
+
+
+def test_a_call_of_the_program_is_bounded_and_changes_no_bit(monkeypatch):
+    calls, run = [], training.Training._train
+
+    def counted(self, most):
+        before = self.done
+        run(self, most)
+        calls.append(self.done - before)
+
+    monkeypatch.setattr(training.Training, "_train", counted)
+    program.forget()
+    expected = train(segment=8)
+    assert calls[0] == 1 and sum(calls) == 8  # its pace is not known before
+    calls.clear()
+    train(segment=8)
+    assert calls == [8]
+    calls.clear()
+    monkeypatch.setattr(training, "CALL_SECONDS", 0)
+    found = train(segment=8)
+    assert calls == [1] * 8
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]))
+    np.testing.assert_array_equal(found[1].train_loss, expected[1].train_loss)
+
+
+def test_ctrl_c_inside_a_segment_keeps_a_checkpoint(expected, after_two_segments, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CALL_SECONDS", 0)
+    _, history = train(segment=8, on_interrupt="return", checkpoints=tmp_path)
+    assert len(history.train_loss) == 3
+    monkeypatch.undo()
+    swarm, history = train(segment=8, epochs=4, checkpoints=tmp_path)
+    same((swarm, history), expected)
 
 
 def test_a_second_one_stops_at_once():

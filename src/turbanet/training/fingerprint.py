@@ -44,6 +44,7 @@ def fingerprint(thing: object) -> "Fingerprint":
     except RecursionError:
         found = Fingerprint(walk.unknown("what nests deeper than Python follows").hex())
     found.opaque = tuple(walk.opaque)
+    found.read = tuple(walk.read)
     return found
 
 
@@ -53,9 +54,14 @@ def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
 
 
 class Fingerprint(str):
-    """A hex digest, and the names of the parts that could not be read."""
+    """A hex digest, the names of the parts that could not be read, and (scope, name, value) of globals that were."""
 
     opaque: tuple[str, ...] = ()
+    read: tuple[tuple[dict, str, object], ...] = ()
+
+    def holds(self) -> bool:
+        """Whether every global that was read has the value that it had, which costs far less than to read it anew."""
+        return all(scope.get(name) is value for scope, name, value in self.read)
 
 
 class _Walk:
@@ -64,6 +70,7 @@ class _Walk:
     def __init__(self):
         self.seen = {}  # id: (object, digest); while the object is held, no other one gets its id
         self.opaque = []
+        self.read = []
 
     def digest(self, thing, where=()) -> bytes:
         """The digest of what lies at `where`, the names of what it lies in ("" where that gives it none)."""
@@ -81,6 +88,9 @@ class _Walk:
             return f"{thing.dtype}{np.shape(thing)}".encode(), held.view(np.uint8)
         if type(thing) is dict:
             return [self.digest(part, (*where, str(key))) for key, value in thing.items() for part in (key, value)]
+        if isinstance(thing, types.FunctionType):
+            scope = thing.__globals__
+            self.read += [(scope, name, scope[name]) for name in _names(thing.__code__) if name in scope]
         made_of = _made_of(thing)
         if made_of is None:
             return [self.unknown(f"{type(thing).__qualname__} {'.'.join(filter(None, where))}".strip())]
@@ -147,6 +157,12 @@ def _globals(code, scope) -> dict:
     for inner in code.co_consts:
         read |= _globals(inner, scope) if isinstance(inner, types.CodeType) else {}
     return read
+
+
+def _names(code) -> set:
+    """The names of globals and attributes in a code object and in those inside it."""
+    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _imported(name, package):

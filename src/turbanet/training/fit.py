@@ -103,16 +103,16 @@ def fit(
         its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks
     min_delta : by how much a validation loss must be below the best one to be better
     checkpoints : a folder or `Checkpoints` that keeps the training after each segment: killed and called again as
-        before, it ends bit for bit where it would have ended, by the plan and the segments it began with
+        before, it ends bit for bit where it would have ended, by the plan it began with
     per_member : whether x and y lead with the member axis; a pair says it of each, a tree in the pair of its leaves
     shuffle : whether each member draws a new order of its rows for each epoch
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
     plan : where members run: a `Plan`, None for one by rule, "auto" for one that is measured after the first segment if
         the rest is long enough to spend 5 % of it on that, and remembered
-    segment : epochs of one compiled call; None: about a tenth of them
+    segment : epochs from one checkpoint to the next, and from one look at who has stopped; None: about a tenth of them
     progress : whether a bar shows the epochs done and the mean losses of the last one
-    on_interrupt : what Ctrl-C does, at the end of the segment under way: "raise" an `Interrupted`, whose `swarm` and
-        `history` are what was trained so far, or "return" these
+    on_interrupt : what Ctrl-C does, within about two seconds, or an epoch where that takes longer: "raise" an
+        `Interrupted`, whose `swarm` and `history` are what was trained so far, or "return" these
 
     Returns
     -------
@@ -151,12 +151,14 @@ def fit(
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
 
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
-    segment = min(segment or _segment(epochs), epochs)
+    segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
     in_program, on_host = metrics.split(metric)
-    program = Train(loss_fn, segment, batch_size, shuffle=shuffle, metrics=in_program, predictions=bool(on_host))
+    program = Train(loss_fn, batch_size, shuffle=shuffle, metrics=in_program)
+    if on_host:
+        program = dataclasses.replace(program, predictions=True, epochs=metrics.EPOCHS)
     kept = {"metrics": on_host, "checkpoints": checkpoints}
-    run = Training(program, start, (data, held_out), epochs=epochs, plan=plan, **kept)
+    run = Training(program, start, (data, held_out), epochs=epochs, segment=segment, plan=plan, **kept)
     hidden = {} if progress else {"disable": True}
     with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
         while run.goes_on and not interrupted():
@@ -210,7 +212,7 @@ def measured_plan(
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     batch_size = data.length if batch_size is None else batch_size
     check_whole(batch_size=batch_size)
-    program = Train(swarm.loss(loss_fn), epochs=1, batch_size=min(batch_size, data.length))
+    program = Train(swarm.loss(loss_fn), min(batch_size, data.length))
     return autoplan.search(program, swarm, data, choose(Plan(devices), swarm), seconds=seconds)
 
 
@@ -280,9 +282,3 @@ def _apply(program, swarm, data, plan):
     data = placed((data,), plan)
     out = compiled(program, plan, state, data)(state, data)
     return jax.device_put(resized(out, len(swarm)), swarm.step.sharding)
-
-
-def _segment(epochs):
-    """About a tenth of the epochs; a whole divisor where there is one near, for then one program serves all."""
-    near = range(max(1, epochs // 20), max(1, epochs // 5) + 1)
-    return min(near, key=lambda k: (epochs % k > 0, abs(k - epochs / 10)))

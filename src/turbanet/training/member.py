@@ -14,15 +14,8 @@ from flax.core.tracers import current_trace
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
-TRAINS = {  # keywords by which a model's `__call__` is told its mode: what they say in training
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "deterministic": False,
-    "use_running_average": False,
-    "inference": False,
-    "inference_mode": False,
-}
+TRAINS = "train", "training", "is_training"  # keywords by which a model's `__call__` is told that it trains
+RESTS = "deterministic", "use_running_average", "inference", "inference_mode"  # and that it does not
 
 
 def member_key(seed: Any, id: Any, tag: int) -> jax.Array:
@@ -46,16 +39,16 @@ def streams(seed: Any, id: Any, step: Any, call: int = 0) -> dict[str, jax.Array
 def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
     """The keyword arguments that put the model behind `apply_fn` into training (`train`) or evaluation.
 
-    Of the names in `TRAINS` those that the model takes; an NNX module in Flax's bridge is set by its own methods.
+    Of the names in `TRAINS` and `RESTS` those that the model takes; an NNX module in Flax's bridge is set by its own
+    methods.
     """
     model = getattr(apply_fn, "__self__", None)
     if not isinstance(model, nn.Module):
         return {}
     if _is_nnx(model):
         return {"nnx_method": partial(_nnx_call, train)}
-    return {
-        name: train == TRAINS[name] for name in inspect.signature(type(model).__call__).parameters if name in TRAINS
-    }
+    taken = inspect.signature(type(model).__call__).parameters
+    return {name: train == (name in TRAINS) for name in taken if name in TRAINS + RESTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,26 +197,28 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         return method(*args, **kwargs)
 
     def step(variables, rngs):
-        return model.apply(variables, sample, mutable=names, rngs=rngs, **mode(model.apply, True))
+        return model.apply(variables, sample, mutable=names, rngs=rngs, **mode(model.apply, True))[1]
 
     try:
         with nn.intercept_methods(notice):
-            traced, (_, after) = jax.make_jaxpr(step, return_shape=True)(variables, streams(0, 0, 0))
+            traced, after = jax.make_jaxpr(step, return_shape=True)(variables, streams(0, 0, 0))
     except Exception:
         if names:
             raise
         return [], []  # it does not train on the sample alone, as a loss that hands it more may
-    known = f"a keyword of its __call__ must say whether it trains, by one of the names {', '.join(TRAINS)}"
+    came = set(map(id, traced.jaxpr.invars))
+    *_, dropout, params = map(id, traced.jaxpr.invars)
+    used = {id(var) for equation in traced.jaxpr.eqns for var in equation.invars}
+    statistics = jax.tree.unflatten(jax.tree.structure(after), map(id, traced.jaxpr.outvars)).get("batch_stats")
     idle = []
-    taken = {id(var) for var in traced.jaxpr.invars}
-    left = [id(var) for var in traced.jaxpr.outvars][-len(jax.tree.leaves(after)) :] if after else []
-    if not set(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(after), left).get("batch_stats", [0]))) - taken:
-        idle.append(f"{type(model).__name__} has batch_stats that no training step changes: {known}.")
-    read = {id(var) for equation in traced.jaxpr.eqns for var in equation.invars}
-    if any(drops) and not read & {id(var) for var in traced.jaxpr.invars[-2:]}:
-        idle.append(f"{type(model).__name__} has dropout that never draws: {known}.")
+    if statistics and came.issuperset(jax.tree.leaves(statistics)):
+        idle.append("has batch_stats that no training step changes")
+    if any(drops) and not used & {dropout, params}:
+        idle.append("has dropout that never draws")
+    known = f"a keyword of its __call__ must say whether it trains, by one of the names {', '.join(TRAINS + RESTS)}"
     before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
-    return [name for name in names if name in after and before[name] == after[name]], idle
+    kept = [name for name in names if name in after and before[name] == after[name]]
+    return kept, [f"{type(model).__name__} {what}: {known}." for what in idle]
 
 
 def _is_nnx(model):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 ONE = "validation_metric"  # the name of a metric that was given alone
+EPOCHS = 8  # of which the predictions come back at a time
 TAKEN = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
 
 
@@ -25,7 +26,7 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
                 f"metric is metric(prediction, y) or {{name: metric}}, names other than {taken}; got {came}."
             )
     in_program = {name: each for name, each in metrics.items() if "mask" in _parameters(each)}
-    return tuple(in_program.items()), {n: on_host(n, each) for n, each in metrics.items() if n not in in_program}
+    return tuple(in_program.items()), {name: each for name, each in metrics.items() if name not in in_program}
 
 
 def on_host(name: str, metric: Callable) -> Callable:

@@ -3,11 +3,12 @@
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import psutil
 
 from turbanet.training import member, schedules, stopping
@@ -20,19 +21,21 @@ RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
-_PROGRAMS: dict = {}  # the last ones compiled, by what they compute
+_BY_IDENTITY: dict = {}  # the last programs that ran, found without reading their functions
+_BY_VALUE: dict = {}  # the last ones compiled, by what they compute
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Some epochs of one member: (state, data, held_out) -> (state, what was seen [epoch]).
+    """Some epochs of one member: (state, data, held_out, how many) -> (state, what was seen [epoch]).
 
-    Seen are the loss and what `Evaluate` returns. A value, not a closure: equal ones share one compiled program.
+    Seen are the loss and what `Evaluate` returns. A value, not a closure: equal ones share one compiled program. How
+    many epochs is said when it runs, so that one program serves calls of any length, and no bit depends on the calls.
     """
 
     loss_fn: Callable
-    epochs: int
     batch_size: int
+    epochs: int = 256  # of a call at the most, for which there is room in what was seen
     shuffle: bool = True
     most_steps: int | None = None  # of an epoch, of rows drawn anew for each: for timing
     metrics: tuple = ()  # see `Evaluate`
@@ -50,8 +53,9 @@ class Train:
             self, epochs=-(-steps // epoch), most_steps=min(steps, epoch), metrics=(), predictions=False
         )
 
-    def __call__(self, state, data, held_out=None):
-        def epoch(before, _):
+    def __call__(self, state, data, held_out=None, epochs=None):
+        @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the loop
+        def epoch(before):
             state, loss = self._epoch(schedules.begin_epoch(before), data)
             evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
             validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(state, held_out)
@@ -62,7 +66,14 @@ class Train:
                 seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
             return state, (*seen, predictions)
 
-        return jax.lax.scan(epoch, state, length=self.epochs)
+        def another(number, carry):
+            state, every = carry
+            state, seen = epoch(state)
+            return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
+
+        _, seen = jax.eval_shape(epoch, state)
+        room = jax.tree.map(lambda one: jnp.zeros((self.epochs, *one.shape), one.dtype), seen)
+        return jax.lax.fori_loop(0, epochs, another, (state, room))
 
     def _epoch(self, state, data):
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
@@ -121,15 +132,20 @@ def predict_rows(state, data):
     return member.predict(state, data.read()[0], rows_at_once=ROWS)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Compiled:
-    """A program ready to run, (state, data) -> what it returns; it holds no function of whoever compiled it."""
+    """A program ready to run, (state, data) -> what it returns; it holds no function of whoever compiled it.
+
+    One that trains is also told how many epochs.
+    """
 
     executable: Any  # of leaves
     trains: bool  # whether the first of what it returns are the leaves of the states after training
+    pace: float = float("inf")  # seconds of an epoch when it ran last
 
-    def __call__(self, state, data):
-        out = self.executable(jax.tree.leaves(state), jax.tree.leaves(data))
+    def __call__(self, state, data, epochs=None):
+        said = {"epochs": np.int32(epochs)} if self.trains else {}
+        out = self.executable(jax.tree.leaves(state), jax.tree.leaves(data), said)
         return (jax.tree.unflatten(jax.tree.structure(state), out[0]), out[1]) if self.trains else out
 
 
@@ -146,13 +162,18 @@ def compiled(program, plan, state, data) -> Compiled:
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
     leaves, tree = jax.tree.flatten((state, data))
     numbers = tuple(getattr(jax.config, name) for name in NUMBERS)
-    return _by_identity(program, plan, tree, tuple(map(described, leaves)), numbers)
+    order = program, plan, tree, tuple(map(described, leaves)), numbers
+    found, known = _BY_IDENTITY.get(order, (None, None))
+    if known is None or not known.holds():
+        found, known = _by_value(*order)
+        _keep(_BY_IDENTITY, order, (found, known))
+    return found
 
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _by_identity.cache_clear()
-    _PROGRAMS.clear()
+    _BY_IDENTITY.clear()
+    _BY_VALUE.clear()
     jax.clear_caches()
 
 
@@ -176,35 +197,42 @@ def _bytes(executable):
     return sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
-@lru_cache(maxsize=KEPT)
-def _by_identity(program, plan, tree, types, numbers):
-    """The program of the very same functions, found without reading them."""
+def _by_value(program, plan, tree, types, numbers):
+    """(the program, compiled or from memory, the fingerprint of the functions in it)."""
     state, data = jax.tree.unflatten(tree, types)
     schedule = state.schedule
-    functions = program, state.apply_fn, state.tx, schedule and schedule.functions
+    known = fingerprint((program, state.apply_fn, state.tx, schedule and schedule.functions))
     bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
-    key = fingerprint(functions), jax.tree.structure((bare, data)), plan, types, numbers
-    if key not in _PROGRAMS:
-        _PROGRAMS[key] = _compile(program, plan, state, data)
-        if len(_PROGRAMS) > KEPT:
-            del _PROGRAMS[next(iter(_PROGRAMS))]
-    return _PROGRAMS[key]
+    key = known, jax.tree.structure((bare, data)), plan, types, numbers
+    if key not in _BY_VALUE:
+        _keep(_BY_VALUE, key, _compile(program, plan, state, data))
+    return _BY_VALUE[key], known
+
+
+def _keep(programs, key, found):
+    """Remember one more, and only the last ones."""
+    programs[key] = found
+    if len(programs) > KEPT:
+        del programs[next(iter(programs))]
 
 
 def _compile(program, plan, state, data):
     trains = isinstance(program, Train)
     tree = jax.tree.structure((state, data))
 
+    said = {"epochs": jax.ShapeDtypeStruct((), np.int32)} if trains else {}
+
     def one_member(member, shared):
         state, own = member
-        return program(state, *join(own, shared))
+        shared, said = shared
+        return program(state, *join(own, shared), **said)
 
-    def all_members(state, data):
+    def all_members(state, data, said):
         state, data = jax.tree.unflatten(tree, [*state, *data])
         own, shared = split(data)
-        out = plan.vectorise(one_member)((state, own), shared)
+        out = plan.vectorise(one_member)((state, own), (shared, said))
         return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
     donated = (0,) if trains else ()
     jitted = jax.jit(all_members, donate_argnums=donated, compiler_options=plan.compiler_options)
-    return Compiled(jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data)).compile(), trains)
+    return Compiled(jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said).compile(), trains)

@@ -1,6 +1,5 @@
 """A training under way, segment by segment: its plan, its memory, its time, its checkpoints, who still trains."""
 
-import dataclasses
 import time
 from operator import itemgetter
 
@@ -12,8 +11,11 @@ from turbanet.training import autoplan, checkpoint
 from turbanet.training.arrays import is_key
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
+from turbanet.training.metrics import on_host
 from turbanet.training.plan import Plan, choose, resized, say_once
 from turbanet.training.program import Train, compiled, fits
+
+CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
 
 class Training:
@@ -21,20 +23,24 @@ class Training:
 
     Parameters
     ----------
-    program : what a member computes in a segment of `program.epochs` epochs
+    program : what a member computes in an epoch
     swarm : the members as they begin
     data : (training data, held-out data or None)
     epochs : of the whole training
+    segment : epochs between two checkpoints, and between two looks at who has stopped
     plan : as `fit` takes it
     metrics : {name: metric(prediction, y)} of each member's own held-out rows, called on the host
     checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
     """
 
-    def __init__(self, program: Train, swarm: Swarm, data, *, epochs: int, plan=None, metrics=None, checkpoints=None):
+    def __init__(
+        self, program: Train, swarm: Swarm, data, *, epochs, segment, plan=None, metrics=None, checkpoints=None
+    ):
         self.program = program
         self.start = swarm
         self.data = data
         self.epochs = epochs
+        self.segment = segment
         self.metrics = metrics or {}
         self.done = 0
         self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
@@ -71,8 +77,14 @@ class Training:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
 
     def advance(self):
-        """Train on for a segment; set aside who has stopped, keep a checkpoint, and measure plans after the first."""
-        self._segment(min(self.program.epochs, self.epochs - self.done))
+        """Train on, for about CALL_SECONDS at the most, for Ctrl-C is heeded between two calls.
+
+        At the end of a segment set aside who has stopped, keep a checkpoint, and measure plans after the first.
+        """
+        left = min(self.segment - self.done % self.segment, self.epochs - self.done)
+        self._train(min(left, self.program.epochs))
+        if self.done % self.segment and self.goes_on:
+            return
         self._set_aside()
         if self.keeper:
             self.keeper.save(self.done, *self._kept())
@@ -81,8 +93,10 @@ class Training:
         self.searches = False
 
     def end(self):
-        """All members' states, in the order they came in, and no more checkpoints."""
+        """All members' states, in the order they came in, and no more checkpoints than one of where they are."""
         if self.keeper:
+            if self.done % self.segment and self.goes_on:  # interrupted
+                self.keeper.save(self.done, *self._kept())
             self.keeper.manager.close()
         return self._everyone()
 
@@ -105,27 +119,31 @@ class Training:
         members = len(self.training)
         return self.state if len(self.state) == members else resized(self.state, members)
 
-    def _segment(self, epochs):
+    def _train(self, most):
         begin = time.perf_counter()
-        program = self._program(epochs)
+        program = self._program()
+        epochs = max(1, min(most, int(CALL_SECONDS / program.pace)))
         self.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         try:
-            self.state, (*losses, predictions) = jax.block_until_ready(program(self.state, self.placed))
+            self.state, seen = jax.block_until_ready(program(self.state, self.placed, epochs))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
-                return self._segment(epochs)
+                return self._train(most)
             raise
-        self.steady_seconds += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.steady_seconds += seconds
+        program.pace = seconds / epochs
+        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], seen)
         train_loss, validation_loss, metrics = jax.tree.map(self._of_everyone, losses)
         metrics |= self._on_host(predictions, losses[1])
         self.losses.append((train_loss, validation_loss, metrics))
         self.done += epochs
 
-    def _program(self, epochs):
-        """The program of a segment, compiled for a block whose memory is free."""
+    def _program(self):
+        """The program, compiled for a block whose memory is free."""
         while True:
-            program = compiled(dataclasses.replace(self.program, epochs=epochs), self.plan, self.state, self.placed)
+            program = compiled(self.program, self.plan, self.state, self.placed)
             self.need = self.need or fits(program, self.plan)  # asked before its first epoch
             if self.need.enough:
                 return program
@@ -145,21 +163,21 @@ class Training:
     def _of_everyone(self, loss):
         """Losses [epoch, member] of those who train, NaN for the others."""
         every = np.full((loss.shape[1], len(self.start)), np.nan, loss.dtype)
-        every[:, self.training] = np.asarray(loss)[: len(self.training)].T
+        every[:, self.training] = loss[: len(self.training)].T
         return every
 
     def _on_host(self, predictions, loss):
         """{name: metric} of predictions [member, epoch, row, ...]; NaN where there is no validation loss."""
         if not self.metrics:
             return {}
-        predictions, loss = jax.tree.map(np.asarray, (predictions, loss))
+        metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
         found = {name: np.full(loss.shape, np.nan) for name in self.metrics}
         for place in range(len(self.training)):
             y = targets(self.data[1], place)
             rows = slice(len(jax.tree.leaves(y)[0]))
             for epoch in np.flatnonzero(~np.isnan(loss[place])):
                 of_member = jax.tree.map(itemgetter((place, epoch, rows)), predictions)
-                for name, metric in self.metrics.items():
+                for name, metric in metrics.items():
                     found[name][place, epoch] = metric(of_member, y)
         return jax.tree.map(self._of_everyone, found)
 
@@ -178,7 +196,7 @@ class Training:
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
         arrays = {f"losses{path}": part for path, part in checkpoint.leaves_by_name(self.seen()).items()}
-        progress = {"done": self.done, "segment": self.program.epochs, "asked": self.asked, "block": self.plan.block}
+        progress = {"done": self.done, "segment": self.segment, "asked": self.asked, "block": self.plan.block}
         progress |= {"devices": len(self.plan.devices), "seconds": [self.compile_seconds, self.steady_seconds]}
         return arrays | checkpoint.leaves_by_name(self._everyone()), progress
 
@@ -186,7 +204,7 @@ class Training:
         """Go on from what `_kept` returned, under its plan and segments unless the caller gave another plan."""
         if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
             plan = Plan(plan.devices[: progress["devices"]], progress["block"])
-        self.program = dataclasses.replace(self.program, epochs=progress["segment"])
+        self.segment = progress["segment"]
         self.done = progress["done"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         names = [*dict(self.program.metrics), *self.metrics]
