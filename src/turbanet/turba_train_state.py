@@ -69,6 +69,7 @@ class TurbaTrainState(TrainState):
     collections: Any = struct.field(default_factory=dict)  # what the model keeps beside its params: {name: tree}
     schedule: Any = None  # see schedules.with_schedule
     stopping: Any = None  # while `fit` trains with a patience
+    underway: Any = None  # while `fit` trains long epochs in parts
     loss_fn: Callable | None = struct.field(pytree_node=False, default=None)
     sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input or its parts, if known
 

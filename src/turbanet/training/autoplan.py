@@ -85,7 +85,7 @@ def _probe(program, swarm, data, plan):
     seconds = []
     while need.enough and (len(seconds) < 2 or sum(seconds[1:]) < PROBE_SECONDS):  # the first call warms up
         begin = time.perf_counter()
-        state, _ = jax.block_until_ready(ready(state, data, program.epochs))
+        state, _ = jax.block_until_ready(ready(state, data, epochs=program.epochs))
         seconds.append(time.perf_counter() - begin)
     filled = plan.padded(len(swarm)) / len(swarm)  # members that only fill a block cost as much as others
     each = filled * min(seconds[1:], default=math.inf) / (few * program.steps(data[0].length))

@@ -163,7 +163,7 @@ def fit(
     with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
         while run.goes_on and not interrupted():
             run.advance()
-            bar.update(run.done - bar.n)
+            bar.update(run.progress - bar.n)
             bar.set_postfix({name: f"{loss:.4g}" for name, loss in run.losses_now().items()})
     state = run.end()
     history = _history(run, swarm, state, metric)

@@ -1,6 +1,8 @@
 """What one member computes over its rows (train, evaluate, predict), compiled for all members at once."""
 
 import dataclasses
+import inspect
+import math
 from collections import namedtuple
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
+from flax import struct
 
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
@@ -18,6 +21,7 @@ from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
 RAGGED_ROWS = 256  # likewise, where members have different numbers of them
+LONG = 1e12  # operations of an epoch from which on it is trained in parts: ten seconds or so of two cores
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
@@ -27,7 +31,7 @@ _BY_VALUE: dict = {}  # the last ones compiled, by what they compute
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Some epochs of one member: (state, data, held_out, how many) -> (state, what was seen [epoch]).
+    """Some `epochs` of one member: (state, data, held_out) -> (state, what was seen [epoch]).
 
     Seen are the loss and what `Evaluate` returns. A value, not a closure: equal ones share one compiled program. How
     many epochs is said when it runs, so that one program serves calls of any length, and no bit depends on the calls.
@@ -48,48 +52,122 @@ class Train:
 
     def probe(self, steps: int, length: int) -> "Train":
         """A call of about so many steps, for timing; their rows are drawn, as a whole shuffle would weigh on so few."""
-        epoch = dataclasses.replace(self, epochs=1, most_steps=None).steps(length)
-        return dataclasses.replace(
-            self, epochs=-(-steps // epoch), most_steps=min(steps, epoch), metrics=(), predictions=False
-        )
+        epoch = -(-length // self.batch_size)
+        return Train(self.loss_fn, self.batch_size, -(-steps // epoch), most_steps=min(steps, epoch))
 
-    def __call__(self, state, data, held_out=None, epochs=None):
+    def __call__(self, state, data, held_out=None, *, epochs):
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the loop
         def epoch(before):
-            state, loss = self._epoch(schedules.begin_epoch(before), data)
-            evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
-            validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(state, held_out)
-            state = schedules.end_epoch(state, validation)
-            state = stopping.after_epoch(before, state.replace(epoch=state.epoch + 1), validation)
-            seen = loss, validation, metrics
-            if held_out is not None and before.stopping is not None:  # a stopped member has no loss
-                seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
-            return state, (*seen, predictions)
+            after, loss = self._epoch(schedules.begin_epoch(before), data)
+            return self._end(before, after, loss, held_out)
 
         def another(number, carry):
             state, every = carry
             state, seen = epoch(state)
             return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
 
-        _, seen = jax.eval_shape(epoch, state)
-        room = jax.tree.map(lambda one: jnp.zeros((self.epochs, *one.shape), one.dtype), seen)
+        room = _room(jax.eval_shape(epoch, state)[1], self.epochs)
         return jax.lax.fori_loop(0, epochs, another, (state, room))
 
     def _epoch(self, state, data):
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
             return member.train_step(self.loss_fn, state, *data.read())[:2]
-        count = data.length if data.count is None else data.count
-        key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
-        if self.most_steps:
-            order = jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
-        else:
-            order = epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
         def step(state, index):
             return member.train_step(self.loss_fn, state, *data.read(index))[:2]
 
-        state, losses = jax.lax.scan(step, state, order)
+        state, losses = jax.lax.scan(step, state, self._order(state, data))
         return state, losses.mean()
+
+    def _order(self, state, data):
+        """The positions of the rows of each step, int32 [step, batch]."""
+        count = data.length if data.count is None else data.count
+        key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
+        if self.most_steps:
+            return jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
+        return epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
+
+    def _end(self, before, after, loss, held_out):
+        """What follows the steps of an epoch that took a member from `before` to `after`: -> (state, what was seen)."""
+        evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
+        validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(after, held_out)
+        after = schedules.end_epoch(after, validation)
+        after = stopping.after_epoch(before, after.replace(epoch=after.epoch + 1), validation)
+        seen = loss, validation, metrics
+        if held_out is not None and before.stopping is not None:  # a stopped member has no loss
+            seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
+        return after, (*seen, predictions)
+
+
+@struct.dataclass
+class Underway:
+    """How far a member is in an epoch that is trained in parts: leaves [member, ...]."""
+
+    order: Any  # of its rows: int32 [step, batch]
+    place: Any  # the step that comes next
+    loss: Any  # the sum over the steps before
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(Train):
+    """Some `steps` of an epoch that is too long for one call: (state, data, held_out) -> (state, what was seen [1]).
+
+    The state says how far the epoch is. The first part `starts` it, and only the one that `ends` it has seen something.
+    """
+
+    def __call__(self, state, data, held_out=None, *, steps, starts, ends):
+        def start(state):
+            return state.replace(underway=Underway(self._order(state, data), jnp.int32(0), jnp.zeros(())))
+
+        def step(_, state):
+            way = state.underway
+            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(way.order[way.place]))
+            loss = way.loss + loss.astype(way.loss.dtype)
+            return state.replace(underway=way.replace(place=way.place + 1, loss=loss))
+
+        @partial(jax.jit, inline=True)
+        def end(state):
+            state, seen = self._end(state, state, state.underway.loss / len(state.underway.order), held_out)
+            return state, jax.tree.map(lambda one: one[None], seen)
+
+        before = jax.lax.cond(starts, start, lambda state: state, state)
+        after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
+        after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
+        room = _room(jax.eval_shape(end, after)[1])
+        return jax.lax.cond(ends, end, lambda state: (state, room), after)
+
+    def begun(self, swarm: Any, length: int) -> Any:
+        """The swarm as it enters the first part of an epoch."""
+        steps = -(-length // self.batch_size)
+        place = jnp.zeros(len(swarm), jnp.int32)
+        order = jnp.zeros((len(swarm), steps, self.batch_size), jnp.int32)
+        return swarm.replace(underway=Underway(order, place, jnp.zeros(len(swarm))))
+
+
+def is_long(program: Train, swarm: Any, data: Any) -> bool:
+    """Whether an epoch takes far longer than a call should, by sizes alone: XLA's count of a step's operations."""
+    own, shared = split((data,))
+    own, state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (own, swarm))
+    index = jax.ShapeDtypeStruct((program.batch_size,), int)
+    x, y = jax.eval_shape(lambda own, shared, index: join(own, shared)[0].read(index), own, shared, index)
+    steps = -(-data.length // program.batch_size) * len(swarm)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    positions = max(math.prod(leaf.shape[1:]) / _features(leaf) for leaf in jax.tree.leaves(x))
+    most = 6 * weights * program.batch_size * positions  # each weight at each position, forth and back
+    if program.batch_size == data.length or steps * most < LONG:
+        return False
+    cost: Any = jax.jit(partial(member.train_step, program.loss_fn)).lower(state, x, y).cost_analysis()
+    return steps * cost["flops"] >= LONG
+
+
+def _features(leaf):
+    """The numbers of one position in an input [batch, ..., feature]; whole numbers, which are looked up, have one."""
+    return leaf.shape[-1] if leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.inexact) else 1
+
+
+def _room(seen, *epochs):
+    """Zeros for what so many epochs will have seen."""
+    return jax.tree.map(lambda one: jnp.zeros((*epochs, *one.shape), one.dtype), seen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,15 +214,15 @@ def predict_rows(state, data):
 class Compiled:
     """A program ready to run, (state, data) -> what it returns; it holds no function of whoever compiled it.
 
-    One that trains is also told how many epochs.
+    One that trains is also told how much: `epochs`, or what a `Part` takes.
     """
 
     executable: Any  # of leaves
     trains: bool  # whether the first of what it returns are the leaves of the states after training
     pace: float = float("inf")  # seconds of an epoch when it ran last
 
-    def __call__(self, state, data, epochs=None):
-        said = {"epochs": np.int32(epochs)} if self.trains else {}
+    def __call__(self, state, data, **said):
+        said = {name: np.int32(number) for name, number in said.items()}
         out = self.executable(jax.tree.leaves(state), jax.tree.leaves(data), said)
         return (jax.tree.unflatten(jax.tree.structure(state), out[0]), out[1]) if self.trains else out
 
@@ -220,7 +298,8 @@ def _compile(program, plan, state, data):
     trains = isinstance(program, Train)
     tree = jax.tree.structure((state, data))
 
-    said = {"epochs": jax.ShapeDtypeStruct((), np.int32)} if trains else {}
+    names = inspect.signature(program).parameters.values()
+    said = {one.name: jax.ShapeDtypeStruct((), np.int32) for one in names if one.kind is one.KEYWORD_ONLY}
 
     def one_member(member, shared):
         state, own = member

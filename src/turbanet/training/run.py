@@ -13,7 +13,7 @@ from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.plan import Plan, choose, resized, say_once
-from turbanet.training.program import Train, compiled, fits
+from turbanet.training.program import Part, Train, compiled, fits, is_long
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
@@ -43,11 +43,16 @@ class Training:
         self.segment = segment
         self.metrics = metrics or {}
         self.done = 0
+        self.place = 0  # steps of the epoch under way that are done, where an epoch is trained in parts
         self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
         self.compile_seconds = 0.0
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
+        self.steps = program.steps(data[0].length) // program.epochs  # of an epoch
+        if is_long(program, swarm, data[0]):
+            self.program = Part(**vars(program))
+            self.start = self.program.begun(swarm, data[0].length)
         known = checkpoints and checkpoint.facts(swarm, program, data, self.metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, known)
         kept = self.keeper and self.keeper.latest()
@@ -58,7 +63,7 @@ class Training:
         if kept:
             self._resume(*kept, chosen, given=isinstance(plan, Plan))
         else:
-            self._place(swarm, remembered or chosen)
+            self._place(self.start, remembered or chosen)
 
     @property
     def goes_on(self) -> bool:
@@ -67,6 +72,8 @@ class Training:
 
     def losses_now(self) -> dict[str, float]:
         """The mean losses of the last epoch over the members that trained in it."""
+        if not self.losses:
+            return {}
         train_loss, validation_loss, _ = self.losses[-1]
         last = {"loss": train_loss[-1]} | ({} if validation_loss is None else {"validation": validation_loss[-1]})
         return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
@@ -76,6 +83,16 @@ class Training:
         none = np.zeros((0, len(self.start)), np.float32)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
 
+    @property
+    def is_between(self) -> bool:
+        """Whether a segment is under way."""
+        return self.goes_on and (self.place > 0 or self.done % self.segment > 0)
+
+    @property
+    def progress(self) -> float:
+        """The epochs done, the one under way by its part."""
+        return self.done + round(self.place / self.steps, 2)
+
     def advance(self):
         """Train on, for about CALL_SECONDS at the most, for Ctrl-C is heeded between two calls.
 
@@ -83,11 +100,11 @@ class Training:
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(min(left, self.program.epochs))
-        if self.done % self.segment and self.goes_on:
+        if self.is_between:
             return
         self._set_aside()
         if self.keeper:
-            self.keeper.save(self.done, *self._kept())
+            self._keep()
         if self.searches and self.goes_on:
             self._search()
         self.searches = False
@@ -95,10 +112,10 @@ class Training:
     def end(self):
         """All members' states, in the order they came in, and no more checkpoints than one of where they are."""
         if self.keeper:
-            if self.done % self.segment and self.goes_on:  # interrupted
-                self.keeper.save(self.done, *self._kept())
+            if self.is_between:  # interrupted
+                self._keep()
             self.keeper.manager.close()
-        return self._everyone()
+        return self._everyone().replace(underway=None)
 
     def _everyone(self):
         if not self.set_aside:
@@ -122,23 +139,37 @@ class Training:
     def _train(self, most):
         begin = time.perf_counter()
         program = self._program()
-        epochs = max(1, min(most, int(CALL_SECONDS / program.pace)))
+        many, said = self._share(most, CALL_SECONDS / program.pace)
         self.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         try:
-            self.state, seen = jax.block_until_ready(program(self.state, self.placed, epochs))
+            self.state, seen = jax.block_until_ready(program(self.state, self.placed, **said))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
                 return self._train(most)
             raise
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
-        program.pace = seconds / epochs
+        program.pace = seconds / many
+        if not said.get("ends", True):
+            self.place += many
+            return
+        self.place = 0
+        epochs = said.get("epochs", 1)
         *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], seen)
         train_loss, validation_loss, metrics = jax.tree.map(self._of_everyone, losses)
         metrics |= self._on_host(predictions, losses[1])
         self.losses.append((train_loss, validation_loss, metrics))
         self.done += epochs
+
+    def _share(self, most, room):
+        """What a call with room for so many is to do: (epochs, or steps of one, and what the program is told)."""
+        if not isinstance(self.program, Part):
+            epochs = max(1, min(most, int(room)))
+            return epochs, {"epochs": epochs}
+        left = self.steps - self.place
+        steps = max(1, min(left, int(room)))
+        return steps, {"steps": steps, "starts": self.place == 0, "ends": steps == left}
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
@@ -153,7 +184,7 @@ class Training:
 
     def _halve_block(self):
         """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
-        if self.done or self.plan.block == 1:
+        if self.done or self.place or self.plan.block == 1:
             return False
         plan = Plan(self.plan.devices, self.plan.block // 2)
         say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
@@ -193,11 +224,19 @@ class Training:
             self.data = of_members(self.data, active)
             self._place(_members(state, active), self.plan)
 
+    def _keep(self):
+        in_parts = isinstance(self.program, Part)
+        number = self.done * self.steps + self.place if in_parts else self.done  # which Orbax wants to grow
+        self.keeper.save(number, *self._kept())
+
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
-        arrays = {f"losses{path}": part for path, part in checkpoint.leaves_by_name(self.seen()).items()}
-        progress = {"done": self.done, "segment": self.segment, "asked": self.asked, "block": self.plan.block}
-        progress |= {"devices": len(self.plan.devices), "seconds": [self.compile_seconds, self.steady_seconds]}
+        arrays = {
+            f"losses{path}": part for path, part in checkpoint.leaves_by_name(self.losses and self.seen()).items()
+        }
+        progress = {"done": self.done, "place": self.place, "segment": self.segment, "asked": self.asked}
+        progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
+        progress["seconds"] = [self.compile_seconds, self.steady_seconds]
         return arrays | checkpoint.leaves_by_name(self._everyone()), progress
 
     def _resume(self, arrays, progress, plan, *, given):
@@ -206,10 +245,12 @@ class Training:
             plan = Plan(plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]
         self.done = progress["done"]
+        self.place = progress["place"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
-        names = [*dict(self.program.metrics), *self.metrics]
-        metrics = {name: arrays[f"losses[2][{name!r}]"] for name in names}
-        self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
+        if self.done:
+            names = [*dict(self.program.metrics), *self.metrics]
+            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in names}
+            self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
         self._place(checkpoint.named_leaves(arrays, self.start), plan)
         self._set_aside()
 
@@ -217,7 +258,8 @@ class Training:
         """After the first segment its seconds are known, and so is what a search may cost."""
         seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
         costs = {"seconds": seconds, "compile_seconds": self.compile_seconds}
-        found = autoplan.search(self.program, self._state(), self.data[0], self.plan, **costs)
+        state = self._state().replace(underway=None)
+        found = autoplan.search(self.program, state, self.data[0], self.plan, **costs)
         if found.block != self.plan.block:
             self._place(self._state(), found)
         self.plan = found

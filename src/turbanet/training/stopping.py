@@ -35,9 +35,9 @@ def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
         return after
     better = validation_loss < stopping.best - stopping.min_delta  # no NaN is better
     now = stopping.replace(best=validation_loss, waited=0, params=after.params, collections=after.collections)
-    seen = _choose(better, now, stopping.replace(waited=stopping.waited + 1))
+    seen = choose(better, now, stopping.replace(waited=stopping.waited + 1))
     after = after.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
-    return _choose(stopping.active, after, before)
+    return choose(stopping.active, after, before)
 
 
 def restored(swarm: Any) -> Any:
@@ -45,5 +45,6 @@ def restored(swarm: Any) -> Any:
     return swarm.replace(params=swarm.stopping.params, collections=swarm.stopping.collections, stopping=None)
 
 
-def _choose(condition, yes, no):
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """The tree `yes` or the tree `no`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,0 +1,138 @@
+"""Epochs that are too long for one call are trained in parts: the same training, wherever it is cut."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.training import program
+from turbanet.training import run as training
+from turbanet.training.data import prepare
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(30, 3)).astype(np.float32)
+Y = rng.integers(0, 2, 30)
+RAGGED = np.array([[*range(12), *[-1] * 18], [*range(30)], [*range(5, 25), *[-1] * 10]])
+
+
+def made():
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.05)
+    return tn.TurbaTrainState.swarm(tn.MLP((6, 2)), optimizer, 3, sample_input=X[:1])
+
+
+def train(schedule=None, **how):
+    swarm = made() if schedule is None else tn.with_schedule(made(), schedule)
+    job = {"epochs": 5, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 1), "validation": (X, Y)}
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Every epoch of several steps is too long, and a call has one step."""
+    monkeypatch.setattr(program, "LONG", 0)
+    monkeypatch.setattr(training, "CALL_SECONDS", 0)
+
+
+def seen(history):
+    return [history.train_loss, history.validation_loss, history.epochs]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"rows": RAGGED, "validation_rows": RAGGED},
+        {"shuffle": False, "batch_size": 7},
+        {"patience": 1, "min_delta": 0.05},
+        {"metric": {"accuracy": tn.accuracy, "mean": lambda prediction, y: prediction.mean()}},
+        {"schedule": "warm"},
+        {"schedule": ["reduce", "cosine", "constant"], "segment": 2},
+        {"validation": None, "plan": tn.Plan(1, 2)},
+    ],
+    ids=["plain", "ragged", "in order", "patience", "metrics", "schedule", "schedules", "no validation"],
+)
+def test_parts_train_what_whole_epochs_train(how, request):
+    whole, expected = train(**how)
+    request.getfixturevalue("in_parts")
+    parts, history = train(**how)
+    assert parts.underway is None
+    for found, wanted in zip(seen(history), seen(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4) if wanted is not None else None
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), parts.params, whole.params)
+    if "metric" in how:
+        for name, metric in history.validation_metric.items():
+            np.testing.assert_allclose(metric, expected.validation_metric[name], rtol=1e-3, atol=1e-6)
+
+
+def test_no_bit_depends_on_where_an_epoch_is_cut(in_parts, monkeypatch):
+    one, losses = train(patience=3)
+    monkeypatch.setattr(training, "CALL_SECONDS", 1e9)
+    other, same = train(patience=3)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one), jax.tree.leaves(other))
+    for a, b in zip(seen(losses), seen(same), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("steps", [1, 6, 8])
+def test_a_training_that_was_stopped_inside_an_epoch_goes_on_bit_for_bit(in_parts, steps, tmp_path, monkeypatch):
+    expected = train()
+    run, calls = training.Training._train, []
+
+    def interrupted(self, most):
+        calls.append(self.place)
+        if len(calls) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        run(self, most)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "_train", interrupted)
+        swarm, history = train(on_interrupt="return", checkpoints=tmp_path)
+    assert len(calls) == steps and len(history.train_loss) == steps // 4 and swarm.underway is None
+    found = train(checkpoints=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]))
+    np.testing.assert_array_equal(found[1].train_loss, expected[1].train_loss)
+
+
+def test_the_bar_moves_inside_an_epoch(in_parts, monkeypatch):
+    places = []
+    advance = training.Training.advance
+    monkeypatch.setattr(training.Training, "advance", lambda self: (advance(self), places.append(self.progress)))
+    train(epochs=1)
+    assert places == [0.25, 0.5, 0.75, 1.0]
+
+
+def long(rows, members=4, size=8, batch_size=8, model=None, x=None):
+    x = np.zeros((rows, size), np.float32) if x is None else x
+    swarm = tn.TurbaTrainState.swarm(model or tn.MLP((size, 2)), optax.sgd(0.1), members, sample_input=x[:1])
+    data = prepare(swarm, x, np.zeros(len(x), int))
+    return program.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data)
+
+
+def test_what_is_long_goes_by_the_operations_of_an_epoch(monkeypatch):
+    operations = 2 * (2 * 8 * 8 + 3 * 8 * 2) * 800 * 4  # of two layers, forth and back, but for the gradient to x
+    for limit, expected in ((1.5 * operations, False), (0.9 * operations, True)):
+        monkeypatch.setattr(program, "LONG", limit)
+        assert long(800) is expected
+    assert not long(8)  # one step cannot be cut
+
+
+def test_short_epochs_are_known_without_tracing_a_step(monkeypatch):
+    monkeypatch.setattr(program.member, "train_step", None)
+    assert not long(30_000, members=100)
+
+
+def test_a_window_counts_at_each_of_its_positions(monkeypatch):
+    images = np.zeros((64, 32, 32, 3), np.float32)
+    monkeypatch.setattr(program, "LONG", 1e8)
+    assert long(64, model=tn.LeNet(), x=images)
+
+
+def test_a_plan_is_searched_between_parts(in_parts, tmp_path, monkeypatch):
+    monkeypatch.setenv("TURBANET_CACHE", str(tmp_path))
+    monkeypatch.setattr(training.autoplan, "SHARE", 1e6)
+    _, history = train(plan="auto", epochs=20)
+    assert history.plan.candidates and np.isfinite(history.train_loss).all()
