@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import program
+from turbanet.training import parts, program
 from turbanet.training import run as training
 from turbanet.training.data import prepare
 
@@ -33,7 +33,7 @@ def train(schedule=None, **how):
 @pytest.fixture
 def in_parts(monkeypatch):
     """Every epoch of several steps is too long, and a call has one step."""
-    monkeypatch.setattr(program, "LONG", 0)
+    monkeypatch.setattr(parts, "LONG", 0)
     monkeypatch.setattr(training, "CALL_SECONDS", 0)
 
 
@@ -58,11 +58,11 @@ def seen(history):
 def test_parts_train_what_whole_epochs_train(how, request):
     whole, expected = train(**how)
     request.getfixturevalue("in_parts")
-    parts, history = train(**how)
-    assert parts.underway is None
-    for found, wanted in zip(seen(history), seen(expected), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4) if wanted is not None else None
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), parts.params, whole.params)
+    found, history = train(**how)
+    assert found.underway is None
+    for one, wanted in zip(seen(history), seen(expected), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-4) if wanted is not None else None
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found.params, whole.params)
     if "metric" in how:
         for name, metric in history.validation_metric.items():
             np.testing.assert_allclose(metric, expected.validation_metric[name], rtol=1e-3, atol=1e-6)
@@ -109,25 +109,25 @@ def long(rows, members=4, size=8, batch_size=8, model=None, x=None):
     x = np.zeros((rows, size), np.float32) if x is None else x
     swarm = tn.TurbaTrainState.swarm(model or tn.MLP((size, 2)), optax.sgd(0.1), members, sample_input=x[:1])
     data = prepare(swarm, x, np.zeros(len(x), int))
-    return program.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data)
+    return parts.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data)
 
 
 def test_what_is_long_goes_by_the_operations_of_an_epoch(monkeypatch):
     operations = 2 * (2 * 8 * 8 + 3 * 8 * 2) * 800 * 4  # of two layers, forth and back, but for the gradient to x
     for limit, expected in ((1.5 * operations, False), (0.9 * operations, True)):
-        monkeypatch.setattr(program, "LONG", limit)
+        monkeypatch.setattr(parts, "LONG", limit)
         assert long(800) is expected
     assert not long(8)  # one step cannot be cut
 
 
 def test_short_epochs_are_known_without_tracing_a_step(monkeypatch):
-    monkeypatch.setattr(program.member, "train_step", None)
+    monkeypatch.setattr(parts.member, "train_step", None)
     assert not long(30_000, members=100)
 
 
 def test_a_window_counts_at_each_of_its_positions(monkeypatch):
     images = np.zeros((64, 32, 32, 3), np.float32)
-    monkeypatch.setattr(program, "LONG", 1e8)
+    monkeypatch.setattr(parts, "LONG", 1e8)
     assert long(64, model=tn.LeNet(), x=images)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 from collections import namedtuple
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
-from flax import struct
 
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
@@ -21,7 +19,6 @@ from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
 RAGGED_ROWS = 256  # likewise, where members have different numbers of them
-LONG = 1e12  # operations of an epoch from which on it is trained in parts: ten seconds or so of two cores
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
@@ -66,8 +63,8 @@ class Train:
             state, seen = epoch(state)
             return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
 
-        room = _room(jax.eval_shape(epoch, state)[1], self.epochs)
-        return jax.lax.fori_loop(0, epochs, another, (state, room))
+        seen = room(jax.eval_shape(epoch, state)[1], self.epochs)
+        return jax.lax.fori_loop(0, epochs, another, (state, seen))
 
     def _epoch(self, state, data):
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
@@ -99,73 +96,7 @@ class Train:
         return after, (*seen, predictions)
 
 
-@struct.dataclass
-class Underway:
-    """How far a member is in an epoch that is trained in parts: leaves [member, ...]."""
-
-    order: Any  # of its rows: int32 [step, batch]
-    place: Any  # the step that comes next
-    loss: Any  # the sum over the steps before
-
-
-@dataclasses.dataclass(frozen=True)
-class Part(Train):
-    """Some `steps` of an epoch that is too long for one call: (state, data, held_out) -> (state, what was seen [1]).
-
-    The state says how far the epoch is. The first part `starts` it, and only the one that `ends` it has seen something.
-    """
-
-    def __call__(self, state, data, held_out=None, *, steps, starts, ends):
-        def start(state):
-            return state.replace(underway=Underway(self._order(state, data), jnp.int32(0), jnp.zeros(())))
-
-        def step(_, state):
-            way = state.underway
-            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(way.order[way.place]))
-            loss = way.loss + loss.astype(way.loss.dtype)
-            return state.replace(underway=way.replace(place=way.place + 1, loss=loss))
-
-        @partial(jax.jit, inline=True)
-        def end(state):
-            state, seen = self._end(state, state, state.underway.loss / len(state.underway.order), held_out)
-            return state, jax.tree.map(lambda one: one[None], seen)
-
-        before = jax.lax.cond(starts, start, lambda state: state, state)
-        after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
-        after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
-        room = _room(jax.eval_shape(end, after)[1])
-        return jax.lax.cond(ends, end, lambda state: (state, room), after)
-
-    def begun(self, swarm: Any, length: int) -> Any:
-        """The swarm as it enters the first part of an epoch."""
-        steps = -(-length // self.batch_size)
-        place = jnp.zeros(len(swarm), jnp.int32)
-        order = jnp.zeros((len(swarm), steps, self.batch_size), jnp.int32)
-        return swarm.replace(underway=Underway(order, place, jnp.zeros(len(swarm))))
-
-
-def is_long(program: Train, swarm: Any, data: Any) -> bool:
-    """Whether an epoch takes far longer than a call should, by sizes alone: XLA's count of a step's operations."""
-    own, shared = split((data,))
-    own, state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (own, swarm))
-    index = jax.ShapeDtypeStruct((program.batch_size,), int)
-    x, y = jax.eval_shape(lambda own, shared, index: join(own, shared)[0].read(index), own, shared, index)
-    steps = -(-data.length // program.batch_size) * len(swarm)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    positions = max(math.prod(leaf.shape[1:]) / _features(leaf) for leaf in jax.tree.leaves(x))
-    most = 6 * weights * program.batch_size * positions  # each weight at each position, forth and back
-    if program.batch_size == data.length or steps * most < LONG:
-        return False
-    cost: Any = jax.jit(partial(member.train_step, program.loss_fn)).lower(state, x, y).cost_analysis()
-    return steps * cost["flops"] >= LONG
-
-
-def _features(leaf):
-    """The numbers of one position in an input [batch, ..., feature]; whole numbers, which are looked up, have one."""
-    return leaf.shape[-1] if leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.inexact) else 1
-
-
-def _room(seen, *epochs):
+def room(seen: Any, *epochs: int) -> Any:
     """Zeros for what so many epochs will have seen."""
     return jax.tree.map(lambda one: jnp.zeros((*epochs, *one.shape), one.dtype), seen)
 

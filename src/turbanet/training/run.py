@@ -12,8 +12,9 @@ from turbanet.training.arrays import is_key
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
+from turbanet.training.parts import Part, is_long
 from turbanet.training.plan import Plan, choose, resized, say_once
-from turbanet.training.program import Part, Train, compiled, fits, is_long
+from turbanet.training.program import Train, compiled, fits
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 

@@ -1,0 +1,83 @@
+"""An epoch that is too long for one call of a program, trained in parts: the state says how far it is."""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from turbanet.training import member, schedules, stopping
+from turbanet.training.data import Data, join, split
+from turbanet.training.member import Swarm
+from turbanet.training.program import Train, room
+
+LONG = 1e12  # operations of an epoch from which on it is trained in parts: ten seconds or so of two cores
+
+
+@struct.dataclass
+class Underway:
+    """How far a member is in an epoch: leaves [member, ...]."""
+
+    order: Any  # of its rows: int32 [step, batch]
+    place: Any  # the step that comes next
+    loss: Any  # the sum over the steps before
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(Train):
+    """Some `steps` of an epoch of one member: (state, data, held_out) -> (state, what was seen [1]).
+
+    The first part `starts` the epoch, and only the one that `ends` it has seen something. No bit depends on the cuts.
+    """
+
+    def __call__(self, state, data, held_out=None, *, steps, starts, ends):
+        def start(state):
+            return state.replace(underway=Underway(self._order(state, data), jnp.int32(0), jnp.zeros(())))
+
+        def step(_, state):
+            way = state.underway
+            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(way.order[way.place]))
+            loss = way.loss + loss.astype(way.loss.dtype)
+            return state.replace(underway=way.replace(place=way.place + 1, loss=loss))
+
+        @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
+        def end(state):
+            state, seen = self._end(state, state, state.underway.loss / len(state.underway.order), held_out)
+            return state, jax.tree.map(lambda one: one[None], seen)
+
+        before = jax.lax.cond(starts, start, lambda state: state, state)
+        after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
+        after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
+        nothing = room(jax.eval_shape(end, after)[1])
+        return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
+
+    def begun(self, swarm: Swarm, length: int) -> Swarm:
+        """The swarm as it enters the first part of an epoch of so many rows."""
+        steps = -(-length // self.batch_size)
+        order = jnp.zeros((len(swarm), steps, self.batch_size), jnp.int32)
+        return swarm.replace(underway=Underway(order, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+
+
+def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
+    """Whether an epoch takes far longer than a call should, by sizes alone: XLA's count of a step's operations."""
+    batch = program.batch_size
+    steps = -(-data.length // batch) * len(swarm)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) / len(swarm)
+    leaves = zip(jax.tree.leaves(data.x), data.is_own, strict=False)
+    positions = max(_positions(leaf.dtype, leaf.shape[own + 1 :]) for leaf, own in leaves)
+    if batch == data.length or steps * 6 * weights * batch * positions < LONG:  # each weight everywhere, forth and back
+        return False
+    own, shared = split((data,))
+    own, state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (own, swarm))
+    index = jax.ShapeDtypeStruct((batch,), int)
+    x, y = jax.eval_shape(lambda own, shared, index: join(own, shared)[0].read(index), own, shared, index)
+    cost: Any = jax.jit(partial(member.train_step, program.loss_fn)).lower(state, x, y).cost_analysis()
+    return steps * cost["flops"] >= LONG
+
+
+def _positions(dtype, shape):
+    """How often a row of this shape meets a weight: at each number that is looked up, at each [..., feature]."""
+    return math.prod(shape[:-1] if jnp.issubdtype(dtype, jnp.inexact) else shape)
