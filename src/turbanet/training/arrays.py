@@ -61,7 +61,8 @@ def _read(value, name):
     except (TypeError, ValueError, RuntimeError) as error:
         if hasattr(value, "__dlpack__"):  # a type that NumPy has not, or memory that it cannot see
             return jnp.from_dlpack(value)
-        raise ValueError(f"{name} must be an array of numbers, got what NumPy cannot read as one: {error}") from None
+        rows = "rows of different lengths, or no numbers" if isinstance(value, list | tuple) else type(value).__name__
+        raise ValueError(f"{name} must be an array of numbers, got {rows}: make it one ({error}).") from None
     if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "items"):  # a table with columns of several types
         array = np.stack([np.asarray(column) for _, column in value.items()], axis=1)
     return array

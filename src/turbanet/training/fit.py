@@ -163,7 +163,8 @@ def fit(
     with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
         while run.goes_on and not interrupted():
             run.advance()
-            bar.update(run.progress - bar.n)
+            bar.n = run.progress
+            bar.update(0)
             bar.set_postfix({name: f"{loss:.4g}" for name, loss in run.losses_now().items()})
     state = run.end()
     history = _history(run, swarm, state, metric)

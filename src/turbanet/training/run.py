@@ -92,7 +92,7 @@ class Training:
     @property
     def progress(self) -> float:
         """The epochs done, the one under way by its part."""
-        return self.done + round(self.place / self.steps, 2)
+        return round(self.done + self.place / self.steps, 2) if self.place else self.done
 
     def advance(self):
         """Train on, for about CALL_SECONDS at the most, for Ctrl-C is heeded between two calls.
