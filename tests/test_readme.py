@@ -169,7 +169,7 @@ def test_changelog_sends_readers_to_modules_that_are_there():
 
 
 def test_version_is_the_same_everywhere():
-    changelog = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    changelog = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     assert changelog == citation == PROJECT["version"]
     assert f"Version {PROJECT['version'].rpartition('.')[0]}" in PAGES["README.md"]
