@@ -58,9 +58,9 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     creator : creator(sample) -> a function of (seed, id), a member before its training, of which only shapes are used
     schedule, sample_input, check : as `TurbaTrainState.load` takes them
     """
-    manager, args = checkpoint.opened(folder, None, what="A swarm") if folder.is_dir() else (None, None)
-    about = _about(manager, args)
-    if manager is None or about is None:
+    found: Any = checkpoint.opened(folder, None, what="A swarm") if folder.is_dir() else (None, None)
+    about = _about(*found)
+    if about is None:
         advice = "name the folder of one, or call fit again if it kept its checkpoints there"
         raise FileNotFoundError(f"{folder} holds no swarm that swarm.save wrote: {advice}.")
     if about["format"] != FORMAT:
@@ -73,6 +73,7 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     create = creator(zeros if sample_input is None else as_arrays(sample_input, "sample_input"))
     like = _like(about, create, schedule)
     _check(folder, like, about, check)
+    manager, args = found
     leaves = manager.restore(manager.latest_step(), args=args.Composite(leaves=args.StandardRestore())).leaves
     return checkpoint.named_leaves(leaves, like.replace(sample=sample))
 
