@@ -120,6 +120,7 @@ def test_trees_go_in_and_come_out():
 def test_a_swarm_spread_over_devices_is_exported_for_one():
     swarm, x = made("MLP")
     exported = tn.export(tn.Plan(2, 1).place(swarm), kind="members")
+    assert exported.program.nr_devices == 1
     np.testing.assert_allclose(exported(x), tn.predict(swarm, x), rtol=1e-5, atol=1e-6)
 
 

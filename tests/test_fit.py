@@ -476,6 +476,7 @@ def test_a_swarm_of_numpy_arrays_is_fitted_and_scored_as_any_other(more):
     held = jax.tree.map(np.asarray, make())
     found, expected = train(held, **more)[0], train(make(), **more)[0]
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
-    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(found))
+    results = [*jax.tree.leaves(found), tn.predict(held, X)]
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in results)
     np.testing.assert_array_equal(tn.predict(held, X), tn.predict(make(), X))
     np.testing.assert_array_equal(*[tn.evaluate(each, X, Y, tn.softmax_cross_entropy) for each in (held, make())])

@@ -129,10 +129,9 @@ def export(
     sample = swarm.sample if sample_input is None else as_arrays(sample_input, "sample_input")
     if sample is None:
         raise ValueError("The swarm does not know its input: give a batch of it as sample_input.")
-    frozen = jax.device_put(swarm.replace(opt_state=(), schedule=None), jax.local_devices()[0])
 
     def program(x):
-        return KINDS[kind](jax.vmap(lambda state: predict(state, x))(frozen))
+        return KINDS[kind](jax.vmap(lambda state: predict(state, x))(swarm))
 
     def of_length(length):
         x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), unfreeze(sample))
