@@ -178,6 +178,7 @@ def everything():
     things |= {"net": Net(inner=Net("tanh")), "class": Net, "nnx": nnx.bridge.ToLinen(Linear, kwargs={"width": 3})}
     things |= {name: getattr(tn, name) for name in ("MLP", "LSTM", "ResNet", "mse", "accuracy")}
     things |= {"set": {"a", "b", "c"}, "constants": twice, "weighted": tn.weighted(tn.mse), "loss": Loss(1).loss}
+    things["a teacher"] = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.adam(0.1), 2, input_size=3)
     return [fingerprint(thing) for thing in things.values()]
 
 

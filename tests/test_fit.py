@@ -482,3 +482,14 @@ def test_a_loss_that_is_no_mean_of_its_rows_is_the_same_in_parts(monkeypatch):
     losses = tn.evaluate(make(), X, Y, spread)
     expected = [np.std(np.asarray(MODEL.apply({"params": state.params}, X))) for state in make()]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"validation": (X[:9], Y[:9]), "patience": 2}])
+def test_a_swarm_of_numpy_arrays_is_fitted_and_scored_as_any_other(more):
+    held = jax.tree.map(np.asarray, make())
+    found, expected = train(held, **more)[0], train(make(), **more)[0]
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    results = [*jax.tree.leaves(found), tn.predict(held, X)]
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in results)
+    np.testing.assert_array_equal(tn.predict(held, X), tn.predict(make(), X))
+    np.testing.assert_array_equal(*[tn.evaluate(each, X, Y, tn.softmax_cross_entropy) for each in (held, make())])

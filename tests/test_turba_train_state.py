@@ -1,5 +1,7 @@
 """The public TurbaNet surface, and its faults left behind."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -372,3 +374,35 @@ def test_a_model_of_several_inputs_takes_a_dict():
     np.testing.assert_allclose(loss, history.train_loss[0], rtol=1e-5)
     with pytest.raises(ValueError, match="shape is unknown: an input of this swarm is no single array"):
         _ = swarm.shape
+
+
+def test_a_swarm_of_numpy_arrays_is_trained_and_taken_apart(swarm):
+    held = jax.tree.map(np.asarray, swarm)
+    for method in ("train", "evaluate"):
+        given, expected = (getattr(each, method)(X, Y, mse) for each in (held, swarm))
+        jax.tree.map(np.testing.assert_array_equal, given[-2:], expected[-2:])
+    np.testing.assert_array_equal(held.predict(X), swarm.predict(X))
+    takes = [lambda s: s[[2, 0]], lambda s: s.get_state(1), lambda s: s.append(s), lambda s: s.merge()]
+    for take in takes:
+        for found, expected in zip(*[jax.tree.leaves(take(each)) for each in (held, swarm)], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_copies_keep_the_functions(swarm):
+    for again in (copy.copy(swarm), copy.deepcopy(swarm)):
+        assert jax.tree.structure(again) == jax.tree.structure(swarm)
+        np.testing.assert_array_equal(again.predict(X), swarm.predict(X))
+    assert copy.deepcopy(swarm).id is not swarm.id
+
+
+def test_members_are_plain_flax_params():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            return nn.Dense(2)(nn.BatchNorm(use_running_average=not train)(x))
+
+    made = TurbaTrainState.swarm(Net(), optax.adam(0.1), 3, sample_input=X[0])
+    trained, _ = turbanet.fit(made, X[0], Y[0], mse, epochs=3, progress=False)
+    one = trained.get_state(1)
+    found = Net().apply({"params": one.params, **one.collections}, X[0])
+    np.testing.assert_allclose(found, turbanet.predict(trained, X[0])[1], rtol=1e-6)

@@ -24,6 +24,7 @@ from .ensembles.combine import (
     scores,
     stacking_weights,
 )
+from .ensembles.exported import Exported, export, load_exported
 from .ensembles.predictions import without_nan
 from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
 from .networks.conv import matmul_conv
@@ -50,6 +51,7 @@ __all__ = [
     "Chain",
     "Checkpoints",
     "CrossValidation",
+    "Exported",
     "History",
     "Interrupted",
     "LeNet",
@@ -80,6 +82,7 @@ __all__ = [
     "ensemble_vote",
     "evaluate",
     "expected_calibration_error",
+    "export",
     "fit",
     "greedy_weights",
     "grid",
@@ -87,6 +90,7 @@ __all__ = [
     "hyperparameters",
     "k_fold",
     "l2_loss",
+    "load_exported",
     "lstm",
     "matmul_conv",
     "mean_confusion",

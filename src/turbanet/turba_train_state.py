@@ -1,9 +1,13 @@
 """TurbaTrainState: many networks of one architecture as one pytree with a leading member axis."""
 
+import copy
+import html
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import jax
@@ -15,8 +19,9 @@ from flax.core import freeze
 from flax.errors import ScopeParamShapeError
 from flax.training.train_state import TrainState
 
-from turbanet.training import member
+from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
+from turbanet.training.describe import described
 from turbanet.training.plan import say_once
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
@@ -128,6 +133,17 @@ class TurbaTrainState(TrainState):
         if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
 
+        create_member = cls._creator(model, optimizer, sample)
+        # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
+        # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
+        quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
+        known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
+        return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
+
+    @classmethod
+    def _creator(cls, model, optimizer, sample):
+        """A function of (seed, id), that member as it is before its training."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
         carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
@@ -141,12 +157,7 @@ class TurbaTrainState(TrainState):
             counters = jax.tree.map(jnp.int32, {"seed": seed, "id": id, "step": 0, "epoch": 0})
             return state.replace(collections={name: variables[name] for name in carried}, **counters)
 
-        # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
-        # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
-        quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
-        known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
-        return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
+        return create_member
 
     @classmethod
     def vmap_create(cls, *, apply_fn: Callable, params: Any, tx: optax.GradientTransformation, **kwargs: Any) -> Self:
@@ -173,6 +184,61 @@ class TurbaTrainState(TrainState):
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
         zeros = jnp.zeros(len(swarm), jnp.int32)
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Keep the swarm in `folder`, whole or not at all, in place of the one that was saved there before.
+
+        Kept are all arrays and what model, optimizer and schedules are known by (see `fingerprint`); no code, and not
+        the loss: `load` takes the model and the optimizer, `set_loss_fn` the loss. Raises ValueError for a folder that
+        holds something else, OSError where it cannot be written.
+        """
+        saved.save(self, Path(folder).resolve())
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike,
+        model: Any,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        schedule: Any = None,
+        sample_input: Any = None,
+        check: bool = True,
+    ) -> Self:
+        """The swarm that `save` kept, bit for bit; it predicts and goes on training as the saved one would have.
+
+        Parameters
+        ----------
+        folder : as `save` was given it
+        model, optimizer : as `swarm` was given them; without an optimizer it predicts and is not trained
+        schedule : what `with_schedule` was given, if there is a function of your own in it; what has a name is known
+        sample_input : a batch of the input, only for a swarm that was not made by `swarm` and so does not know it
+        check : whether a model, an optimizer or a schedule is refused that is not the saved one, by its code and all
+            that it holds; arrays of other names, shapes and types always are
+
+        Returns
+        -------
+        The swarm, without a loss: see `set_loss_fn`.
+
+        Raises
+        ------
+        FileNotFoundError : for a folder without a saved swarm
+        ValueError : for a swarm of another format, and for what `check` is for. Under another version of Python or of a
+            package a difference is logged and not refused, as the code of the same model may differ.
+
+        Examples
+        --------
+        >>> import optax, tempfile, turbanet as tn
+        >>> swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 3)), optax.adam(1e-3), swarm_size=5, input_size=4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     swarm.save(folder)
+        ...     again = tn.TurbaTrainState.load(folder, tn.MLP((8, 3)), optax.adam(1e-3))
+        >>> again.shape
+        (5, 4, 3)
+        """
+        creator = partial(cls._creator, model, saved.PREDICTS if optimizer is None else optimizer)
+        how = {"schedule": schedule, "sample_input": sample_input, "check": check}
+        return saved.load(Path(folder).resolve(), creator, **how)
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
@@ -287,6 +353,29 @@ class TurbaTrainState(TrainState):
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 
+    def __repr__(self) -> str:
+        return described(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(described(self))}</pre>"
+
+    def __reduce__(self) -> Any:
+        """For pickle and joblib: with the functions inside, which cloudpickle writes, as optimizers are closures."""
+        try:
+            import cloudpickle
+
+            held = cloudpickle.dumps(vars(self))
+        except Exception as error:  # what a function holds may raise anything
+            advice = "keep it by swarm.save(folder), for TurbaTrainState.load(folder, model, optimizer)"
+            raise TypeError(f"This swarm cannot be pickled ({error}): {advice}.") from error
+        return _unpickled, (type(self), held)
+
+    def __copy__(self) -> Self:
+        return self.replace()
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        return jax.tree.map(copy.deepcopy, self)
+
     def __len__(self) -> int:
         return np.shape(self.step)[0] if jnp.ndim(self.step) else 1
 
@@ -313,6 +402,12 @@ class TurbaTrainState(TrainState):
             return leaf
 
         return jax.tree.map(lead, as_arrays(data, name))
+
+
+def _unpickled(kind, held):
+    import cloudpickle
+
+    return kind(**cloudpickle.loads(held))
 
 
 def _member_specification(tree):

@@ -51,12 +51,9 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
     computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn}
     computed |= {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
     computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
-    prints = {name: fingerprint(thing) for name, thing in computed.items()}
+    identities, unread = identified(computed)
     stopping = "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}"
-    found = {"format": str(FORMAT), "Python": ".".join(map(str, sys.version_info[:2]))}
-    found |= {name: version(name) for name in ("turbanet", "jax", "flax", "optax")}
-    found[OPAQUE] = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
-    found |= {name: f"{_name(computed[name])} {each[:8]}" for name, each in prints.items()}
+    found = {"format": str(FORMAT), **versions(), OPAQUE: unread, **identities}
     found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
     found |= {"shuffling": str(program.shuffle), "stopping": stopping}
     for name, tree in (("state", swarm), ("data", data)):
@@ -64,12 +61,26 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
     return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
 
 
-def _name(thing):
+def versions() -> dict[str, str]:
+    """{name: version} of what a training computes with."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"Python": python, **{name: version(name) for name in ("turbanet", "jax", "flax", "optax")}}
+
+
+def identified(things: dict) -> tuple[dict[str, str], str]:
+    """({name: what a thing is called, and its fingerprint}, what of the things cannot be read, "" if all can)."""
+    prints = {name: fingerprint(thing) for name, thing in things.items()}
+    unread = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
+    digests = {name: "" if each.opaque else each[:8] for name, each in prints.items()}
+    return {name: f"{called(thing)} {digests[name]}".strip() for name, thing in things.items()}, unread
+
+
+def called(thing: Any) -> str:
     """What a function, a model (by its `apply`) or an optimizer is called."""
     if isinstance(thing, functools.partial):
-        return _name(thing.func)
+        return called(thing.func)
     if hasattr(thing, "update"):  # of Optax: only what made it has a name
-        return _name(thing.update).partition(".")[0]
+        return called(thing.update).partition(".")[0]
     thing = type(thing.__self__) if hasattr(thing, "__self__") else thing
     return getattr(thing, "__qualname__", type(thing).__name__).replace(".<locals>", "")
 
@@ -78,19 +89,11 @@ class Keeper:
     """The checkpoints of one training in a folder."""
 
     def __init__(self, checkpoints, known):
-        import orbax.checkpoint as ocp
-
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
         self.folder = Path(self.where.folder).resolve()
         self.facts = known
-        self.args = ocp.args
         self.segments = 0
-        how = {"max_to_keep": self.where.keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": True}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(**how))
-        except OSError as error:
-            raise OSError(f"Checkpoints cannot be kept in {self.folder} ({error}): name another folder.") from error
+        self.manager, self.args = opened(self.folder, self.where.keep, what="Checkpoints")
 
     def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
@@ -126,6 +129,18 @@ class Keeper:
             raise OSError(f"{failed}; the ones before are whole, and the same call goes on from the last.") from error
 
 
+def opened(folder: Path, keep: int | None, *, what: str) -> tuple[Any, Any]:
+    """(Orbax's manager of a folder, its arguments), to keep the last `keep` of `what` in it; None only reads."""
+    import orbax.checkpoint as ocp
+
+    how = {"max_to_keep": keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": keep is not None}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**how)), ocp.args
+    except OSError as error:
+        raise OSError(f"{what} cannot be kept in {folder} ({error}): name another folder.") from error
+
+
 def leaves_by_name(tree: Any) -> dict:
     """{path: leaf} of a pytree."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -134,8 +149,11 @@ def leaves_by_name(tree: Any) -> dict:
 def named_leaves(arrays: dict, like: Any) -> Any:
     """The pytree `like` with the leaves of {path: leaf}; where it has random keys, the leaf's numbers become keys."""
 
+    def impl(old):  # of keys that may be known by type alone
+        return jax.random.key_impl(jax.numpy.empty((), old.dtype))
+
     def named(path, old):
         leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(old)) if is_key(old) else leaf
+        return jax.random.wrap_key_data(leaf, impl=impl(old)) if is_key(old) else leaf
 
     return jax.tree_util.tree_map_with_path(named, like)

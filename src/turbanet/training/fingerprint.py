@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 import flax.linen as nn
 import jax
 import numpy as np
+from flax.training.train_state import TrainState
 
 from turbanet.training.arrays import is_key
 
@@ -131,6 +132,8 @@ def _made_of(thing):
         return [type(thing), {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}]
     if isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped):
         return [thing.__wrapped__]
+    if isinstance(thing, TrainState):  # a swarm's pickle holds those of its functions, which differ from day to day
+        return [type(thing), vars(thing)]
     return _pickled(thing)
 
 

@@ -18,7 +18,7 @@ from turbanet.training.checks import check_data
 from turbanet.training.data import placed, prepare
 from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, gathered, resized
+from turbanet.training.plan import Plan, choose, gathered, home, resized
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
@@ -169,7 +169,7 @@ def fit(
     state = run.end()
     history = _history(run, swarm, state, metric)
     state = gathered(state if patience is None else stopping.restored(state))
-    state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, swarm))
+    state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted() and on_interrupt == "raise":
         raise Interrupted(state, history)
     return state, history
@@ -282,4 +282,4 @@ def _apply(program, swarm, data, plan):
     state = plan.place(swarm)
     data = placed((data,), plan)
     out = compiled(program, plan, state, data)(state, data)
-    return jax.device_put(resized(out, len(swarm)), swarm.step.sharding)
+    return jax.device_put(resized(out, len(swarm)), home(swarm.step))

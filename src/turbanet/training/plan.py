@@ -162,6 +162,11 @@ def gathered(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
 
 
+def home(leaf: jax.Array | np.ndarray) -> Any:
+    """Where an array lies; for one of NumPy's, where JAX would put it."""
+    return leaf.sharding if isinstance(leaf, jax.Array) else jnp.zeros(0).sharding
+
+
 def _on_host(leaf):
     """Whether NumPy reads an array where it lies."""
     return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))

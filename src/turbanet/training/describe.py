@@ -1,0 +1,55 @@
+"""A swarm in three lines: its members, its model, where it is."""
+
+import dataclasses
+import textwrap
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from turbanet.training.checkpoint import called
+from turbanet.training.member import Functions, Swarm
+
+
+def described(swarm: Swarm) -> str:
+    """Members, model, parameters of each, types and devices; it never fails, whatever the leaves are by now."""
+    kind = type(swarm).__name__
+    try:
+        params = jax.tree.leaves(swarm.params)
+        members = np.shape(swarm.step)
+        count = sum(leaf.size for leaf in params) // max([1, *members])
+        types = ", ".join(sorted({str(leaf.dtype) for leaf in params}))
+        who = f"{members[0]} member(s)" if members else "one network"
+        who = f"{who}, {_span('seed', swarm.seed)}, {_span('id', swarm.id)}"
+        has = f"{count:,} parameters{' each' if members else ''}, {types}"
+        where = _where(params or [swarm.step])
+    except Exception:  # jax.tree.map makes a swarm of anything, and a repr is what errors are read by
+        return f"{kind}: of other leaves than arrays\nmodel: {model(swarm.apply_fn)}\nwhere: nowhere"
+    return f"{kind}: {who}\nmodel: {model(swarm.apply_fn)}, {has}\nwhere: {where}"
+
+
+def model(apply_fn: Any) -> str:
+    """The model behind `apply_fn`: its name, and those of its fields that are not what they are by default."""
+    module = getattr(apply_fn, "__self__", None)
+    if not isinstance(module, nn.Module | Functions):
+        return called(apply_fn)
+    fields = {field.name: field.default for field in dataclasses.fields(module) if field.name not in ("parent", "name")}
+    values = {name: getattr(module, name) for name in fields}
+    given = {name: value for name, value in values.items() if repr(value) != repr(fields[name])}
+    told = ", ".join(f"{name}={getattr(value, '__name__', None) or repr(value)}" for name, value in given.items())
+    return f"{type(module).__name__}({textwrap.shorten(told, 90, placeholder=' ...')})"
+
+
+def _span(name, numbers):
+    if isinstance(numbers, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return f"{name} unknown"
+    low, high = np.min(numbers), np.max(numbers)
+    return f"{name} {low}" if low == high else f"{name}s {low} to {high}"
+
+
+def _where(leaves):
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return "in a program that JAX traces"
+    devices = {str(device) for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
+    return ", ".join(sorted(devices)) or "in the host's memory"

@@ -1,0 +1,178 @@
+"""An exported swarm predicts what the swarm predicts, in a process that does not have the model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy.special import softmax
+
+import turbanet as tn
+
+rng = np.random.default_rng(0)
+ROWS = 1, 7, 64, 100
+
+
+class Normed(nn.Module):
+    """Running statistics and dropout, in plain layers."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+MODELS = {
+    "MLP": (tn.MLP((8, 3)), (4,)),
+    "LSTM": (tn.LSTM(8, 2), (5, 3)),
+    "LeNet": (tn.LeNet(), (28, 28, 1)),
+    "VGG": (tn.VGG(widths=(8, 8, 8, 16, 16)), (32, 32, 3)),
+    "MobileNet": (tn.MobileNet(blocks=((16, 1), (24, 2))), (32, 32, 3)),
+    "ResNet": (tn.ResNet(depth=8), (32, 32, 3)),
+    "Normed": (Normed(), (4,)),
+}
+
+
+def made(name, **how):
+    model, shape = MODELS[name]
+    x = rng.normal(size=(max(ROWS), *shape)).astype(np.float32)
+    return tn.TurbaTrainState.swarm(model, optax.sgd(0.01), 2, **{"sample_input": x[:1], **how}), x
+
+
+LOADS = """
+import pathlib, sys, numpy as np, turbanet as tn
+for file in pathlib.Path(sys.argv[1]).glob("*.tn"):
+    exported, x = tn.load_exported(file), np.load(file.with_suffix(".npy"))
+    np.savez(file.with_suffix(".npz"), **{str(rows): exported(x[:rows]) for rows in map(int, sys.argv[2:])})
+assert not {name for name in sys.modules if name.startswith("turbanet.networks")} and "test_exported" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """{name: (swarm, x)}, and the folder where another process left its predictions."""
+    folder = tmp_path_factory.mktemp("exported")
+    swarms = {name: made(name) for name in MODELS}
+    for name, (swarm, x) in swarms.items():
+        tn.export(swarm, kind="members").save(folder / f"{name}.tn")
+        np.save(folder / f"{name}.npy", x)
+    environment = {"PYTHONPATH": str(Path(tn.__file__).parents[1]), "JAX_PLATFORMS": "cpu", "PATH": ""}
+    command = [sys.executable, "-c", LOADS, str(folder), *map(str, ROWS)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return swarms, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_program_predicts_as_the_swarm_in_another_process(elsewhere, name):
+    swarms, folder = elsewhere
+    swarm, x = swarms[name]
+    expected = np.asarray(tn.predict(swarm, x))
+    with np.load(folder / f"{name}.npz") as found:
+        for rows in ROWS:
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(found[str(rows)], expected[:, :rows], rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_running_statistics_are_as_they_were_trained():
+    swarm, x = made("Normed")
+    trained, _ = tn.fit(swarm, 3 + x, np.zeros((100, 2)), tn.mse, epochs=9, progress=False)
+    found = tn.export(trained, kind="members")(x)
+    np.testing.assert_allclose(found, tn.predict(trained, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("MLP", 16), ("Normed", None)])
+def test_export_says_whether_rows_are_fixed(name, rows):
+    exported = tn.export(made(name)[0], kind="members", rows=16)
+    assert exported.rows == rows
+    said = "16 rows at a time" if rows else "any number of rows"
+    assert repr(exported) == f"Exported members of x float32[row, 4], {said}, for cpu"
+
+
+def test_kinds_are_the_members_their_mean_and_the_mean_of_probabilities():
+    swarm, x = made("MLP")
+    logits = np.asarray(tn.predict(swarm, x))
+    expected = {"members": logits, "mean": logits.mean(0), "probability": softmax(logits, axis=-1).mean(0)}
+    for kind, of_kind in expected.items():
+        np.testing.assert_allclose(tn.export(swarm, kind=kind)(x), of_kind, rtol=1e-5, atol=1e-6)
+
+
+def test_trees_go_in_and_come_out():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return {"sum": nn.Dense(2)(x["left"] + x["right"])}
+
+    x = {"left": rng.normal(size=(9, 3)).astype(np.float32), "right": np.ones((9, 3), np.float32)}
+    swarm = tn.TurbaTrainState.swarm(Two(), optax.sgd(0.1), 2, sample_input=jax.tree.map(lambda leaf: leaf[:1], x))
+    exported = tn.export(swarm, kind="mean")
+    expected = np.asarray(tn.predict(swarm, x)["sum"]).mean(0)
+    np.testing.assert_allclose(exported(x)["sum"], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="got {'left': 'float32.9, 3.', 'right': 'float32.2, 3.'}: convert it"):
+        exported(x | {"right": x["right"][:2]})
+
+
+def test_a_swarm_spread_over_devices_is_exported_for_one():
+    swarm, x = made("MLP")
+    exported = tn.export(tn.Plan(2, 1).place(swarm), kind="members")
+    assert exported.program.nr_devices == 1
+    np.testing.assert_allclose(exported(x), tn.predict(swarm, x), rtol=1e-5, atol=1e-6)
+
+
+def test_programs_for_a_gpu_are_written_without_one():
+    swarm, x = made("MLP")
+    assert tn.export(swarm, kind="mean", platforms=("cpu", "cuda"))(x).shape == (100, 3)
+    with pytest.raises(ValueError, match="exported for platforms .*cuda.* used on .*cpu"):
+        tn.export(swarm, kind="mean", platforms=("cuda",))(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "came"),
+    [
+        (np.zeros((2, 5), np.float32), r"float32\[2, 5\]"),
+        (np.zeros((2, 4), int), r"int32\[2, 4\]"),
+        (np.zeros((0, 4)), r"float32\[0, 4\]"),
+        ({"x": np.zeros((2, 4))}, r"{'x': 'float32\[2, 4\]'}"),
+    ],
+)
+def test_another_input_is_refused_with_the_signature(x, came):
+    exported = tn.export(made("MLP")[0], kind="members")
+    with pytest.raises(ValueError, match=rf"takes x as float32\[row, 4\], at least one row, got {came}: convert it"):
+        exported(x)
+
+
+def test_export_refuses_what_it_cannot_write():
+    swarm, x = made("MLP")
+    with pytest.raises(ValueError, match="Unknown kind 'median'; known: members, mean, probability"):
+        tn.export(swarm, kind="median")
+    with pytest.raises(ValueError, match="export takes a swarm, this is one network"):
+        tn.export(swarm.get_state(0), kind="mean")
+    with pytest.raises(ValueError, match="does not know its input: give a batch of it as sample_input"):
+        tn.export(swarm.replace(sample=None), kind="mean")
+    with pytest.raises(ValueError, match="rows must be a whole number"):
+        tn.export(swarm, kind="mean", rows=0)
+    one = made("MLP", sample_input=x[0])[0]
+    with pytest.raises(ValueError, match=r"The model takes no rows of float32\[4\]: give a batch .* as sample_input"):
+        tn.export(one, kind="mean")
+    assert tn.export(one, kind="mean", sample_input=x)(x).shape == (100, 3)
+
+
+def test_a_prediction_without_rows_is_refused():
+    model = (lambda key, x: jax.random.normal(key, (4, 2))), (lambda params, x: (x @ params).mean(0))
+    swarm = tn.TurbaTrainState.swarm(model, optax.sgd(0.1), 2, input_size=4)
+    with pytest.raises(ValueError, match="must have the rows of x"):
+        tn.export(swarm, kind="mean")
+
+
+def test_another_file_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("none of ours, and long enough to be read as something")
+    with pytest.raises(ValueError, match=r"notes holds no program of turbanet.export .*: export it anew"):
+        tn.load_exported(tmp_path / "notes")
+    (tmp_path / "other").write_bytes(jax.export.export(jax.jit(lambda x: -x))(np.ones(3)).serialize())
+    with pytest.raises(ValueError, match="other holds no program"):
+        tn.load_exported(tmp_path / "other")
