@@ -229,3 +229,14 @@ def test_a_packages_version_counts(monkeypatch):
     module._package.cache_clear()
     assert fingerprint(nn.Dense(3)) != before
     module._package.cache_clear()
+
+
+def test_what_was_compiled_so_far_is_no_part_of_a_function_that_predicts():
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, input_size=3)
+
+    def distilled(params, x, y, apply_fn):
+        return tn.mse(params, x, tn.predict(swarm, x)[0], apply_fn)
+
+    before = fingerprint(distilled)
+    tn.predict(swarm, np.ones((4, 3), np.float32))
+    assert fingerprint(distilled) == before and not before.opaque

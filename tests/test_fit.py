@@ -318,7 +318,7 @@ def test_the_last_programs_are_kept(compiled, monkeypatch):
     monkeypatch.setattr(program, "KEPT", 1)
     for epochs in (1, 2):
         train(make(), epochs=epochs, segment=epochs)
-    assert len(program._BY_VALUE) == 1
+    assert len(program._programs()[1]) == 1
 
 
 def test_history_frame_is_tidy():

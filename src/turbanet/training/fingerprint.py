@@ -130,7 +130,8 @@ def _made_of(thing):
         return [thing.__qualname__, *thing.__bases__, kept]
     if isinstance(thing, nn.Module):  # beside its fields it holds a number of its own and what Flax notes down
         return [type(thing), {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}]
-    if isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped):
+    wraps = isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped)
+    if wraps and hasattr(thing, "__wrapped__"):
         return [thing.__wrapped__]
     if isinstance(thing, TrainState):  # a swarm's pickle holds those of its functions, which differ from day to day
         return [type(thing), vars(thing)]

@@ -22,8 +22,6 @@ RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
-_BY_IDENTITY: dict = {}  # the last programs that ran, found without reading their functions
-_BY_VALUE: dict = {}  # the last ones compiled, by what they compute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,17 +170,17 @@ def compiled(program, plan, state, data) -> Compiled:
     leaves, tree = jax.tree.flatten((state, data))
     numbers = tuple(getattr(jax.config, name) for name in NUMBERS)
     order = program, plan, tree, tuple(map(described, leaves)), numbers
-    found, known = _BY_IDENTITY.get(order, (None, None))
+    by_identity, _ = _programs()
+    found, known = by_identity.get(order, (None, None))
     if known is None or not known.holds():
         found, known = _by_value(*order)
-        _keep(_BY_IDENTITY, order, (found, known))
+        _keep(by_identity, order, (found, known))
     return found
 
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _BY_IDENTITY.clear()
-    _BY_VALUE.clear()
+    _programs.cache_clear()
     jax.clear_caches()
 
 
@@ -206,6 +204,12 @@ def _bytes(executable):
     return sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
+@lru_cache
+def _programs():
+    """({order: (program, what it is known by)} of the last that ran, {what they compute: program} of the last compiled)."""
+    return {}, {}
+
+
 def _by_value(program, plan, tree, types, numbers):
     """(the program, compiled or from memory, the fingerprint of the functions in it)."""
     state, data = jax.tree.unflatten(tree, types)
@@ -213,9 +217,10 @@ def _by_value(program, plan, tree, types, numbers):
     known = fingerprint((program, state.apply_fn, state.tx, schedule and schedule.functions))
     bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
     key = known, jax.tree.structure((bare, data)), plan, types, numbers
-    if key not in _BY_VALUE:
-        _keep(_BY_VALUE, key, _compile(program, plan, state, data))
-    return _BY_VALUE[key], known
+    _, by_value = _programs()
+    if key not in by_value:
+        _keep(by_value, key, _compile(program, plan, state, data))
+    return by_value[key], known
 
 
 def _keep(programs, key, found):
