@@ -206,7 +206,7 @@ def _bytes(executable):
 
 @lru_cache
 def _programs():
-    """({order: (program, what it is known by)} of the last that ran, {what they compute: program} of the last compiled)."""
+    """({order: (program, its fingerprint)} of the last ones that ran, {key: program} of the last ones compiled)."""
     return {}, {}
 
 
