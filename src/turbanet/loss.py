@@ -10,6 +10,7 @@ import optax
 from turbanet.training.checks import expects
 from turbanet.training.member import Bound
 
+ROUNDED = 0.001  # by how much a probability may be off 0 and 1
 LossAndPrediction = tuple[jax.Array, jax.Array]
 
 
@@ -23,7 +24,11 @@ def _classes(y, prediction):
 
 
 def _probabilities(y, prediction):
-    yield y, (_array(y) < 0) | (y > 1), "0, 1 or a probability between them"
+    yield y, ~_is_probability(_array(y)), "0, 1 or a probability between them"
+
+
+def _is_probability(y):
+    return (y >= -ROUNDED) & (y <= 1 + ROUNDED)
 
 
 def _array(y):
@@ -174,7 +179,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     logits = _predicted(params, x, apply_fn)
     flat = logits.reshape(y.shape) if logits.shape == (*_array(y).shape, 1) else logits
     _check(flat, y)
-    target = jnp.where((y >= 0) & (y <= 1), y, jnp.nan).astype(flat.dtype)
+    target = jnp.where(_is_probability(y), y, jnp.nan).astype(flat.dtype)
     return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, target)), jax.nn.sigmoid(logits)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import InvalidRngError
 
 from turbanet.training import member
 
@@ -37,11 +38,23 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         if jnp.issubdtype(array.dtype, jnp.inexact) and not _is_finite(array):
             bad = ~np.isfinite(np.asarray(array))
             _raise_for(name, array, own, bad, "numbers; mend or leave out such rows, or say allow_nan=True", data)
-    prediction = _prediction(swarm, data, part)
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     check = getattr(loss_fn, "check", None)
-    for array, bad, expected in () if check is None or prediction is None else check(data.y, prediction):
+    shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
+    made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
+    if check is None and shapes == made:
+        return
+    try:
+        prediction = _prediction(swarm, data.x, shapes)
+    except InvalidRngError:  # a model that always draws predicts only in a loss
+        return
+    except Exception as error:
+        if not made or shapes == made:  # a loss of its own may hand it more than x
+            return
+        came = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
+        raise ValueError(f"The model cannot take {part}x with {came}.") from error
+    for array, bad, expected in () if check is None else check(data.y, prediction):
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
         _raise_for(name, array, own, np.asarray(bad), expected, data)
 
@@ -67,24 +80,13 @@ def _raise_for(name, array, own, bad, expected, data):
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
 
 
-def _prediction(swarm, data, part):
-    """One member's prediction of a row of x, known by shape and type; ValueError for an x of a shape it cannot take.
-
-    None for a model that predicts nothing outside of a loss, such as one that always draws random numbers.
-    """
-    x_leaves, x_tree = jax.tree.flatten(data.x)
-    shapes = [leaf.shape[own + 1 :] for leaf, own in zip(x_leaves, data.is_own, strict=False)]
-    x = [jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(x_leaves, shapes, strict=True)]
+def _prediction(swarm, x, shapes):
+    """One member's prediction of a row of x, known by shape and type."""
+    leaves, x_tree = jax.tree.flatten(x)
+    row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))
     one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in state)
-    try:
-        return _predicted(tree, one, x_tree, tuple(x))
-    except Exception as error:
-        made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
-        if not made or shapes == made:
-            return None
-        made_for = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
-        raise ValueError(f"The model cannot take {part}x with {made_for}: {_first_line(error)}") from error
+    return _predicted(tree, one, x_tree, row)
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +96,3 @@ def _predicted(tree, state, x_tree, x):
 
 def _listed(shapes):
     return ", ".join(map(str, shapes))
-
-
-def _first_line(error):
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
