@@ -90,6 +90,8 @@ binary = {"loss": tn.binary_cross_entropy, "outputs": 1}
         ({"validation": 0.2}, r"the pair \(x, y\) of held-out rows, got float 0.2"),
         ({"validation": (X, CLASSES, CLASSES)}, r"the pair \(x, y\) of held-out rows, got 3 of them"),
         ({"loss": tn.weighted(tn.mse), "y": X}, r"takes y as \(y, weight\), in validation too; got (ndarray|Array) "),
+        ({"loss": "softmax"}, r"A loss is loss\(params, x, y, apply_fn\), such as turbanet.mse; got 'softmax'"),
+        ({"per_member": (True,)}, r"per_member says it of x and y, True or a pair of them; got \(True,\)"),
         ({"y": (CLASSES, np.ones(12))}, r"takes y as one array, got a tuple: for \(y, weight\) take weighted"),
     ],
 )
@@ -208,3 +210,9 @@ def test_a_model_that_always_draws_is_left_to_its_loss():
     for x in (X, X[:, :2]):
         _, history = tn.fit(swarm, x, CLASSES, tn.softmax_cross_entropy, epochs=1, progress=False, plan=PLAN)
         assert np.isfinite(history.train_loss).all()
+
+
+@pytest.mark.parametrize("optimizer", [0.001, optax.adam])
+def test_an_optimizer_is_one_of_optax(optimizer):
+    with pytest.raises(ValueError, match=r"one of Optax's, such as optax.adam\(0.001\); got"):
+        tn.TurbaTrainState.swarm(tn.MLP((2,)), optimizer, 2, input_size=3)

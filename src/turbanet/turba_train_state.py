@@ -107,7 +107,8 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for no or both of `input_size` and `sample_input`, and for numbers that count no members or seeds.
+        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, and
+            for what is no optimizer.
 
         Examples
         --------
@@ -121,6 +122,8 @@ class TurbaTrainState(TrainState):
         (5, 2, 3)
         """
         check_whole(swarm_size=swarm_size)
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise ValueError(f"The optimizer is one of Optax's, such as optax.adam(0.001); got {optimizer!r}.")
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
         if sample_input is None:
@@ -384,6 +387,8 @@ class TurbaTrainState(TrainState):
         loss_fn = loss_fn or self.loss_fn
         if loss_fn is None:
             raise ValueError("This swarm has no loss: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
+        if not callable(loss_fn):
+            raise ValueError(f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}.")
         return loss_fn
 
     def _check_position(self, index):

@@ -44,6 +44,8 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
+    if isinstance(per_member, tuple) and len(per_member) != 2:
+        raise ValueError(f"per_member says it of x and y, True or a pair of them; got {per_member}.")
     said = dict(zip(examples, per_member, strict=True)) if isinstance(per_member, tuple) else per_member
     is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(said, examples))))
     lengths = set()
