@@ -214,9 +214,10 @@ def _by_value(program, plan, tree, types, numbers):
     """(the program, compiled or from memory, the fingerprint of the functions in it)."""
     state, data = jax.tree.unflatten(tree, types)
     schedule = state.schedule
-    known = fingerprint((program, state.apply_fn, state.tx, schedule and schedule.functions))
+    fields = vars(program)  # none, where it is a function of ours
+    known = fingerprint((fields, state.apply_fn, state.tx, schedule and schedule.functions))
     bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
-    key = known, jax.tree.structure((bare, data)), plan, types, numbers
+    key = type(program) if fields else program, known, jax.tree.structure((bare, data)), plan, types, numbers
     _, by_value = _programs()
     if key not in by_value:
         _keep(by_value, key, _compile(program, plan, state, data))
