@@ -52,7 +52,7 @@ def same(found, expected):
 
 
 def test_the_exception_carries_what_was_trained(expected, after_two_segments):
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted after 4 epoch\(s\)") as stopped:
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after 4 whole epoch\(s\)") as stopped:
         train()
     same((stopped.value.swarm, stopped.value.history), expected)
 

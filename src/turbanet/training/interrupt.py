@@ -8,11 +8,14 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during `fit`, raised between two segments; `swarm` and `history` are what `fit` would have returned."""
+    """Ctrl-C during `fit`; `swarm` and `history` are what it would have returned by then.
+
+    The swarm has taken all steps up to then, also those of a long epoch that the history has not seen the end of.
+    """
 
     def __init__(self, swarm: Any, history: Any):
         done = len(history.train_loss)
-        super().__init__(f"fit was interrupted after {done} epoch(s); this exception's swarm and history have them.")
+        super().__init__(f"fit was interrupted after {done} whole epoch(s); this exception's swarm and history have them.")
         self.swarm = swarm
         self.history = history
 
