@@ -15,7 +15,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, swarm: Any, history: Any):
         done = len(history.train_loss)
-        super().__init__(f"fit was interrupted after {done} whole epoch(s); this exception's swarm and history have them.")
+        super().__init__(f"fit was interrupted after {done} whole epoch(s): see this exception's swarm and history.")
         self.swarm = swarm
         self.history = history
 
