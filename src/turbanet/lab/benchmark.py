@@ -133,10 +133,10 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
 
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
     threads = baselines.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
-    every = runs(work, plan=plan, threads=threads, names=names)
     few = work.first(min(looped or work.members, work.members))
     loops = runs(few, plan=plan, threads=threads, names=[way for way in names if way in (LOOP, FUSED)])
-    every = {way: loops.get(way, run) for way, run in every.items()}
+    every = loops | runs(work, plan=plan, threads=threads, names=[way for way in names if way not in loops])
+    every = {way: every[way] for way in names if way in every}
     first_seconds, memory = _first_runs(work, every, rtol)
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})

@@ -111,8 +111,9 @@ def fit(
         the rest is long enough to spend 5 % of it on that, and remembered
     segment : epochs from one checkpoint to the next, and from one look at who has stopped; None: about a tenth of them
     progress : whether a bar shows the epochs done and the mean losses of the last one
-    on_interrupt : what Ctrl-C does, within about two seconds: "raise" an
-        `Interrupted`, whose `swarm` and `history` are what was trained so far, or "return" these
+    on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not cut (one of fewer
+        operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
+        far, or "return" these
 
     Returns
     -------

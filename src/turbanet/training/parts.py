@@ -14,7 +14,7 @@ from turbanet.training.data import Data, join, split
 from turbanet.training.member import Swarm
 from turbanet.training.program import Train, room
 
-LONG = 1e12  # operations of an epoch from which on it is trained in parts: ten seconds or so of two cores
+LONG = 1e12  # operations of an epoch from which on it is trained in parts: seconds of two cores, if they are well used
 
 
 @struct.dataclass

@@ -95,7 +95,7 @@ class Training:
         return round(self.done + self.place / self.steps, 2) if self.place else self.done
 
     def advance(self):
-        """Train on, for about CALL_SECONDS at the most, for Ctrl-C is heeded between two calls.
+        """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
 
         At the end of a segment set aside who has stopped, keep a checkpoint, and measure plans after the first.
         """
