@@ -1,5 +1,6 @@
 """Ctrl-C between two segments: nothing is lost, nothing half-done is left."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import interrupt, program
+from turbanet.training import fit, interrupt, program
 from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
@@ -98,6 +99,17 @@ def test_ctrl_c_inside_a_segment_keeps_a_checkpoint(expected, after_two_segments
     monkeypatch.undo()
     swarm, history = train(segment=8, epochs=4, checkpoints=tmp_path)
     same((swarm, history), expected)
+
+
+def test_a_resumed_training_that_is_interrupted_at_once_is_kept_as_it_was(after_two_segments, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CALL_SECONDS", 0)
+    how = {"segment": 8, "on_interrupt": "return", "checkpoints": tmp_path}
+    swarm, _ = train(**how)
+    monkeypatch.undo()
+    monkeypatch.setattr(fit, "noted", lambda: contextlib.nullcontext(lambda: True))
+    again, history = train(**how)
+    assert len(history.train_loss) == 3
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(swarm))
 
 
 def test_a_second_one_stops_at_once():

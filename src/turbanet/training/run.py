@@ -228,7 +228,8 @@ class Training:
     def _keep(self):
         in_parts = isinstance(self.program, Part)
         number = self.done * self.steps + self.place if in_parts else self.done  # which Orbax wants to grow
-        self.keeper.save(number, *self._kept())
+        if number != self.keeper.manager.latest_step():  # resumed and interrupted again at once
+            self.keeper.save(number, *self._kept())
 
     def _kept(self):
         """What a checkpoint keeps: ({name: array}, {name: value})."""
