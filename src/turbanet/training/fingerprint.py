@@ -5,7 +5,7 @@ import dataclasses
 import dis
 import functools
 import hashlib
-import importlib.util
+import importlib
 import os
 import re
 import sys
@@ -75,67 +75,72 @@ class _Walk:
 
     def digest(self, thing, where=()) -> bytes:
         """The digest of what lies at `where`, the names of what it lies in ("" where that gives it none)."""
-        if type(thing) in PLAIN:
-            return _hashed(thing, [repr(thing).encode()])
         if id(thing) not in self.seen:
             self.seen[id(thing)] = thing, bytes(len(where))  # what stands for it inside itself
-            self.seen[id(thing)] = thing, _hashed(thing, self.parts(thing, where))
+            whole = hashlib.sha256(type(thing).__name__.encode())
+            for part in self.parts(thing, where):
+                whole.update(part)
+            self.seen[id(thing)] = thing, whole.digest()
         return self.seen[id(thing)][1]
 
     def parts(self, thing, where):
-        """The bytes of an array, the digests of what anything else is made of."""
+        """The bytes of a constant or an array, the digests of what anything else is made of."""
+        if type(thing) in PLAIN:
+            return [repr(thing).encode()]
         if isinstance(thing, np.ndarray | np.generic | jax.Array) and thing.dtype != object:
             held = np.ascontiguousarray(as_numbers(thing)).reshape(-1)
             return f"{thing.dtype}{np.shape(thing)}".encode(), held.view(np.uint8)
         if type(thing) is dict:
             return [self.digest(part, (*where, str(key))) for key, value in thing.items() for part in (key, value)]
-        if isinstance(thing, types.FunctionType):
-            scope = thing.__globals__
-            self.read += [(scope, name, scope[name]) for name in _names(thing.__code__) if name in scope]
-        made_of = _made_of(thing)
+        made_of = self.made_of(thing)
         if made_of is None:
             return [self.unknown(f"{type(thing).__qualname__} {'.'.join(filter(None, where))}".strip())]
         digests = [self.digest(part, (*where, "")) for part in made_of]
         return sorted(digests) if isinstance(thing, set | frozenset) else digests
 
+    def made_of(self, thing):
+        """What to walk in place of `thing`; None if it cannot be read."""
+        if type(thing) in (tuple, list) or isinstance(thing, set | frozenset):
+            return thing
+        if type(thing) in HELD:
+            return [getattr(thing, name) for name in HELD[type(thing)]]
+        if isinstance(thing, types.ModuleType):
+            return [thing.__name__, _package(thing.__name__)]
+        if name := _public_name(thing):
+            return [name]
+        if isinstance(thing, types.FunctionType):
+            cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+            held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+            read = _package(thing.__globals__.get("__name__", "")) or self.globals(thing.__code__, thing.__globals__)
+            return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, vars(thing), held, read]
+        if isinstance(thing, type):
+            kept = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
+            return [thing.__qualname__, *thing.__bases__, kept]
+        if isinstance(thing, nn.Module | TrainState):  # their pickles hold more, which differs from day to day
+            held = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}
+            return [type(thing), held]
+        wraps = isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped)
+        if wraps and hasattr(thing, "__wrapped__"):
+            return [thing.__wrapped__]
+        return _pickled(thing)
+
+    def globals(self, code, scope) -> dict:
+        """{name: value} of the globals that a code object and those inside it read, and of the modules they import."""
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
+        read = {name: scope[name] for name in sorted(names & scope.keys())}
+        self.read += [(scope, name, value) for name, value in read.items()]
+        for level, step in zip(steps, steps[2:], strict=False):
+            if step.opname == "IMPORT_NAME":
+                read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
+        read = {name: _taken(value, set(code.co_names)) for name, value in read.items()}
+        for inner in code.co_consts:
+            read |= self.globals(inner, scope) if isinstance(inner, types.CodeType) else {}
+        return read
+
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
         return os.urandom(32)
-
-
-def _hashed(thing, parts) -> bytes:
-    whole = hashlib.sha256(type(thing).__name__.encode())
-    for part in parts:
-        whole.update(part)
-    return whole.digest()
-
-
-def _made_of(thing):
-    """What to walk in place of `thing`; None if it cannot be read."""
-    if type(thing) in (tuple, list) or isinstance(thing, set | frozenset):
-        return thing
-    if type(thing) in HELD:
-        return [getattr(thing, name) for name in HELD[type(thing)]]
-    if isinstance(thing, types.ModuleType):
-        return [thing.__name__, _package(thing.__name__)]
-    if name := _public_name(thing):
-        return [name]
-    if isinstance(thing, types.FunctionType):
-        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
-        held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-        read = _package(thing.__globals__.get("__name__", "")) or _globals(thing.__code__, thing.__globals__)
-        return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, vars(thing), held, read]
-    if isinstance(thing, type):
-        kept = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
-        return [thing.__qualname__, *thing.__bases__, kept]
-    if isinstance(thing, nn.Module):  # beside its fields it holds a number of its own and what Flax notes down
-        return [type(thing), {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}]
-    wraps = isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped)
-    if wraps and hasattr(thing, "__wrapped__"):
-        return [thing.__wrapped__]
-    if isinstance(thing, TrainState):  # a swarm's pickle holds those of its functions, which differ from day to day
-        return [type(thing), vars(thing)]
-    return _pickled(thing)
 
 
 def _pickled(thing):
@@ -149,31 +154,10 @@ def _pickled(thing):
     return [*made[:3], *(items and list(items) for items in made[3:5])]
 
 
-def _globals(code, scope) -> dict:
-    """{name: value} of the globals that a code object and those inside it read, and of the modules they import."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
-    read = {name: scope[name] for name in sorted(names & scope.keys())}
-    for level, step in zip(steps, steps[2:], strict=False):
-        if step.opname == "IMPORT_NAME":
-            read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
-    read = {name: _taken(value, set(code.co_names)) for name, value in read.items()}
-    for inner in code.co_consts:
-        read |= _globals(inner, scope) if isinstance(inner, types.CodeType) else {}
-    return read
-
-
-def _names(code) -> set:
-    """The names of globals and attributes in a code object and in those inside it."""
-    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*inner)
-
-
 def _imported(name, package):
     try:
-        name = importlib.util.resolve_name(name, package)
-        return _package(name) or importlib.import_module(name)
-    except ImportError:
+        return _package(name) or importlib.import_module(name, package)
+    except (ImportError, TypeError):  # what is not there, or lies in no package
         return None
 
 
