@@ -40,25 +40,24 @@ class Checkpoints:
 def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
     """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint.
 
-    program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called beside the program. Under
-    OPAQUE is what cannot be compared, "" if all can.
+    program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called beside the program.
     """
 
     def digest(tree):
         return fingerprint(jax.tree.leaves(tree))[:16]
 
-    schedules = () if swarm.schedule is None else swarm.schedule.functions
-    computed = {"model": swarm.apply_fn, "optimizer": swarm.tx, "loss": program.loss_fn}
-    computed |= {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
-    computed |= {f"schedule {i}": function for i, function in enumerate(schedules)}
-    identities, unread = identified(computed)
+    of_metrics = {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
     stopping = "never" if swarm.stopping is None else f"{swarm.stopping.patience}, {swarm.stopping.min_delta}"
-    found = {"format": str(FORMAT), **versions(), OPAQUE: unread, **identities}
+    found = {"format": str(FORMAT), **versions(), **identified(swarm, {"loss": program.loss_fn, **of_metrics})}
     found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
-    found |= {"shuffling": str(program.shuffle), "stopping": stopping}
-    for name, tree in (("state", swarm), ("data", data)):
-        found |= {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
+    found |= {"shuffling": str(program.shuffle), "stopping": stopping, **types(swarm, "state"), **types(data, "data")}
     return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
+
+
+def differences(kept: dict, here: dict) -> dict[str, str]:
+    """{name: what it was and is} of the facts that are not what they were when they were kept."""
+    both = {name: (kept.get(name, "not there"), here.get(name, "not there")) for name in here | kept}
+    return {name: f"{name} was {was} and is {now}" for name, (was, now) in both.items() if was != now}
 
 
 def versions() -> dict[str, str]:
@@ -67,12 +66,18 @@ def versions() -> dict[str, str]:
     return {"Python": python, **{name: version(name) for name in ("turbanet", "jax", "flax", "optax")}}
 
 
-def identified(things: dict) -> tuple[dict[str, str], str]:
-    """({name: what a thing is called, and its fingerprint}, what of the things cannot be read, "" if all can)."""
+def identified(swarm: Swarm, others: dict) -> dict[str, str]:
+    """{name: what it is called, and its fingerprint} of what a swarm, and of `others` {name: thing}, computes with.
+
+    Under OPAQUE is what of it cannot be read and so not be compared, "" if all can.
+    """
+    functions = () if swarm.schedule is None else swarm.schedule.functions
+    schedules = {f"schedule {i}": function for i, function in enumerate(functions)}
+    things = {"model": swarm.apply_fn, "optimizer": swarm.tx, **others, **schedules}
     prints = {name: fingerprint(thing) for name, thing in things.items()}
     unread = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
-    digests = {name: "" if each.opaque else each[:8] for name, each in prints.items()}
-    return {name: f"{called(thing)} {digests[name]}".strip() for name, thing in things.items()}, unread
+    digests = {name: "" if each.opaque else f" {each[:8]}" for name, each in prints.items()}
+    return {OPAQUE: unread} | {name: f"{called(thing)}{digests[name]}" for name, thing in things.items()}
 
 
 def called(thing: Any) -> str:
@@ -85,60 +90,71 @@ def called(thing: Any) -> str:
     return getattr(thing, "__qualname__", type(thing).__name__).replace(".<locals>", "")
 
 
-class Keeper:
+class Folder:
+    """A folder that keeps, with Orbax, arrays and what JSON can hold beside them: each time whole, or not at all."""
+
+    def __init__(self, path: Path, most: int | None, *, what: str):
+        """Open it, to keep `what` there, the last `most` times; None only reads."""
+        import orbax.checkpoint as ocp
+
+        self.path = path
+        self.args = ocp.args
+        how = {"max_to_keep": most, "enable_async_checkpointing": False, "cleanup_tmp_directories": most is not None}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.manager = ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(**how))
+        except OSError as error:
+            raise OSError(f"{what} cannot be kept in {path} ({error}): name another folder.") from error
+
+    def about(self) -> dict:
+        """What was last kept beside arrays; FileNotFoundError if nothing was."""
+        return self.manager.restore(None, args=self.args.Composite(about=self.args.JsonRestore())).about
+
+    def arrays(self) -> dict:
+        """The arrays that were last kept, {name: array}."""
+        return self.manager.restore(None, args=self.args.Composite(arrays=self.args.StandardRestore())).arrays
+
+    def keep(self, number: int, arrays: dict, about: dict, *, what: str, advice: str) -> None:
+        """Keep {name: array} and what JSON can hold under a number above the last one's; OSError if that fails."""
+        numbers = self.args.StandardSave({name: as_numbers(array) for name, array in arrays.items()})
+        try:
+            parts = self.args.Composite(arrays=numbers, about=self.args.JsonSave(about))
+            self.manager.save(number, args=parts, force=True)
+        except (OSError, ValueError) as error:
+            raise OSError(f"{what} could not be written to {self.path} ({error}): {advice}.") from error
+
+
+class Keeper(Folder):
     """The checkpoints of one training in a folder."""
 
     def __init__(self, checkpoints, known):
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        self.folder = Path(self.where.folder).resolve()
+        super().__init__(Path(self.where.folder).resolve(), self.where.keep, what="Checkpoints")
         self.facts = known
         self.segments = 0
-        self.manager, self.args = opened(self.folder, self.where.keep, what="Checkpoints")
 
     def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
-        step = self.manager.latest_step()
-        if step is None:
+        if self.manager.latest_step() is None:
             if self.facts[OPAQUE]:
                 say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
-        parts = self.args.Composite(about=self.args.JsonRestore(), arrays=self.args.StandardRestore())
-        kept = self.manager.restore(step, args=parts)
-        said = kept.about["facts"]
-        if unread := self.facts[OPAQUE] or said.get(OPAQUE):
-            other = f"This training cannot be compared with the one that was kept in {self.folder}"
+        about = self.about()
+        if unread := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
+            other = f"This training cannot be compared with the one that was kept in {self.path}"
             raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
-        for name in self.facts | said:
-            old, new = said.get(name, "not there"), self.facts.get(name, "not there")
-            if old != new:
-                other = f"The checkpoint in {self.folder} is of another training: {name} was {old} and is {new}"
-                raise ValueError(f"{other}; name another folder, or remove this one.")
-        return kept.arrays, kept.about["progress"]
+        for other in differences(about["facts"], self.facts).values():
+            came = f"The checkpoint in {self.path} is of another training: {other}"
+            raise ValueError(f"{came}; name another folder, or remove this one.")
+        return self.arrays(), about["progress"]
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
         """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""
         self.segments += 1
-        if self.segments % self.where.every:
-            return
-        about = self.args.JsonSave({"facts": self.facts, "progress": progress})
-        numbers = self.args.StandardSave({name: as_numbers(array) for name, array in arrays.items()})
-        try:
-            self.manager.save(done, args=self.args.Composite(arrays=numbers, about=about), force=True)
-        except (OSError, ValueError) as error:
-            failed = f"The checkpoint of epoch {done} could not be written to {self.folder} ({error})"
-            raise OSError(f"{failed}; the ones before are whole, and the same call goes on from the last.") from error
-
-
-def opened(folder: Path, keep: int | None, *, what: str) -> tuple[Any, Any]:
-    """(Orbax's manager of a folder, its arguments), to keep the last `keep` of `what` in it; None only reads."""
-    import orbax.checkpoint as ocp
-
-    how = {"max_to_keep": keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": keep is not None}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**how)), ocp.args
-    except OSError as error:
-        raise OSError(f"{what} cannot be kept in {folder} ({error}): name another folder.") from error
+        if self.segments % self.where.every == 0:
+            what = f"The checkpoint of epoch {done}"
+            advice = "the ones before are whole, and the same call goes on from the last"
+            self.keep(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
 
 
 def leaves_by_name(tree: Any) -> dict:
@@ -146,14 +162,17 @@ def leaves_by_name(tree: Any) -> dict:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def types(tree: Any, name: str = "") -> dict[str, str]:
+    """{path: type and shape} of the leaves of a pytree of this name."""
+    return {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
+
+
 def named_leaves(arrays: dict, like: Any) -> Any:
     """The pytree `like` with the leaves of {path: leaf}; where it has random keys, the leaf's numbers become keys."""
 
-    def impl(old):  # of keys that may be known by type alone
-        return jax.random.key_impl(jax.numpy.empty((), old.dtype))
-
     def named(path, old):
         leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        return jax.random.wrap_key_data(leaf, impl=impl(old)) if is_key(old) else leaf
+        known = jax.numpy.empty((), old.dtype)  # as `old` may be known by its type alone
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(known)) if is_key(old) else leaf
 
     return jax.tree_util.tree_map_with_path(named, like)

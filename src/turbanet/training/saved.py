@@ -19,7 +19,8 @@ from turbanet.training.schedules import NAMED, PLATEAU, Schedule, hyperparameter
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not written to its end
-FOR_TRAINING = "optimizer", "schedule", ".opt_state", ".schedule"  # facts that predictions do without
+# Facts that predictions do without.
+FOR_TRAINING = "optimizer", "schedule", ".opt_state", ".schedule", checkpoint.OPAQUE
 
 
 def no_optimizer(updates: Any, state: Any, params: Any = None) -> Any:
@@ -31,22 +32,18 @@ PREDICTS = optax.GradientTransformation(lambda params: optax.EmptyState(), no_op
 
 def save(swarm: Swarm, folder: Path) -> None:
     """Keep `swarm` in `folder`, in place of the one that was saved there before; see `TurbaTrainState.save`."""
-    manager, args = checkpoint.opened(folder, 1, what="A swarm")
+    kept = checkpoint.Folder(folder, 1, what="A swarm")
     there = sorted(path.name for path in folder.iterdir() if TEMPORARY not in path.name)
-    if there and _about(manager, args) is None:
+    if there and _about(kept) is None:
         came = f"{folder} holds {', '.join(there[:3])}, which is no saved swarm"
         raise ValueError(f"A swarm is saved to a folder of its own, but {came}: name a new folder.")
     swarm = jax.tree.map(jnp.asarray, swarm)
     names = {function: name for name, function in NAMED.items()}
     about = {"format": FORMAT, "versions": checkpoint.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
-    about["schedules"] = [names.get(function) for function in _functions(swarm)]
+    about["schedules"] = [names.get(function) for function in getattr(swarm.schedule, "functions", ())]
     about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
-    arrays = {name: checkpoint.as_numbers(leaf) for name, leaf in checkpoint.leaves_by_name(swarm).items()}
-    kept = args.Composite(swarm=args.JsonSave(about), leaves=args.StandardSave(arrays))
-    try:
-        manager.save(1 + (manager.latest_step() or 0), args=kept, force=True)
-    except (OSError, ValueError) as error:
-        raise OSError(f"The swarm could not be written to {folder} ({error}): make room, or name another.") from error
+    told = {"what": "The swarm", "advice": "make room, or name another"}
+    kept.keep(1 + (kept.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **told)
 
 
 def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
@@ -58,8 +55,8 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     creator : creator(sample) -> a function of (seed, id), a member before its training, of which only shapes are used
     schedule, sample_input, check : as `TurbaTrainState.load` takes them
     """
-    found: Any = checkpoint.opened(folder, None, what="A swarm") if folder.is_dir() else (None, None)
-    about = _about(*found)
+    kept: Any = checkpoint.Folder(folder, None, what="A swarm") if folder.is_dir() else None
+    about = _about(kept)
     if about is None:
         advice = "name the folder of one, or call fit again if it kept its checkpoints there"
         raise FileNotFoundError(f"{folder} holds no swarm that swarm.save wrote: {advice}.")
@@ -69,19 +66,17 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     sample = _sample(about["sample"])
     if sample is None and sample_input is None:
         raise ValueError(f"The swarm in {folder} does not know its input: give a batch of it as sample_input=.")
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sample)
-    create = creator(zeros if sample_input is None else as_arrays(sample_input, "sample_input"))
-    like = _like(about, create, schedule)
+    given = as_arrays(sample_input, "sample_input")  # None stays None
+    create = creator(jax.tree.map(jnp.zeros_like, sample) if given is None else given)
+    like = _like(about, create, schedule).replace(sample=sample)
     _check(folder, like, about, check)
-    manager, args = found
-    leaves = manager.restore(manager.latest_step(), args=args.Composite(leaves=args.StandardRestore())).leaves
-    return checkpoint.named_leaves(leaves, like.replace(sample=sample))
+    return checkpoint.named_leaves(kept.arrays(), like)
 
 
-def _about(manager, args):
+def _about(kept):
     """What `save` said of the swarm that it kept; None where there is none."""
     try:
-        return manager and manager.restore(None, args=args.Composite(swarm=args.JsonRestore())).swarm
+        return kept and kept.about()["swarm"]
     except (FileNotFoundError, KeyError, ValueError):  # nothing, a checkpoint of `fit`, what somebody else wrote
         return None
 
@@ -94,10 +89,6 @@ def _sample(told):
     if isinstance(told, dict):
         return freeze({name: _sample(part) for name, part in told.items()})
     return told and tuple(map(_sample, told))
-
-
-def _functions(swarm):
-    return () if swarm.schedule is None else swarm.schedule.functions
 
 
 def _like(about, create, schedule):
@@ -120,24 +111,20 @@ def _like(about, create, schedule):
 
 def _facts(swarm):
     """{name: text} of what computes in a swarm, and of its arrays, whose names begin with a dot."""
-    schedules = {f"schedule {i}": function for i, function in enumerate(_functions(swarm))}
-    facts, unread = checkpoint.identified({"model": swarm.apply_fn, "optimizer": swarm.tx, **schedules})
-    if unread:
+    facts = checkpoint.identified(swarm, {})
+    if unread := facts[checkpoint.OPAQUE]:
         say_once(f"The {unread}, which cannot be read: whether a loaded swarm has the same one is not checked.")
-    facts["model"] = f"{model(swarm.apply_fn)} {facts['model'].rpartition(' ')[2]}"
-    return facts | {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in checkpoint.leaves_by_name(swarm).items()}
+    facts["model"] = facts["model"].replace(checkpoint.called(swarm.apply_fn), model(swarm.apply_fn), 1)
+    return facts | checkpoint.types(swarm)
 
 
 def _check(folder, like, about, check):
     """ValueError for a swarm that is not the saved one; said, where its code differs as versions do."""
-    saved, here = about["facts"], _facts(like)
     old, new = about["versions"], checkpoint.versions()
-    for name in saved | here:
-        was, now = saved.get(name, "not there"), here.get(name, "not there")
+    for name, other in checkpoint.differences(about["facts"], _facts(like)).items():
         is_code = not name.startswith(".")
-        if was == now or (is_code and not check) or (like.tx is PREDICTS and name.startswith(FOR_TRAINING)):
+        if (is_code and not check) or (like.tx is PREDICTS and name.startswith(FOR_TRAINING)):
             continue
-        other = f"{name} was {was} and is {now}"
         if not is_code or old == new:
             advice = "give what it was saved with" + ", or check=False if both compute the same" * is_code
             raise ValueError(f"The swarm in {folder} is another one: {other}; {advice}.")
