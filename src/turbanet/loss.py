@@ -17,14 +17,13 @@ LossAndPrediction = tuple[jax.Array, jax.Array]
 def _classes(y, prediction):
     """Whole numbers are classes, which count from 0; others are their probabilities."""
     if not jnp.issubdtype(_array(y).dtype, jnp.integer):
-        yield from _probabilities(y, prediction)
-    else:
-        classes = prediction.shape[-1]
-        yield y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs"
+        return _probabilities(y, prediction)
+    classes = prediction.shape[-1]
+    return [(y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs")]
 
 
 def _probabilities(y, prediction):
-    yield y, ~_is_probability(_array(y)), "0, 1 or a probability between them"
+    return [(y, ~_is_probability(_array(y)), "0, 1 or a probability between them")]
 
 
 def _is_probability(y):
@@ -32,11 +31,9 @@ def _is_probability(y):
 
 
 def _array(y):
-    if not hasattr(y, "dtype"):
-        raise ValueError(
-            f"This loss takes y as one array, got a {type(y).__name__}: for (y, weight) take weighted(loss)."
-        )
-    return y
+    if hasattr(y, "dtype"):
+        return y
+    raise ValueError(f"This loss takes y as one array, got a {type(y).__name__}: for (y, weight) take weighted(loss).")
 
 
 def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
@@ -200,9 +197,8 @@ def weighted(loss_fn: Callable) -> Callable:
 
     def check(y, prediction):
         y, weight = _with_weight(y)
-        if hasattr(loss_fn, "check"):
-            yield from loss_fn.check(y, prediction)
-        yield weight, weight < 0, "a weight of at least 0"
+        of_loss = loss_fn.check(y, prediction) if hasattr(loss_fn, "check") else ()
+        return [*of_loss, (weight, weight < 0, "a weight of at least 0")]
 
     @expects(check)
     def loss(params, x, y, apply_fn):
@@ -223,12 +219,10 @@ def weighted(loss_fn: Callable) -> Callable:
 
 
 def _with_weight(y: Any) -> Any:
-    if not isinstance(y, tuple | list) or len(y) != 2:
-        came = f"{type(y).__name__} {getattr(y, 'shape', '')}".strip()
-        raise ValueError(
-            f"A weighted loss takes y as (y, weight), in validation too; got {came}: give ones as weights."
-        )
-    return y
+    if isinstance(y, tuple | list) and len(y) == 2:
+        return y
+    came = f"{type(y).__name__} {getattr(y, 'shape', '')}".strip()
+    raise ValueError(f"A weighted loss takes y as (y, weight), in validation too; got {came}: give ones as weights.")
 
 
 def _predicted(params, x, apply_fn):

@@ -90,9 +90,7 @@ class Bound:
         state = self.state
         apply_fn = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
-            raise ValueError(
-                'apply_fn takes what Flax takes, apply_fn({"params": params}, x); this call gave other names.'
-            )
+            raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
         kwargs = mode(apply_fn, self.train) | kwargs
         variables = {**state.collections, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
@@ -107,9 +105,8 @@ class Bound:
         if not state.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
         if current_trace() != self.trace:
-            stays = f"The model changes its {sorted(state.collections)} in training, which cannot leave a grad, vmap or"
-            advice = "call apply_fn outside of it, or with mutable=False and train=False"
-            raise ValueError(f"{stays} scan inside the loss: {advice}.")
+            stays = f"The model changes its {sorted(state.collections)} in training, which cannot leave a vmap, grad or"
+            raise ValueError(f"{stays} scan in the loss: call apply_fn outside, or with mutable=False and train=False.")
         prediction, changed = apply_fn(variables, *args, mutable=list(state.collections), **kwargs)
         changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state.collections)
         self.state = state.replace(collections=changed)
@@ -140,9 +137,8 @@ def checked(out: Any) -> Scored:
     """What a loss returned, if it is (scalar, prediction), or a ValueError, when it is traced."""
     is_pair = isinstance(out, tuple) and len(out) == 2
     if not is_pair or jnp.shape(out[0]) != ():
-        came = f"shapes {jax.tree.map(jnp.shape, out)}"
         advice = "take the loss's mean" if is_pair else "return the prediction beside it"
-        raise ValueError(f"A loss returns (scalar, prediction); this one returned {came}: {advice}.")
+        raise ValueError(f"A loss returns (scalar, prediction), not shapes {jax.tree.map(jnp.shape, out)}: {advice}.")
     return out
 
 
@@ -206,14 +202,13 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         if names:
             raise
         return [], []  # it does not train on the sample alone, as a loss that hands it more may
-    came = set(map(id, traced.jaxpr.invars))
-    *_, dropout, params = map(id, traced.jaxpr.invars)
+    given = [id(var) for var in traced.jaxpr.invars]  # the variables, then the two random keys
     used = {id(var) for equation in traced.jaxpr.eqns for var in equation.invars}
     statistics = jax.tree.unflatten(jax.tree.structure(after), map(id, traced.jaxpr.outvars)).get("batch_stats")
     idle = []
-    if statistics and came.issuperset(jax.tree.leaves(statistics)):
+    if statistics and set(given).issuperset(jax.tree.leaves(statistics)):
         idle.append("has batch_stats that no training step changes")
-    if any(drops) and not used & {dropout, params}:
+    if any(drops) and used.isdisjoint(given[-2:]):
         idle.append("has dropout that never draws")
     known = f"a keyword of its __call__ must say whether it trains, by one of the names {', '.join(TRAINS + RESTS)}"
     before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
