@@ -8,15 +8,14 @@ from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.ensembles.predictions import check_nan, of_members, true_class
-from turbanet.training.arrays import as_array
+from turbanet.ensembles.predictions import Array, check_nan, of_members, true_class, with_classes
 
 SUM_OFF = 0.01  # from 1, which bfloat16 rounds to
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
     """Mean negative log-probability of the true class in nats: [..., row, class], int [row] -> [...]; finite at 0."""
-    likelihood = _of_true_class(probability, y)
+    likelihood = true_class(*_probabilities(probability, y))
     return -jnp.log(jnp.maximum(likelihood, jnp.finfo(likelihood.dtype).tiny)).mean(-1)
 
 
@@ -25,9 +24,8 @@ def brier_score(probability: ArrayLike, y: ArrayLike) -> jax.Array:
 
     y: int [row]. From 0 (sure and right) to 2 (sure and wrong) (Brier 1950).
     """
-    _of_true_class(probability, y)  # raises for what is none
-    probability = jnp.asarray(as_array(probability, "probability"))
-    truth = as_array(y, "y")[:, None] == jnp.arange(probability.shape[-1])
+    probability, y = _probabilities(probability, y)
+    truth = jax.nn.one_hot(y, probability.shape[-1])
     return jnp.square(probability - truth).sum(-1).mean(-1)
 
 
@@ -36,10 +34,9 @@ def expected_calibration_error(probability: ArrayLike, y: ArrayLike, *, bins: in
 
     y: int [row]. The confidence is the largest probability (Guo et al. 2017, equation 3).
     """
-    _of_true_class(probability, y)  # raises for what is none
-    probability = np.asarray(probability)
+    probability, y = map(np.asarray, _probabilities(probability, y))
     confidence = probability.max(-1)
-    right = probability.argmax(-1) == np.asarray(y)
+    right = probability.argmax(-1) == y
     bin_of_row = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # open below, closed above
     gap = np.bincount(bin_of_row, right - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
@@ -54,18 +51,17 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
-    true_class(logits, y)  # raises for shapes that do not fit
+    with_classes(logits, y)  # raises for others
     logits = np.asarray(logits, np.float64)
     y = np.asarray(y)
 
-    def best(member_logits):
-        def loss(log_temperature):
-            log_probability = log_softmax(member_logits * np.exp(-log_temperature), axis=-1)
-            return -log_probability[np.arange(len(y)), y].mean()
+    def loss(log_temperature, logits):
+        log_probability = log_softmax(logits * np.exp(-log_temperature), axis=-1)
+        return -log_probability[np.arange(len(y)), y].mean()
 
-        return np.exp(minimize_scalar(loss, bounds=(-6, 6), method="bounded", options={"xatol": 1e-6}).x)
-
-    return np.reshape([best(of_member) for of_member in logits.reshape(-1, *logits.shape[-2:])], logits.shape[:-2])
+    members = logits.reshape(-1, *logits.shape[-2:])
+    found = [minimize_scalar(loss, args=(one,), bounds=(-6, 6), options={"xatol": 1e-6}).x for one in members]
+    return np.exp(found).reshape(logits.shape[:-2])
 
 
 def diversity(logits: ArrayLike) -> jax.Array:
@@ -119,22 +115,17 @@ def prediction_interval(
 
 def _centre_and_spread(prediction):
     """Mean and standard deviation over members; where they agree exactly, their value and 0, free of rounding."""
-    agree = (prediction == prediction[0]).all(0)
-    centre = np.where(agree, prediction[0], prediction.mean(0))
-    return centre, np.where(agree, 0, prediction.std(0))
+    from_first = prediction - prediction[0]
+    return prediction[0] + from_first.mean(0), from_first.std(0)
 
 
-def _of_true_class(probability, y):
-    """`true_class` of probabilities; ValueError for numbers that are none, such as logits. Traced ones pass."""
-    probability = as_array(probability, "probability")
-    likelihood = true_class(probability, y)
-    if isinstance(probability, jax.core.Tracer):
-        return likelihood
-    total = np.asarray(probability, np.float32).sum(-1)
-    if not (np.abs(total - 1) < SUM_OFF).all() or probability.min() < 0:
-        least, most = total.min(), total.max()
-        came = f"rows that sum to {least:.3g} up to {most:.3g}, the least entry {float(probability.min()):.3g}"
-        raise ValueError(
-            f"Probabilities are at least 0 and sum to 1; got {came}: of logits take jax.nn.softmax(logits)."
-        )
-    return likelihood
+def _probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    """`with_classes` of probabilities; ValueError for numbers that are none, such as logits. Traced ones pass."""
+    probability, y = with_classes(probability, y)
+    if not isinstance(probability, jax.core.Tracer):
+        entries = np.asarray(probability, np.float32)
+        total = entries.sum(-1)
+        if not (np.abs(total - 1) < SUM_OFF).all() or entries.min() < 0:
+            came = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
+            raise ValueError(f"Probabilities are at least 0 and sum to 1; got {came}: of logits take jax.nn.softmax.")
+    return probability, y

@@ -8,11 +8,13 @@ import numpy as np
 from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
-from turbanet.ensembles.predictions import chosen_classes, of_members, true_class, with_classes
+from turbanet.ensembles.predictions import check_nan, of_members, true_class, with_classes
 from turbanet.training.arrays import as_array
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SCORES = "accuracy", "precision", "recall", "f1"
 
 
 def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Array:
@@ -29,17 +31,16 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     [[0.8 0.2]]
     """
     logits = of_members(logits)
-    if weights is None:
-        return _mean_probabilities(logits)
-    weights = np.asarray(weights)
-    if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
-        raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
-    return jnp.einsum("m,mrc->rc", weights / weights.sum(), softmax(logits, axis=-1))
+    if weights is not None:
+        weights = np.asarray(weights)
+        if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
+            raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
+    return _mean_probabilities(logits, weights)
 
 
 @jax.jit
-def _mean_probabilities(logits):
-    return softmax(logits, axis=-1).mean(axis=0)
+def _mean_probabilities(logits, weights):
+    return jnp.average(softmax(logits, axis=-1), axis=0, weights=weights)
 
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
@@ -118,36 +119,35 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
 
 
 def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
-    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn: a dict.
+    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn's rules.
 
     Raises ValueError for a prediction with NaN, and for a y that holds no classes of it.
     """
-    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
-
-    chosen = chosen_classes(prediction, y)
-    precision, recall, f1, _ = precision_recall_fscore_support(y, chosen, average="macro", zero_division=0.0)
-    return {"accuracy": accuracy_score(y, chosen), "precision": precision, "recall": recall, "f1": f1}
+    return dict(zip(SCORES, _of_counts(confusion(prediction, y)).tolist()))
 
 
 def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
     import pandas as pd
 
-    members = np.asarray(of_members(prediction, "prediction"))
+    members = of_members(prediction, "prediction")
     return pd.DataFrame([scores(of_member, y) for of_member in members]).rename_axis("member")
 
 
 def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """Counts int [true class, predicted class] of one prediction [row, class], by scikit-learn."""
+    """Counts int [true class, predicted class] of one prediction [row, class], by scikit-learn; errors as `scores`."""
     from sklearn.metrics import confusion_matrix
 
-    return confusion_matrix(y, chosen_classes(prediction, y), labels=np.arange(np.shape(prediction)[-1]))
+    prediction, y = with_classes(prediction, y)
+    if prediction.ndim != 2:
+        raise ValueError(f"One prediction is [row, class], got shape {prediction.shape}: member_scores takes members.")
+    check_nan(prediction[None], "prediction[None]")
+    return confusion_matrix(y, np.asarray(prediction).argmax(-1), labels=np.arange(prediction.shape[-1]))
 
 
 def mean_confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """The average member's confusion matrix: prediction [member, row, class] -> float [true, predicted]."""
-    members = np.asarray(of_members(prediction, "prediction"))
-    return np.mean([confusion(of_member, y) for of_member in members], axis=0)
+    return np.mean([confusion(of_member, y) for of_member in of_members(prediction, "prediction")], axis=0)
 
 
 def score_interval(
@@ -179,19 +179,19 @@ def score_interval(
     for _ in range(resamples):
         drawn = cells[:, rng.integers(rows, size=rows)]
         counts = np.stack([np.bincount(of_member, minlength=classes**2) for of_member in drawn])
-        draws.append(_confusion_scores(counts.reshape(-1, classes, classes)).mean(axis=1))
+        draws.append(_of_counts(counts.reshape(-1, classes, classes)).mean(axis=1))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return dict(zip(("accuracy", "precision", "recall", "f1"), zip(low.tolist(), high.tolist())))
+    return dict(zip(SCORES, zip(low.tolist(), high.tolist())))
 
 
-def _confusion_scores(counts):
-    """[score, member] of confusion matrices [member, true, predicted]; as scikit-learn, 0 where nothing was chosen."""
-    right = np.diagonal(counts, axis1=1, axis2=2)
-    true = counts.sum(2)
-    chosen = counts.sum(1)
+def _of_counts(counts):
+    """SCORES [score, ...] of confusion matrices [..., true, predicted], by scikit-learn's rules: 0 where none chose."""
+    right = np.diagonal(counts, axis1=-2, axis2=-1)
+    true = counts.sum(-1)
+    chosen = counts.sum(-2)
     precision_recall_f1 = right / np.maximum([chosen, true, (true + chosen) / 2], 1)
-    classes = ((true + chosen) > 0).sum(1)  # a class that is neither there nor chosen has no score
-    return np.vstack([right.sum(1) / counts.sum((1, 2)), precision_recall_f1.sum(2) / classes])
+    classes = ((true + chosen) > 0).sum(-1)  # a class that is neither there nor chosen has no score
+    return np.array([right.sum(-1) / true.sum(-1), *precision_recall_f1.sum(-1) / classes])
 
 
 def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders: int = 20) -> jax.Array:
@@ -218,9 +218,7 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
 
 def disagreement(logits: ArrayLike) -> jax.Array:
     """The share of pairs of members that choose different classes, for each row: [member, row, class] -> [row]."""
-    logits = of_members(logits)
-    members = len(logits)
+    members = len(of_members(logits))
     if members < 2:
         raise ValueError("Disagreement needs at least two members.")
-    counts = ensemble_vote(logits) * members
-    return 1 - (counts * (counts - 1)).sum(-1) / (members * (members - 1))
+    return (1 - jnp.square(ensemble_vote(logits)).sum(-1)) * members / (members - 1)

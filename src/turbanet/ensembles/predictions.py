@@ -27,15 +27,14 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
     """`prediction` as an array [member, row, class]; ValueError for other axes, and for members that predict NaN."""
     array = as_array(prediction, name)
     if array.ndim != 3:
-        came = f"got shape {array.shape}; one member alone is {name}[None]"
-        raise ValueError(f"{name} must be [member, row, class], {came}.")
+        raise ValueError(f"{name} must be [member, row, class], got shape {array.shape}; one alone is {name}[None].")
     check_nan(array, name)
     return array
 
 
 def check_nan(prediction: Any, name: str) -> None:
     """ValueError for NaN in a prediction [member, ...], with the members' positions; a traced one passes."""
-    if _is_traced(prediction) or not np.isnan(prediction.sum()):
+    if isinstance(prediction, jax.core.Tracer) or not np.isnan(prediction.sum()):
         return
     if members := np.flatnonzero(~without_nan(prediction)).tolist():
         advice = f"leave them out, {name}[turbanet.without_nan({name})]"
@@ -53,7 +52,7 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     if array.shape[-2] != len(true):
         raise ValueError(f"prediction has {array.shape[-2]} rows, y has {len(true)}.")
     classes = array.shape[-1]
-    if not _is_traced(true) and len(bad := np.flatnonzero((np.asarray(true) < 0) | (np.asarray(true) >= classes))):
+    if not isinstance(true, jax.core.Tracer) and len(bad := np.flatnonzero((true < 0) | (true >= classes))):
         raise ValueError(f"y holds {true[bad[0]]} in row {bad[0]}; the prediction has the classes 0 to {classes - 1}.")
     return array, true
 
@@ -62,16 +61,3 @@ def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
     """The entry of the true class: [..., row, class], int [row] -> [..., row]; ValueError as `with_classes`."""
     array, true = map(jnp.asarray, with_classes(prediction, y))
     return array.at[..., jnp.arange(len(true)), true].get(mode="fill")  # NaN for a traced class that is not there
-
-
-def chosen_classes(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """The classes int [row] that one prediction [row, class] chooses; ValueError for NaN, and as `with_classes`."""
-    array, _ = with_classes(prediction, y)
-    if array.ndim != 2:
-        raise ValueError(f"One prediction is [row, class], got shape {array.shape}: member_scores takes members.")
-    check_nan(array[None], "prediction[None]")
-    return np.asarray(array).argmax(-1)
-
-
-def _is_traced(array):
-    return isinstance(array, jax.core.Tracer)
