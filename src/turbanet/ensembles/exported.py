@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from turbanet.training.member import Swarm, predict
 from turbanet.training.plan import resized
 from turbanet.training.program import ROWS
 
-KINDS: dict[str, Any] = {
-    "members": lambda predictions: predictions,
-    "mean": partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)),
-    "probability": ensemble_mean,
+KINDS: dict[str, Any] = {  # what it makes of predictions [member, row, ...], and where that has the rows
+    "members": (lambda predictions: predictions, 1),
+    "mean": (partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)), 0),
+    "probability": (ensemble_mean, 0),
 }
 
 
@@ -65,12 +65,10 @@ class Exported:
             came = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", x)
             raise ValueError(f"This program takes x as {self.signature}, at least one row, got {came}: convert it.")
         (length,) = lengths.pop()
-        size = self.rows or ROWS
-        found = []
-        for start in range(0, length, size):
-            part = jax.tree.map(itemgetter(slice(start, start + size)), x)
-            found.append(self._run(resized(part, size) if self.rows else part))
-        axis = _row_axis(self.kind)
+        size = self.rows or min(length, ROWS)
+        parts = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))
+        found = [self.program.call(resized(part, size)) for part in parts]
+        _, axis = KINDS[self.kind]
         whole = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis), *found)
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
@@ -79,10 +77,6 @@ class Exported:
         part = Path(f"{os.fspath(path)}.{os.getpid()}")
         part.write_bytes(self.program.serialize())
         part.replace(path)
-
-    @cached_property
-    def _run(self):
-        return jax.jit(self.program.call)
 
 
 def export(
@@ -130,8 +124,10 @@ def export(
     if sample is None:
         raise ValueError("The swarm does not know its input: give a batch of it as sample_input.")
 
+    combine, axis = KINDS[kind]
+
     def program(x):
-        return KINDS[kind](jax.vmap(lambda state: predict(state, x))(swarm))
+        return combine(jax.vmap(lambda state: predict(state, x))(swarm))
 
     def of_length(length):
         x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), unfreeze(sample))
@@ -146,7 +142,6 @@ def export(
         except ScopeParamShapeError as error:
             came = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
             raise ValueError(f"The model takes no rows of {came}: give a batch [row, ...] as sample_input.") from error
-    axis = _row_axis(kind)
     if any(leaf.shape[axis : axis + 1] != found.in_avals[0].shape[:1] for leaf in found.out_avals):
         raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, found.out_avals))}.")
     return Exported(found)
@@ -162,10 +157,6 @@ def load_exported(path: str | os.PathLike) -> Exported:
     except Exception as error:  # in what is no program JAX may find anything
         raise ValueError(f"{path} holds no program of turbanet.export that this JAX reads: export it anew.") from error
     return exported
-
-
-def _row_axis(kind):
-    return 1 if kind == "members" else 0
 
 
 def _of_rows(leaf):
