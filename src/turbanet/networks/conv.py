@@ -54,8 +54,7 @@ def matmul_conv(
     ------
     ValueError : for other layouts, groups of the batch and a window larger than the input; and what JAX's own raises
     """
-    window = rhs.shape[:-2]
-    features = rhs.shape[-1]
+    *window, _, features = rhs.shape
     groups = feature_group_count
     _check_layout(lhs, rhs, dimension_numbers, batch_group_count)
     types = {"precision": precision, "preferred_element_type": preferred_element_type}
@@ -90,7 +89,7 @@ def matmul_conv(
         return _depthwise(padded(lhs), rhs, moves, out.dtype)
     plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
     of_one_type = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
-    if plain and window == (3, 3) and lhs.shape[-1] >= WINOGRAD_CHANNELS and of_one_type:
+    if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and of_one_type:
         kernel = winograd.transformed(rhs)
         return _in_chunks(lambda x: winograd.convolve(padded(x), kernel, **types), lhs, out, copies=4)
     if math.prod(window) == 1:

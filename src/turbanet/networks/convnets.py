@@ -31,15 +31,12 @@ class LeNet(Precise):
         return _dense(self, layout.leave(x)[0], (120, 84))
 
 
-class LeNet5(Precise):
+class LeNet5(LeNet):
     """LeNet-5 with batch normalisation: x [batch, height, width, channel] -> [batch, classes], for MNIST in 32 x 32.
 
     The layers of LeCun et al. (1998) with ReLU and max pools, as the published k-fold study had them: `LeNet` with each
     convolution normalised. `conv`: see `LeNet`.
     """
-
-    classes: int = 10
-    conv: Callable | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -148,8 +145,7 @@ class MobileNet(Precise):
         layer = partial(ConvNorm, layout=ImageLayout(self.conv), **self.precision)
         x = layer(features=self.stem)(x, train)
         for features, stride in self.blocks:
-            channels = x.shape[-1]
-            x = layer(features=channels, stride=stride, groups=channels)(x, train)
+            x = layer(features=x.shape[-1], stride=stride, groups=x.shape[-1])(x, train)
             x = layer(features=features, window=1)(x, train)
         return nn.Dense(self.classes, **self.precision)(x.mean((-3, -2)))
 

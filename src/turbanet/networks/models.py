@@ -45,9 +45,7 @@ class MLP(Precise):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if isinstance(self.widths, int):
-            raise ValueError(
-                f"widths must be a sequence of each layer's units, the last the outputs; got {self.widths}."
-            )
+            raise ValueError(f"widths must be a sequence of layers' units, the last the outputs; got {self.widths}.")
         rows = x.size // x.shape[-1]
         pays = rows >= FEATURES_FIRST_ROWS and 2 * rows >= max(x.shape[-1], *self.widths)
         features_first = pays if self.features_first is None else self.features_first
