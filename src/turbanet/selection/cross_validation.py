@@ -154,18 +154,17 @@ def cross_validate(
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
     loss = loss if augment is None else augmented(loss, augment)
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
-    rows = train[members.fold.to_numpy()]
     unseen = held_out[members.fold.to_numpy()]
     metric = accuracy if _holds_classes(y) else None
-    job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "progress": progress}
-    scored: dict[str, Any] = {"validation": (x, y), "validation_rows": unseen, "metric": metric}
+    job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
+    job |= {"rows": train[members.fold.to_numpy()], "validation": (x, y), "validation_rows": unseen, "metric": metric}
     histories = {}
     predictions = {}
     tables = {}
     for name, swarm in swarms.items():
         where = plan.get(name) if isinstance(plan, Mapping) else plan
         kept = checkpoints and dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
-        swarms[name], histories[name] = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job, **scored)
+        swarms[name], histories[name] = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job)
         predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
         lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
         lines["seconds"] = histories[name].steady_seconds / len(lines)

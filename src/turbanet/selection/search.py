@@ -82,8 +82,7 @@ def halving(
         score = np.asarray(score)
         if score.shape != (len(swarm),):
             raise ValueError(f"train must return one score for each of {len(swarm)} members, got shape {score.shape}.")
-        identity = {"seed": np.asarray(swarm.seed), "member": np.asarray(swarm.id)}
-        tables.append(pd.DataFrame({"rung": rung, **identity, "score": score}))
+        tables.append(pd.DataFrame({"rung": rung, "seed": swarm.seed, "member": swarm.id, "score": score}))
         if rung < rungs - 1:
             best = np.argsort(score)[: int(np.ceil(keep * len(swarm)))]  # NaN comes last
             swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)
