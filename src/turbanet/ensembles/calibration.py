@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import log_softmax
 from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
@@ -51,9 +50,8 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
-    with_classes(logits, y)  # raises for others
+    _, y = with_classes(logits, y)
     logits = np.asarray(logits, np.float64)
-    y = np.asarray(y)
 
     def loss(log_temperature, logits):
         log_probability = log_softmax(logits * np.exp(-log_temperature), axis=-1)
@@ -69,7 +67,7 @@ def diversity(logits: ArrayLike) -> jax.Array:
 
     0 where all members say the same; at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
-    probability = jnp.exp(log_softmax(of_members(logits), axis=-1))
+    probability = jax.nn.softmax(of_members(logits), axis=-1)
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
 
 

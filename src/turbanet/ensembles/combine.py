@@ -32,7 +32,7 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     """
     logits = of_members(logits)
     if weights is not None:
-        weights = np.asarray(weights)
+        weights = np.asarray(weights, float)
         if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
             raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
     return _mean_probabilities(logits, weights)
@@ -130,8 +130,7 @@ def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
     import pandas as pd
 
-    members = of_members(prediction, "prediction")
-    return pd.DataFrame([scores(of_member, y) for of_member in members]).rename_axis("member")
+    return pd.DataFrame([scores(one, y) for one in of_members(prediction, "prediction")]).rename_axis("member")
 
 
 def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -147,7 +146,7 @@ def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
 
 def mean_confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
     """The average member's confusion matrix: prediction [member, row, class] -> float [true, predicted]."""
-    return np.mean([confusion(of_member, y) for of_member in of_members(prediction, "prediction")], axis=0)
+    return np.mean([confusion(one, y) for one in of_members(prediction, "prediction")], axis=0)
 
 
 def score_interval(
