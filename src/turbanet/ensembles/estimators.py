@@ -12,6 +12,7 @@ import optax
 from flax.linen.initializers import glorot_uniform
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -26,8 +27,7 @@ from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
 # What an estimator's pickle of version 0.5 names: the modules' places before they moved into folders.
-for old, module in {"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets}.items():
-    sys.modules.setdefault(old, module)
+sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets})
 
 
 @dataclass(repr=False, eq=False)  # for __init__ alone: the rest is scikit-learn's
@@ -51,12 +51,10 @@ class _Swarm(BaseEstimator):
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         if isinstance(self.hidden, int | np.integer):
-            raise ValueError(
-                f"hidden must be a sequence of each layer's units such as ({self.hidden},), got {self.hidden}."
-            )
+            raise ValueError(f"hidden must be a sequence of layers' units such as ({self.hidden},), got {self.hidden}.")
         random = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(random.randint(2**31 - 1))}
-        rows = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
+        rows: Any = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         self._made = self.model, (*self.hidden, outputs), optimizer, identity
         job: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan}
@@ -64,12 +62,11 @@ class _Swarm(BaseEstimator):
         found = jax.eval_shape(predict_member, swarm.get_state(0), x[:1]).shape
         if found != (1, outputs):
             task = f"{outputs} classes need logits" if loss_fn is softmax_cross_entropy else f"{outputs} target(s) need"
-            came = f"the model gives {list(found)} for one row"
-            raise ValueError(f"{task} [row, {outputs}], {came}: change its last layer.")
+            raise ValueError(f"{task} [row, {outputs}], the model gives {list(found)}: change its last layer.")
         self.swarm_, self.history_ = fit(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
         self.n_iter_ = self.epochs
         if self.oob_score:
-            self._score_out_of_bag(x, y, rows)
+            self._score_out_of_bag(out_of_bag(self.predict_members(x), rows), y)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,10 +151,10 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
         chosen = self.predict_proba(X).argmax(axis=1)
         return self.classes_[chosen]
 
-    def _score_out_of_bag(self, x, y, rows):
-        self.oob_decision_function_ = out_of_bag(jax.nn.softmax(self._members(x)), rows)
-        seen = ~np.isnan(self.oob_decision_function_[:, 0])
-        self.oob_score_ = float(np.mean(self.oob_decision_function_[seen].argmax(1) == y[seen]))
+    def _score_out_of_bag(self, prediction, y):
+        self.oob_decision_function_ = prediction
+        seen = ~np.isnan(prediction[:, 0])
+        self.oob_score_ = accuracy_score(y[seen], prediction[seen].argmax(axis=1))
 
 
 class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
@@ -191,9 +188,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         y = y * self._spread + self._mean
         return y[..., 0] if self._single else y
 
-    def _score_out_of_bag(self, x, y, rows):
-        prediction = out_of_bag(self._members(x), rows)
-        self.oob_prediction_ = self._unscaled(prediction)
-        seen = ~np.isnan(prediction).any(axis=1)
-        residual = ((y - prediction)[seen] ** 2).sum(0) / ((y[seen] - y[seen].mean(0)) ** 2).sum(0)
-        self.oob_score_ = float(np.mean(1 - residual))
+    def _score_out_of_bag(self, prediction, y):
+        self.oob_prediction_ = prediction
+        seen = ~np.isnan(prediction).reshape(len(y), -1).any(axis=1)
+        self.oob_score_ = r2_score(self._unscaled(y)[seen], prediction[seen])
