@@ -69,10 +69,9 @@ def _raise_for(name, array, own, bad, expected, data):
     """ValueError for the first row of `array` that somebody sees and where it is `bad`, if there is one."""
     in_row = bad.any(axis=tuple(range(1 + own, bad.ndim)))  # [row], or [member, row] where each has its own
     if data.rows is not None and in_row.any():
-        seen = np.zeros_like(in_row)
-        for of_member, rows in zip(seen if own else [seen] * len(data.rows), data.rows, strict=True):
-            of_member[rows[rows >= 0]] = True
-        in_row = in_row & seen
+        seen = np.zeros((len(data.rows), in_row.shape[-1] + 1), bool)
+        np.put_along_axis(seen, data.rows, True, axis=1)  # padding marks the last column, which is of no row
+        in_row = in_row & (seen[:, :-1] if own else seen[:, :-1].any(axis=0))
     if in_row.any():
         first = tuple(np.argwhere(in_row)[0].tolist())
         value = np.asarray(array[first])[bad[first]].flat[0]

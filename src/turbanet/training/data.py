@@ -46,8 +46,7 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
     if isinstance(per_member, tuple) and len(per_member) != 2:
         raise ValueError(f"per_member says it of x and y, True or a pair of them; got {per_member}.")
-    said = dict(zip(examples, per_member, strict=True)) if isinstance(per_member, tuple) else per_member
-    is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(said, examples))))
+    is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(per_member, tuple(examples.values())))))
     lengths = set()
     for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):
         if own and leaf.shape[:1] != (members,):

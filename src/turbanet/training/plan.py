@@ -31,8 +31,7 @@ def use_cores(cores: int | None = None) -> int:
     except RuntimeError:
         if len(jax.devices("cpu")) != cores:
             late = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
-            advice = "call it before the first array is made (in a notebook: restart the kernel)"
-            raise RuntimeError(f"{late}; {advice}.") from None
+            raise RuntimeError(f"{late}; call it before any array (in a notebook: restart the kernel).") from None
     return cores
 
 
