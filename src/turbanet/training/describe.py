@@ -34,9 +34,8 @@ def model(apply_fn: Any) -> str:
     module = getattr(apply_fn, "__self__", None)
     if not isinstance(module, nn.Module | Functions):
         return called(apply_fn)
-    fields = {field.name: field.default for field in dataclasses.fields(module) if field.name not in ("parent", "name")}
-    values = {name: getattr(module, name) for name in fields}
-    given = {name: value for name, value in values.items() if repr(value) != repr(fields[name])}
+    values = [(field, getattr(module, field.name)) for field in dataclasses.fields(module) if field.repr]
+    given = {field.name: value for field, value in values if repr(value) != repr(field.default)}
     told = ", ".join(f"{name}={getattr(value, '__name__', None) or repr(value)}" for name, value in given.items())
     return f"{type(module).__name__}({textwrap.shorten(told, 90, placeholder=' ...')})"
 
