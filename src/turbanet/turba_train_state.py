@@ -127,8 +127,7 @@ class TurbaTrainState(TrainState):
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
         if sample_input is None:
-            is_number = as_array(input_size, "input_size").ndim == 0
-            sample_input = jnp.zeros((1, input_size)) if is_number else input_size
+            sample_input = input_size if as_array(input_size, "input_size").ndim else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
         seeds = np.asarray(0 if seed is None else seed)
         ids = np.arange(swarm_size) if seeds.ndim == 0 else np.zeros(swarm_size, int)
@@ -140,13 +139,13 @@ class TurbaTrainState(TrainState):
         # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
         # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
         quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)((seeds, ids))
+        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)({"seed": seeds, "id": ids})
         known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
         return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
 
     @classmethod
     def _creator(cls, model, optimizer, sample):
-        """A function of (seed, id), that member as it is before its training."""
+        """A function of {"seed": ..., "id": ...}, that member as it is before its training."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
         carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
@@ -154,10 +153,9 @@ class TurbaTrainState(TrainState):
             say_once(sentence)
 
         def create_member(identity):
-            seed, id = identity
-            variables = initial(seed, id, sample)
+            variables = initial(**identity, sample=sample)
             state = cls.create(apply_fn=model.apply, params=variables["params"], tx=optimizer)
-            counters = jax.tree.map(jnp.int32, {"seed": seed, "id": id, "step": 0, "epoch": 0})
+            counters = jax.tree.map(jnp.int32, {**identity, "step": 0, "epoch": 0})
             return state.replace(collections={name: variables[name] for name in carried}, **counters)
 
         return create_member
@@ -240,8 +238,7 @@ class TurbaTrainState(TrainState):
         (5, 4, 3)
         """
         creator = partial(cls._creator, model, saved.PREDICTS if optimizer is None else optimizer)
-        how = {"schedule": schedule, "sample_input": sample_input, "check": check}
-        return saved.load(Path(folder).resolve(), creator, **how)
+        return saved.load(Path(folder).resolve(), creator, schedule=schedule, sample_input=sample_input, check=check)
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
@@ -385,10 +382,9 @@ class TurbaTrainState(TrainState):
     def loss(self, loss_fn: Callable | None = None) -> Callable:
         """`loss_fn` if given, else the swarm's own."""
         loss_fn = loss_fn or self.loss_fn
-        if loss_fn is None:
-            raise ValueError("This swarm has no loss: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
         if not callable(loss_fn):
-            raise ValueError(f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}.")
+            came = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
+            raise ValueError(f"{came}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
         return loss_fn
 
     def _check_position(self, index):

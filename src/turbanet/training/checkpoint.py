@@ -71,8 +71,7 @@ def identified(swarm: Swarm, others: dict) -> dict[str, str]:
 
     Under OPAQUE is what of it cannot be read and so not be compared, "" if all can.
     """
-    functions = () if swarm.schedule is None else swarm.schedule.functions
-    schedules = {f"schedule {i}": function for i, function in enumerate(functions)}
+    schedules = {f"schedule {i}": function for i, function in enumerate(getattr(swarm.schedule, "functions", ()))}
     things = {"model": swarm.apply_fn, "optimizer": swarm.tx, **others, **schedules}
     prints = {name: fingerprint(thing) for name, thing in things.items()}
     unread = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
@@ -97,7 +96,6 @@ class Folder:
         """Open it, to keep `what` there, the last `most` times; None only reads."""
         import orbax.checkpoint as ocp
 
-        self.path = path
         self.args = ocp.args
         how = {"max_to_keep": most, "enable_async_checkpointing": False, "cleanup_tmp_directories": most is not None}
         try:
@@ -107,21 +105,21 @@ class Folder:
             raise OSError(f"{what} cannot be kept in {path} ({error}): name another folder.") from error
 
     def about(self) -> dict:
-        """What was last kept beside arrays; FileNotFoundError if nothing was."""
+        """What was last kept beside the arrays; FileNotFoundError if nothing was."""
         return self.manager.restore(None, args=self.args.Composite(about=self.args.JsonRestore())).about
 
     def arrays(self) -> dict:
         """The arrays that were last kept, {name: array}."""
         return self.manager.restore(None, args=self.args.Composite(arrays=self.args.StandardRestore())).arrays
 
-    def keep(self, number: int, arrays: dict, about: dict, *, what: str, advice: str) -> None:
+    def write(self, number: int, arrays: dict, about: dict, *, what: str, advice: str) -> None:
         """Keep {name: array} and what JSON can hold under a number above the last one's; OSError if that fails."""
         numbers = self.args.StandardSave({name: as_numbers(array) for name, array in arrays.items()})
         try:
             parts = self.args.Composite(arrays=numbers, about=self.args.JsonSave(about))
             self.manager.save(number, args=parts, force=True)
         except (OSError, ValueError) as error:
-            raise OSError(f"{what} could not be written to {self.path} ({error}): {advice}.") from error
+            raise OSError(f"{what} could not be written to {self.manager.directory} ({error}): {advice}.") from error
 
 
 class Keeper(Folder):
@@ -141,10 +139,10 @@ class Keeper(Folder):
             return None
         about = self.about()
         if unread := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
-            other = f"This training cannot be compared with the one that was kept in {self.path}"
+            other = f"This training cannot be compared with the one that was kept in {self.manager.directory}"
             raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
         for other in differences(about["facts"], self.facts).values():
-            came = f"The checkpoint in {self.path} is of another training: {other}"
+            came = f"The checkpoint in {self.manager.directory} is of another training: {other}"
             raise ValueError(f"{came}; name another folder, or remove this one.")
         return self.arrays(), about["progress"]
 
@@ -154,7 +152,7 @@ class Keeper(Folder):
         if self.segments % self.where.every == 0:
             what = f"The checkpoint of epoch {done}"
             advice = "the ones before are whole, and the same call goes on from the last"
-            self.keep(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
+            self.write(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
 
 
 def leaves_by_name(tree: Any) -> dict:

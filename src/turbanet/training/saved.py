@@ -43,7 +43,7 @@ def save(swarm: Swarm, folder: Path) -> None:
     about["schedules"] = [names.get(function) for function in getattr(swarm.schedule, "functions", ())]
     about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
     told = {"what": "The swarm", "advice": "make room, or name another"}
-    kept.keep(1 + (kept.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **told)
+    kept.write(1 + (kept.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **told)
 
 
 def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
@@ -52,7 +52,7 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     Parameters
     ----------
     folder : where it is
-    creator : creator(sample) -> a function of (seed, id), a member before its training, of which only shapes are used
+    creator : creator(sample) -> a function of {"seed": ..., "id": ...}, a member before its training: its shapes
     schedule, sample_input, check : as `TurbaTrainState.load` takes them
     """
     kept: Any = checkpoint.Folder(folder, None, what="A swarm") if folder.is_dir() else None
@@ -105,8 +105,8 @@ def _like(about, create, schedule):
             raise ValueError("The swarm follows a schedule of your own: give schedule=, as with_schedule was given it.")
         return state.replace(schedule=Schedule(jnp.int32(0), rate, PLATEAU.init(rate), tuple(functions)))
 
-    identity = jax.ShapeDtypeStruct(tuple(about["members"]), np.int32)
-    return jax.eval_shape(jax.vmap(untrained) if about["members"] else untrained, (identity, identity))
+    number = jax.ShapeDtypeStruct(tuple(about["members"]), np.int32)
+    return jax.eval_shape(jax.vmap(untrained) if about["members"] else untrained, {"seed": number, "id": number})
 
 
 def _facts(swarm):
