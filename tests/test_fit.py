@@ -1,5 +1,7 @@
 """fit against the same networks trained alone, by a plain Optax loop on the plain model."""
 
+import types
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -304,6 +306,18 @@ def test_a_global_that_changed_between_two_fits_counts(compiled):
     np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
     trained(swarm)
     assert len(compiled) == 2
+
+
+def test_what_a_loss_reads_of_a_module_and_that_changed_counts():
+    settings = types.ModuleType("settings_of_a_user")
+    settings.scale = 1.0
+    scope = {"settings": settings, "loss": tn.softmax_cross_entropy}
+    exec("def scaled(*args):\n    value, logits = loss(*args)\n    return settings.scale * value, logits", scope)
+    swarm = make().set_loss_fn(scope["scaled"])
+    _, losses = trained(swarm)
+    settings.scale = 2.0
+    _, doubled = trained(swarm)
+    np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
 
 
 def test_another_precision_compiles_anew(compiled):

@@ -133,10 +133,17 @@ class _Walk:
         for level, step in zip(steps, steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
                 read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
-        read = {name: _taken(value, set(code.co_names)) for name, value in read.items()}
+        read = {name: self.taken(value, set(code.co_names)) for name, value in read.items()}
         for inner in code.co_consts:
             read |= self.globals(inner, scope) if isinstance(inner, types.CodeType) else {}
         return read
+
+    def taken(self, value, names):
+        """Of a module of the user's own, what code takes from it by these names; any other value as it is."""
+        if not isinstance(value, types.ModuleType) or _package(value.__name__):
+            return value
+        self.read += [(vars(value), name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
+        return {name: self.taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)}
 
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
@@ -159,13 +166,6 @@ def _imported(name, package):
         return _package(name) or importlib.import_module(name, package)
     except (ImportError, TypeError):  # what is not there, or lies in no package
         return None
-
-
-def _taken(value, names):
-    """Of a module of the user's own, what code takes from it by these names; any other value as it is."""
-    if not isinstance(value, types.ModuleType) or _package(value.__name__):
-        return value
-    return {name: _taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)}
 
 
 def _public_name(thing) -> str | None:
