@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import platform
 import time
@@ -15,7 +14,7 @@ import platformdirs
 from turbanet.training.data import of_members, placed
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import Candidate, Plan, resized, say_once
-from turbanet.training.program import compiled, fits
+from turbanet.training.program import Train, compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
 PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these seconds, in calls of so many steps
@@ -37,7 +36,7 @@ def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan
     Each candidate trains copies of the first members, one block a device; they are thrown away.
     """
     begin = time.perf_counter()
-    program = program.probe(PROBE_STEPS, data.length)
+    program = Train(program.loss_fn, program.batch_size, most_steps=PROBE_STEPS)
     tried = {}
     front = [start.block, 2 * start.block, start.block // 2]
 
@@ -56,7 +55,7 @@ def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan
                 tried[plan.block] = _probe(program, swarm, data, plan)
         best = min(tried, key=lambda block: (tried[block].seconds, block))
         front = [b for b in (2 * best, best // 2) if balanced(b).block not in tried] if time_left() else []
-    if math.isinf(tried[best].seconds):
+    if tried[best].seconds == float("inf"):
         return start
     candidates = tuple(tried[block] for block in sorted(tried))
     _remember(program, swarm, data, start.devices, candidates)
@@ -76,6 +75,8 @@ def recall(program, swarm, data, *, devices) -> Plan | None:
 def _probe(program, swarm, data, plan):
     """What `plan` costs, as a Candidate; infinite seconds where it does not fit in memory."""
     few = plan.block * len(plan.devices)
+    steps = program.steps(data.length)
+    epochs = -(-PROBE_STEPS // steps)
     state = plan.place(resized(swarm, few))
     data = placed(of_members((data,), slice(few)), plan)
     begin = time.perf_counter()
@@ -85,10 +86,10 @@ def _probe(program, swarm, data, plan):
     seconds = []
     while need.enough and (len(seconds) < 2 or sum(seconds[1:]) < PROBE_SECONDS):  # the first call warms up
         begin = time.perf_counter()
-        state, _ = jax.block_until_ready(ready(state, data, epochs=program.epochs))
+        state, _ = jax.block_until_ready(ready(state, data, epochs=epochs))
         seconds.append(time.perf_counter() - begin)
     filled = plan.padded(len(swarm)) / len(swarm)  # members that only fill a block cost as much as others
-    each = filled * min(seconds[1:], default=math.inf) / (few * program.steps(data[0].length))
+    each = filled * min(seconds[1:], default=float("inf")) / (few * epochs * steps)
     return Candidate(plan.block, each, compile_seconds, need.bytes / 2**20)
 
 

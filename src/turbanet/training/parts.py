@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from turbanet.training import member, schedules, stopping
-from turbanet.training.data import Data, join, split
+from turbanet.training.data import Data
 from turbanet.training.member import Swarm
 from turbanet.training.program import Train, room
 
@@ -56,28 +56,27 @@ class Part(Train):
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """The swarm as it enters the first part of an epoch of so many rows."""
-        steps = -(-length // self.batch_size)
-        order = jnp.zeros((len(swarm), steps, self.batch_size), jnp.int32)
+        order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
         return swarm.replace(underway=Underway(order, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
 
 
 def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
     """Whether an epoch takes far longer than a call should, by sizes alone: XLA's count of a step's operations."""
     batch = program.batch_size
-    steps = -(-data.length // batch) * len(swarm)
+    steps = program.steps(data.length) * len(swarm)
     weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) / len(swarm)
-    leaves = zip(jax.tree.leaves(data.x), data.is_own, strict=False)
-    positions = max(_positions(leaf.dtype, leaf.shape[own + 1 :]) for leaf, own in leaves)
+    leaves, tree = jax.tree.flatten((data.x, data.y))
+    shapes = [(batch, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
+    x, y = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
+    positions = max(map(_positions, jax.tree.leaves(x)))
     if batch == data.length or steps * 6 * weights * batch * positions < LONG:  # each weight everywhere, forth and back
         return False
-    own, shared = split((data,))
-    own, state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (own, swarm))
-    index = jax.ShapeDtypeStruct((batch,), int)
-    x, y = jax.eval_shape(lambda own, shared, index: join(own, shared)[0].read(index), own, shared, index)
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), swarm)
     cost: Any = jax.jit(partial(member.train_step, program.loss_fn)).lower(state, x, y).cost_analysis()
     return steps * cost["flops"] >= LONG
 
 
-def _positions(dtype, shape):
-    """How often a row of this shape meets a weight: at each number that is looked up, at each [..., feature]."""
-    return math.prod(shape[:-1] if jnp.issubdtype(dtype, jnp.inexact) else shape)
+def _positions(rows):
+    """How often one of these rows meets a weight: at each number that is looked up, at each [..., feature]."""
+    shape = rows.shape[1:]
+    return math.prod(shape[:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else shape)

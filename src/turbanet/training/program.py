@@ -36,19 +36,13 @@ class Train:
     batch_size: int
     epochs: int = 256  # of a call at the most, for which there is room in what was seen
     shuffle: bool = True
-    most_steps: int | None = None  # of an epoch, of rows drawn anew for each: for timing
+    most_steps: int | None = None  # of an epoch, of drawn rows: for timing, as a whole shuffle would weigh on so few
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
 
     def steps(self, length: int) -> int:
-        """Steps of one call for a member that sees `length` rows."""
-        whole = -(-length // self.batch_size)
-        return self.epochs * min(whole, self.most_steps or whole)
-
-    def probe(self, steps: int, length: int) -> "Train":
-        """A call of about so many steps, for timing; their rows are drawn, as a whole shuffle would weigh on so few."""
-        epoch = -(-length // self.batch_size)
-        return Train(self.loss_fn, self.batch_size, -(-steps // epoch), most_steps=min(steps, epoch))
+        """Steps of an epoch for a member that sees `length` rows."""
+        return min(-(-length // self.batch_size), self.most_steps or length)
 
     def __call__(self, state, data, held_out=None, *, epochs):
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the loop
@@ -79,7 +73,7 @@ class Train:
         count = data.length if data.count is None else data.count
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
         if self.most_steps:
-            return jax.random.randint(key, (self.most_steps, self.batch_size), 0, count)
+            return jax.random.randint(key, (self.steps(data.length), self.batch_size), 0, count)
         return epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
     def _end(self, before, after, loss, held_out):
@@ -162,24 +156,29 @@ def compiled(program, plan, state, data) -> Compiled:
     state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them. Equal
     are programs, models, optimizers and schedules of one fingerprint; one that cannot be read compiles anew.
     """
-
-    def described(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)
-
+    schedule = state.schedule
+    functions = program, state.apply_fn, state.tx, schedule and schedule.functions
+    known = _read(*functions)
+    if not known.holds():
+        _read.cache_clear()
+        known = _read(*functions)
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
-    leaves, tree = jax.tree.flatten((state, data))
-    numbers = tuple(getattr(jax.config, name) for name in NUMBERS)
-    order = program, plan, tree, tuple(map(described, leaves)), numbers
-    by_identity, _ = _programs()
-    found, known = by_identity.get(order, (None, None))
-    if known is None or not known.holds():
-        found, known = _by_value(*order)
-        _keep(by_identity, order, (found, known))
-    return found
+    bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
+    leaves, tree = jax.tree.flatten((bare, data))
+    types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
+    kind = type(program) if vars(program) else program  # a function of ours, which has no fields
+    key = kind, known, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
+    programs = _programs()
+    if key not in programs:
+        programs[key] = _compile(program, plan, state, data)
+        if len(programs) > KEPT:
+            del programs[next(iter(programs))]
+    return programs[key]
 
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
+    _read.cache_clear()
     _programs.cache_clear()
     jax.clear_caches()
 
@@ -206,37 +205,20 @@ def _bytes(executable):
 
 @lru_cache
 def _programs():
-    """({order: (program, its fingerprint)} of the last ones that ran, {key: program} of the last ones compiled)."""
-    return {}, {}
+    """{key: program} of the last ones compiled."""
+    return {}
 
 
-def _by_value(program, plan, tree, types, numbers):
-    """(the program, compiled or from memory, the fingerprint of the functions in it)."""
-    state, data = jax.tree.unflatten(tree, types)
-    schedule = state.schedule
-    fields = vars(program)  # none, where it is a function of ours
-    known = fingerprint((fields, state.apply_fn, state.tx, schedule and schedule.functions))
-    bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
-    key = type(program) if fields else program, known, jax.tree.structure((bare, data)), plan, types, numbers
-    _, by_value = _programs()
-    if key not in by_value:
-        _keep(by_value, key, _compile(program, plan, state, data))
-    return by_value[key], known
-
-
-def _keep(programs, key, found):
-    """Remember one more, and only the last ones."""
-    programs[key] = found
-    if len(programs) > KEPT:
-        del programs[next(iter(programs))]
+@lru_cache(maxsize=KEPT)
+def _read(program, *functions):
+    """The fingerprint of what a program holds and of a model's functions."""
+    return fingerprint((vars(program), *functions))
 
 
 def _compile(program, plan, state, data):
     trains = isinstance(program, Train)
     tree = jax.tree.structure((state, data))
-
-    names = inspect.signature(program).parameters.values()
-    said = {one.name: jax.ShapeDtypeStruct((), np.int32) for one in names if one.kind is one.KEYWORD_ONLY}
+    said = {name: jax.ShapeDtypeStruct((), np.int32) for name in inspect.getfullargspec(program).kwonlyargs}
 
     def one_member(member, shared):
         state, own = member
