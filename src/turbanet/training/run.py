@@ -34,15 +34,13 @@ class Training:
     checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
     """
 
-    def __init__(
-        self, program: Train, swarm: Swarm, data, *, epochs, segment, plan=None, metrics=None, checkpoints=None
-    ):
+    def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints):
         self.program = program
         self.start = swarm
         self.data = data
         self.epochs = epochs
         self.segment = segment
-        self.metrics = metrics or {}
+        self.metrics = metrics
         self.done = 0
         self.place = 0  # steps of the epoch under way that are done, where an epoch is trained in parts
         self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
@@ -50,12 +48,11 @@ class Training:
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
-        self.steps = program.steps(data[0].length) // program.epochs  # of an epoch
+        self.steps = program.steps(data[0].length)  # of an epoch
         if is_long(program, swarm, data[0]):
             self.program = Part(**vars(program))
             self.start = self.program.begun(swarm, data[0].length)
-        known = checkpoints and checkpoint.facts(swarm, program, data, self.metrics)
-        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, known)
+        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, checkpoint.facts(swarm, program, data, metrics))
         kept = self.keeper and self.keeper.latest()
         chosen = choose(plan, swarm)
         remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
@@ -73,10 +70,8 @@ class Training:
 
     def losses_now(self) -> dict[str, float]:
         """The mean losses of the last epoch over the members that trained in it."""
-        if not self.losses:
-            return {}
-        train_loss, validation_loss, _ = self.losses[-1]
-        last = {"loss": train_loss[-1]} | ({} if validation_loss is None else {"validation": validation_loss[-1]})
+        named = zip(("loss", "validation"), self.losses[-1] if self.losses else (), strict=False)  # not the metrics
+        last = {name: loss[-1] for name, loss in named if loss is not None}
         return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
 
     def seen(self):
@@ -104,8 +99,7 @@ class Training:
         if self.is_between:
             return
         self._set_aside()
-        if self.keeper:
-            self._keep()
+        self._keep()
         if self.searches and self.goes_on:
             self._search()
         self.searches = False
@@ -130,7 +124,7 @@ class Training:
         self.plan = plan
         self.state = plan.place(state)
         self.placed = placed(self.data, plan)
-        self.need = None
+        self.ready = None
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
@@ -138,10 +132,14 @@ class Training:
         return self.state if len(self.state) == members else resized(self.state, members)
 
     def _train(self, most):
+        """A call of the program, for that many epochs at the most."""
+        in_parts = isinstance(self.program, Part)
         begin = time.perf_counter()
-        program = self._program()
-        many, said = self._share(most, CALL_SECONDS / program.pace)
+        program = self.ready = self.ready or self._program()
         self.compile_seconds += time.perf_counter() - begin
+        left = self.steps - self.place if in_parts else most
+        many = max(1, min(left, int(CALL_SECONDS / program.pace)))
+        said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
         begin = time.perf_counter()
         try:
             self.state, seen = jax.block_until_ready(program(self.state, self.placed, **said))
@@ -152,36 +150,26 @@ class Training:
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
         program.pace = seconds / many
-        if not said.get("ends", True):
+        if in_parts and many < left:
             self.place += many
             return
         self.place = 0
-        epochs = said.get("epochs", 1)
+        epochs = 1 if in_parts else many
         *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], seen)
-        train_loss, validation_loss, metrics = jax.tree.map(self._of_everyone, losses)
-        metrics |= self._on_host(predictions, losses[1])
-        self.losses.append((train_loss, validation_loss, metrics))
+        losses[2] |= self._on_host(predictions, losses[1])
+        self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
-
-    def _share(self, most, room):
-        """What a call with room for so many is to do: (epochs, or steps of one, and what the program is told)."""
-        if not isinstance(self.program, Part):
-            epochs = max(1, min(most, int(room)))
-            return epochs, {"epochs": epochs}
-        left = self.steps - self.place
-        steps = max(1, min(left, int(room)))
-        return steps, {"steps": steps, "starts": self.place == 0, "ends": steps == left}
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
-        while True:
-            program = compiled(self.program, self.plan, self.state, self.placed)
-            self.need = self.need or fits(program, self.plan)  # asked before its first epoch
-            if self.need.enough:
-                return program
-            if not self._halve_block():
-                most = f"Out of memory: training needs {self.need.bytes / 2**30:.1f} GiB, more than is free"
-                raise MemoryError(f"{most}; train fewer members at a time (Plan(block=...)) or smaller batches.")
+        program = compiled(self.program, self.plan, self.state, self.placed)
+        need = fits(program, self.plan)
+        if need.enough:
+            return program
+        if self._halve_block():
+            return self._program()
+        most = f"Out of memory: training needs {need.bytes / 2**30:.1f} GiB, more than is free"
+        raise MemoryError(f"{most}; train fewer members at a time (Plan(block=...)) or smaller batches.")
 
     def _halve_block(self):
         """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
@@ -211,7 +199,7 @@ class Training:
                 of_member = jax.tree.map(itemgetter((place, epoch, rows)), predictions)
                 for name, metric in metrics.items():
                     found[name][place, epoch] = metric(of_member, y)
-        return jax.tree.map(self._of_everyone, found)
+        return found
 
     def _set_aside(self):
         """Go on without the members that have stopped, where that halves the work or ends it."""
@@ -226,23 +214,20 @@ class Training:
             self._place(_members(state, active), self.plan)
 
     def _keep(self):
+        """A checkpoint of where they are, if any are kept and the last one is not of there."""
         in_parts = isinstance(self.program, Part)
         number = self.done * self.steps + self.place if in_parts else self.done  # which Orbax wants to grow
-        if number != self.keeper.manager.latest_step():  # resumed and interrupted again at once
-            self.keeper.save(number, *self._kept())
-
-    def _kept(self):
-        """What a checkpoint keeps: ({name: array}, {name: value})."""
-        arrays = {
-            f"losses{path}": part for path, part in checkpoint.leaves_by_name(self.losses and self.seen()).items()
-        }
+        if not self.keeper or number == self.keeper.manager.latest_step():  # resumed and interrupted again at once
+            return
+        losses = checkpoint.leaves_by_name(self.losses and self.seen())
+        arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.place, "segment": self.segment, "asked": self.asked}
         progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
         progress["seconds"] = [self.compile_seconds, self.steady_seconds]
-        return arrays | checkpoint.leaves_by_name(self._everyone()), progress
+        self.keeper.save(number, arrays | checkpoint.leaves_by_name(self._everyone()), progress)
 
     def _resume(self, arrays, progress, plan, *, given):
-        """Go on from what `_kept` returned, under its plan and segments unless the caller gave another plan."""
+        """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
         if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
             plan = Plan(plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]
@@ -250,8 +235,7 @@ class Training:
         self.place = progress["place"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         if self.done:
-            names = [*dict(self.program.metrics), *self.metrics]
-            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in names}
+            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in dict(self.program.metrics) | self.metrics}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
         self._place(checkpoint.named_leaves(arrays, self.start), plan)
         self._set_aside()
