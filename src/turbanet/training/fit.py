@@ -182,9 +182,8 @@ def _history(run, swarm, state, metric):
     names = np.asarray(swarm.seed), np.asarray(swarm.id)
     costs = run.compile_seconds, run.steady_seconds
     trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
-    several = isinstance(metric, Mapping)
-    validation_metric = {name: found[name] for name in metric} if several else found.get(metrics.ONE)
-    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, validation_metric)
+    asked = {name: found[name] for name in metric} if isinstance(metric, Mapping) else found.get(metrics.ONE)
+    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked)
 
 
 def measured_plan(
@@ -271,8 +270,8 @@ def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) 
 
 def _pair(validation):
     """validation=(x, y), which a share of the rows or a loader is not."""
-    if not isinstance(validation, tuple | list) or len(validation) != 2:
-        several = isinstance(validation, tuple | list)
+    several = isinstance(validation, tuple | list)
+    if not several or len(validation) != 2:
         came = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
         raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {came}: split the data first.")
     return validation

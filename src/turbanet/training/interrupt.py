@@ -29,16 +29,14 @@ def noted() -> Iterator[Callable[[], bool]]:
     came = []
 
     def note(number, frame):
-        if came:
-            raise KeyboardInterrupt
         came.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, note)
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
     try:
         yield lambda: bool(came)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

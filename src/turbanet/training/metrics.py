@@ -21,10 +21,8 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
     for name, each in metrics.items():
         if not callable(each) or not isinstance(name, str) or name in TAKEN:
             came = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
-            taken = ", ".join(sorted(TAKEN))
-            raise ValueError(
-                f"metric is metric(prediction, y) or {{name: metric}}, names other than {taken}; got {came}."
-            )
+            known = f"metric(prediction, y) or {{name: metric}}, names other than {', '.join(sorted(TAKEN))}"
+            raise ValueError(f"metric is {known}; got {came}.")
     in_program = {name: each for name, each in metrics.items() if "mask" in _parameters(each)}
     return tuple(in_program.items()), {name: each for name, each in metrics.items() if name not in in_program}
 
