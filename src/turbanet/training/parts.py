@@ -78,5 +78,4 @@ def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
 
 def _positions(rows):
     """How often one of these rows meets a weight: at each number that is looked up, at each [..., feature]."""
-    shape = rows.shape[1:]
-    return math.prod(shape[:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else shape)
+    return math.prod(rows.shape[1:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else rows.shape[1:])

@@ -231,6 +231,5 @@ def _compile(program, plan, state, data):
         out = plan.vectorise(one_member)((state, own), (shared, said))
         return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
-    donated = (0,) if trains else ()
-    jitted = jax.jit(all_members, donate_argnums=donated, compiler_options=plan.compiler_options)
+    jitted = jax.jit(all_members, donate_argnums=(0,) if trains else (), compiler_options=plan.compiler_options)
     return Compiled(jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said).compile(), trains)
