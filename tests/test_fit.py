@@ -320,6 +320,23 @@ def test_what_a_loss_reads_of_a_module_and_that_changed_counts():
     np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
 
 
+def test_an_attribute_of_a_loss_that_changed_between_two_fits_counts():
+    class Scaled:
+        def __init__(self):
+            self.scale = 1.0
+
+        def __call__(self, *args):
+            value, logits = tn.softmax_cross_entropy(*args)
+            return self.scale * value, logits
+
+    scaled = Scaled()
+    swarm = make().set_loss_fn(scaled)
+    _, losses = trained(swarm)
+    scaled.scale = 2.0
+    _, doubled = trained(swarm)
+    np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
+
+
 def test_another_precision_compiles_anew(compiled):
     swarm = make()
     train(swarm, segment=4)

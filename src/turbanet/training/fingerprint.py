@@ -55,13 +55,13 @@ def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
 
 
 class Fingerprint(str):
-    """A hex digest, the names of the parts that could not be read, and (scope, name, value) of globals that were."""
+    """A hex digest, the names of the parts that could not be read, and (scope, name, value) of what was looked up."""
 
     opaque: tuple[str, ...] = ()
     read: tuple[tuple[dict, str, object], ...] = ()
 
     def holds(self) -> bool:
-        """Whether every global that was read has the value that it had, which costs far less than to read it anew."""
+        """Whether every global and attribute that was read has the value that it had, at far less than a new digest."""
         return all(scope.get(name) is value for scope, name, value in self.read)
 
 
@@ -122,6 +122,8 @@ class _Walk:
         wraps = isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped)
         if wraps and hasattr(thing, "__wrapped__"):
             return [thing.__wrapped__]
+        held = getattr(thing, "__dict__", {})
+        self.read += [(held, name, value) for name, value in held.items()]
         return _pickled(thing)
 
     def globals(self, code, scope) -> dict:
@@ -143,7 +145,9 @@ class _Walk:
         if not isinstance(value, types.ModuleType) or _package(value.__name__):
             return value
         self.read += [(vars(value), name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
-        return {name: self.taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)}
+        return {
+            name: self.taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)
+        }
 
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
