@@ -14,7 +14,7 @@ from turbanet.training.data import Data
 from turbanet.training.member import Swarm
 from turbanet.training.program import Train, room
 
-LONG = 1e12  # operations of an epoch from which on it is trained in parts: seconds of two cores, if they are well used
+LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
 
 
 @struct.dataclass
