@@ -191,7 +191,7 @@ def test_members_by_a_slice_are_told_how():
 
 
 def test_a_width_in_place_of_widths_is_told_how():
-    with pytest.raises(ValueError, match="widths must be a sequence of each layer's units, .* got 16"):
+    with pytest.raises(ValueError, match="widths must be a sequence of layers' units, .* got 16"):
         tn.TurbaTrainState.swarm(tn.MLP(16), optax.adam(0.01), 2, sample_input=X[:1])
 
 
