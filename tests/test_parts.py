@@ -112,23 +112,37 @@ def long(rows, members=4, size=8, batch_size=8, model=None, x=None):
     return parts.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data)
 
 
-def test_what_is_long_goes_by_the_operations_of_an_epoch(monkeypatch):
-    operations = 2 * (2 * 8 * 8 + 3 * 8 * 2) * 800 * 4  # of two layers, forth and back, but for the gradient to x
-    for limit, expected in ((1.5 * operations, False), (0.9 * operations, True)):
+def test_what_is_long_goes_by_the_weights_and_rows_of_an_epoch(monkeypatch):
+    operations = 6 * (9 * 8 + 9 * 2) * 800 * 4
+    for limit, expected in ((1.01 * operations, False), (0.99 * operations, True)):
         monkeypatch.setattr(parts, "LONG", limit)
         assert long(800) is expected
     assert not long(8)  # one step cannot be cut
 
 
-def test_short_epochs_are_known_without_tracing_a_step(monkeypatch):
-    monkeypatch.setattr(parts.member, "train_step", None)
-    assert not long(30_000, members=100)
+def test_a_sequence_counts_at_each_of_its_positions(monkeypatch):
+    series, weights = np.zeros((800, 20, 3), np.float32), 4 * (3 * 5 + 5 * 5 + 5) + 6
+    for limit, expected in ((1.01, False), (0.99, True)):
+        monkeypatch.setattr(parts, "LONG", limit * 6 * weights * 20 * 800 * 4)
+        assert long(800, model=tn.LSTM(5), x=series) is expected
 
 
-def test_a_window_counts_at_each_of_its_positions(monkeypatch):
+def test_an_image_counts_as_often_as_its_windows_see_it(monkeypatch):
+    # LeNet on 32 x 32: places * window * features of both convolutions, then the three Dense layers.
+    products = 28 * 28 * 75 * 6 + 10 * 10 * 150 * 16 + 400 * 120 + 120 * 84 + 84 * 10
     images = np.zeros((64, 32, 32, 3), np.float32)
-    monkeypatch.setattr(parts, "LONG", 1e8)
-    assert long(64, model=tn.LeNet(), x=images)
+    for share, expected in ((0.95, True), (1.2, False)):
+        monkeypatch.setattr(parts, "LONG", share * 6 * products * 64 * 4)
+        assert long(64, model=tn.LeNet(), x=images) is expected
+
+
+def test_the_operations_of_an_image_are_counted_once(monkeypatch):
+    monkeypatch.setattr(parts, "LONG", 3e9)
+    images = np.zeros((64, 32, 32, 3), np.float32)
+    assert not long(64, model=tn.LeNet(classes=7), x=images)
+    monkeypatch.setattr(parts.member, "predict", None)
+    assert not long(64, model=tn.LeNet(classes=7), x=images)
+    assert long(64, model=tn.LeNet(classes=8), x=images)  # what cannot be counted may be long
 
 
 def test_a_plan_is_searched_between_parts(in_parts, tmp_path, monkeypatch):

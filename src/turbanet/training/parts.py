@@ -12,9 +12,10 @@ from flax import struct
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import Data
 from turbanet.training.member import Swarm
-from turbanet.training.program import Train, room
+from turbanet.training.program import Train, known, remembered, room
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
+IMAGES = 4  # axes: row, height, width, channel
 
 
 @struct.dataclass
@@ -61,21 +62,39 @@ class Part(Train):
 
 
 def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
-    """Whether an epoch takes far longer than a call should, by sizes alone: XLA's count of a step's operations."""
-    batch = program.batch_size
-    steps = program.steps(data.length) * len(swarm)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) / len(swarm)
-    leaves, tree = jax.tree.flatten((data.x, data.y))
-    shapes = [(batch, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
-    x, y = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
-    positions = max(map(_positions, jax.tree.leaves(x)))
-    if batch == data.length or steps * 6 * weights * batch * positions < LONG:  # each weight everywhere, forth and back
+    """Whether an epoch takes far longer than a call should, by sizes alone.
+
+    Each weight is multiplied twice on the way back, and once on the way forth at each position of a row. How often in
+    an image, whose layers shrink it, is XLA's count; which is asked where once is not long and everywhere is.
+    """
+    if program.batch_size == data.length:  # one step, which cannot be cut
         return False
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), swarm)
-    cost: Any = jax.jit(partial(member.train_step, program.loss_fn)).lower(state, x, y).cost_analysis()
-    return steps * cost["flops"] >= LONG
+    rows = program.steps(data.length) * program.batch_size * len(swarm)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) // len(swarm)
+    leaves, tree = jax.tree.flatten(data.x)
+    shapes = [(1, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
+    x = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
+    once = 6 * weights * rows
+    everywhere = once * max(map(_positions, jax.tree.leaves(x)))
+    if once >= LONG or everywhere < LONG or max(map(len, shapes)) < IMAGES:
+        return everywhere >= LONG
+    return 3 * rows * _operations(program, swarm, x) >= LONG
+
+
+def _operations(program, swarm, x):
+    """XLA's count of the operations of one member's prediction for x, one row known by shape and type."""
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), swarm.replace(loss_fn=None))
+
+    def count():
+        try:
+            return jax.jit(member.predict).lower(state, x).cost_analysis()["flops"]
+        except Exception:  # it predicts in its loss alone
+            return math.inf
+
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state, x)))
+    return remembered(("operations", known(program, swarm), shapes), count)
 
 
 def _positions(rows):
-    """How often one of these rows meets a weight: at each number that is looked up, at each [..., feature]."""
+    """How many positions each of these rows has: numbers that are looked up, or [..., feature]."""
     return math.prod(rows.shape[1:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else rows.shape[1:])

@@ -14,7 +14,7 @@ import psutil
 
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
-from turbanet.training.fingerprint import fingerprint
+from turbanet.training.fingerprint import Fingerprint, fingerprint
 from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
@@ -156,21 +156,31 @@ def compiled(program, plan, state, data) -> Compiled:
     state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them. Equal
     are programs, models, optimizers and schedules of one fingerprint; one that cannot be read compiles anew.
     """
-    schedule = state.schedule
-    functions = program, state.apply_fn, state.tx, schedule and schedule.functions
-    known = _read(*functions)
-    if not known.holds():
-        _read.cache_clear()
-        known = _read(*functions)
+    what = known(program, state)
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
-    bare = state.replace(apply_fn=None, tx=None, schedule=schedule and schedule.replace(functions=()))
-    leaves, tree = jax.tree.flatten((bare, data))
+    schedule = state.schedule and state.schedule.replace(functions=())
+    leaves, tree = jax.tree.flatten((state.replace(apply_fn=None, tx=None, schedule=schedule), data))
     types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
-    key = kind, known, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
+    key = kind, what, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
+    return remembered(key, partial(_compile, program, plan, state, data))
+
+
+def known(program: Any, state: Any) -> Fingerprint:
+    """What a program computes by the functions in it and in a swarm: its model's, its optimizer's, its schedules'."""
+    functions = program, state.apply_fn, state.tx, state.schedule and state.schedule.functions
+    found = _read(*functions)
+    if not found.holds():
+        _read.cache_clear()
+        found = _read(*functions)
+    return found
+
+
+def remembered(key: Any, make: Callable) -> Any:
+    """What `make()` returned when it was last asked for under this key, if that is not too long ago."""
     programs = _programs()
     if key not in programs:
-        programs[key] = _compile(program, plan, state, data)
+        programs[key] = make()
         if len(programs) > KEPT:
             del programs[next(iter(programs))]
     return programs[key]
@@ -205,7 +215,7 @@ def _bytes(executable):
 
 @lru_cache
 def _programs():
-    """{key: program} of the last ones compiled."""
+    """{key: what was made}, the last ones of `remembered`."""
     return {}
 
 
