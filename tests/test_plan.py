@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+import platform
 import subprocess
 import sys
 
@@ -91,6 +92,39 @@ def test_use_cores_again_with_the_same_number_is_fine():
 def test_use_cores_makes_devices_in_a_new_process():
     done = in_a_new_process("import turbanet, jax; print(turbanet.use_cores(3), len(jax.devices()))")
     assert done.stdout.split() == ["3", "3"], done.stderr
+
+
+TRAIN = """
+import sys, jax, numpy as np, optax, turbanet as tn
+tn.use_cores(2, cache={cache})
+found = []
+jax.monitoring.register_event_listener(lambda event, **_: found.append(event.rpartition("/")[2]))
+x = np.eye(4, dtype=np.float32)
+swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 4)), optax.adam(0.01), 3, sample_input=x)
+_, history = tn.fit(swarm, x, np.arange(4), tn.softmax_cross_entropy, epochs=3, progress=False)
+print(found.count("cache_hits"), history.train_loss.tobytes().hex())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["True", "folder"])
+def test_use_cores_keeps_programs_for_the_next_process(cache, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TURBANET_CACHE", str(tmp_path / "cache"))
+    code = TRAIN.format(cache="True" if cache == "True" else repr(str(tmp_path / "folder")))
+    first, again = (in_a_new_process(code) for _ in range(2))
+    (none, loss), (hits, same) = first.stdout.split(), again.stdout.split()
+    assert none == "0" and int(hits) > 0 and loss == same, first.stderr + again.stderr
+    kept = tmp_path / "cache/compiled" / platform.node() if cache == "True" else tmp_path / "folder"
+    assert any(kept.iterdir()) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_use_cores_leaves_a_cache_that_jax_was_told_of(tmp_path, monkeypatch):
+    monkeypatch.setenv("TURBANET_CACHE", str(tmp_path))
+    told = jax.config.jax_compilation_cache_dir
+    assert told  # tests/conftest.py
+    tn.use_cores(2, cache=True)
+    assert jax.config.jax_compilation_cache_dir == told and not any(tmp_path.iterdir())
 
 
 def test_fit_on_one_device_of_many_cores_advises_once(caplog, monkeypatch):

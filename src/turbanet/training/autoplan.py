@@ -6,14 +6,12 @@ import os
 import platform
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import jax
-import platformdirs
 
 from turbanet.training.data import of_members, placed
 from turbanet.training.fingerprint import fingerprint
-from turbanet.training.plan import Candidate, Plan, resized, say_once
+from turbanet.training.plan import Candidate, Plan, cache_folder, resized, say_once
 from turbanet.training.program import Train, compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
@@ -104,8 +102,7 @@ def _file(program, swarm, data, devices):
     task = fingerprint([FORMAT, swarm.apply_fn, program.loss_fn, program.batch_size, shapes, machine, versions])
     if task.opaque:
         raise ValueError(f"{', '.join(task.opaque)} cannot be read: leave it out")
-    home = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
-    return Path(home).expanduser() / "plans" / f"{task}.json"
+    return cache_folder("plans") / f"{task}.json"
 
 
 def _remember(program, swarm, data, devices, candidates):

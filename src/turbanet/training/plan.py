@@ -3,24 +3,33 @@
 import dataclasses
 import logging
 import os
+import platform
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import platformdirs
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.training.arrays import is_key
 from turbanet.training.member import Swarm
 
 CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
+KEPT_SECONDS = 0.1  # of compilation from which on a program is worth keeping on disk
 LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
 
 
-def use_cores(cores: int | None = None) -> int:
+def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = False) -> int:
     """Make each CPU core a device of its own (all cores the process may use, if None); call it before JAX starts.
+
+    cache: whether what takes a tenth of a second and more to compile is kept for later processes, by JAX's persistent
+    compilation cache: True for the user's cache folder (or TURBANET_CACHE), unless JAX was told another, or a folder.
+    A process that finds its programs there traces them and compiles nothing.
 
     Returns the number of CPU devices. Raises RuntimeError when JAX has started with another number.
     """
@@ -32,7 +41,24 @@ def use_cores(cores: int | None = None) -> int:
         if len(jax.devices("cpu")) != cores:
             late = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
             raise RuntimeError(f"{late}; call it before any array (in a notebook: restart the kernel).") from None
+    if cache:
+        _keep_programs(None if cache is True else Path(cache).expanduser().absolute())
     return cores
+
+
+def cache_folder(name: str) -> Path:
+    """Where something of this name is kept between processes: in the user's cache folder, or in TURBANET_CACHE."""
+    return Path(os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")).expanduser() / name
+
+
+def _keep_programs(folder):
+    if folder is None and jax.config.jax_compilation_cache_dir:
+        return
+    # Each machine its own: a program is compiled for the instructions of one.
+    folder = folder or cache_folder("compiled") / platform.node()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
+    compilation_cache.reset_cache()  # JAX asks only once where it is
 
 
 @dataclasses.dataclass(frozen=True)
