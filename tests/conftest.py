@@ -7,6 +7,7 @@ packages, pytest, hypothesis, scikit-learn and pandas.
 import ast
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ turbanet.use_cores(2)
 # Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has two
 # processes on what may be two cores, where some trainings then take twenty times as long.
 os.environ["OMP_WAIT_POLICY"] = "passive"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs are started without
 
 PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
 HERE = Path(__file__).parent
