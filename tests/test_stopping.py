@@ -1,4 +1,6 @@
-"""Early stopping of each member by itself, against a plain loop that stops."""
+"""Early stopping of each member by itself, against a plain loop that stops, and by hand."""
+
+import shutil
 
 import jax
 import numpy as np
@@ -6,8 +8,9 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.training import parts, stopping
 from turbanet.training import run as training
-from turbanet.training import stopping
+from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(1)
 X = rng.normal(size=(40, 3)).astype(np.float32)
@@ -128,14 +131,87 @@ def test_min_delta_is_what_counts_as_better():
     assert [len(alone(swarm, index, min_delta=0.02)[0]) for index in range(8)] == history.epochs.tolist()
 
 
+def right(prediction, y):
+    return (prediction.argmax(-1) == y).mean()
+
+
+def distance(prediction, y):
+    return np.abs(prediction[:, 1] - y).mean()
+
+
+def waits(scores, patience):
+    """By hand, of values [epoch] that are to become small: (epochs until it stops, epochs until the best one)."""
+    best = 0
+    for epoch, score in enumerate(scores):
+        if score < scores[best] or epoch == 0:
+            best = epoch
+        if epoch - best >= patience:
+            return epoch + 1, best + 1
+    return len(scores), best + 1
+
+
+@pytest.mark.parametrize("long", [np.inf, 0])  # epochs in one piece, and in parts
+@pytest.mark.parametrize(("metric", "sign"), [(right, -1), (tn.accuracy, -1), (distance, 1)])
+def test_patience_follows_a_metric(metric, sign, long, monkeypatch):
+    monkeypatch.setattr(parts, "LONG", long)
+    swarm, job = made(), {"metric": {"loss": right, "score": metric}}
+    trained, history = train(swarm, monitor="score", mode="min" if sign > 0 else "max", **job)
+    whole = train(swarm, patience=None, **job)[1].validation_metric["score"]
+    expected = [waits(sign * whole[:, index], 3) for index in range(8)]
+    assert history.epochs.tolist() == [stop for stop, _ in expected] and len(set(history.epochs)) > 1
+    assert expected != [waits(history.validation_loss[:stop, index], 3) for index, (stop, _) in enumerate(expected)]
+    for index, (stop, best) in list(enumerate(expected))[1:4]:
+        np.testing.assert_array_equal(history.validation_metric["score"][:stop, index], whole[:stop, index])
+        assert np.isnan(history.validation_metric["score"][stop:, index]).all()
+        then = train(swarm, patience=None, epochs=best)[0].get_state(index)
+        jax.tree.map(np.testing.assert_array_equal, trained.get_state(index).params, then.params)
+
+
+def test_a_training_that_follows_a_metric_is_resumed(tmp_path):
+    job = {"metric": right, "monitor": "validation_metric", "mode": "max"}
+    straight = train(made(), **job)
+    kept = tn.Checkpoints(tmp_path, keep=99)
+    train(made(), checkpoints=kept, **job)
+    last = sorted((int(each.name) for each in tmp_path.iterdir() if each.name.isdigit()), reverse=True)
+    assert len(last) > 2
+    for number in last[:-1]:
+        shutil.rmtree(tmp_path / str(number))
+    resumed = train(made(), checkpoints=kept, **job)
+    np.testing.assert_array_equal(resumed[1].validation_metric, straight[1].validation_metric)
+    jax.tree.map(np.testing.assert_array_equal, resumed[0].params, straight[0].params)
+    with pytest.raises(ValueError, match="stopping was 3, 0.0, max validation_metric and is 3, 0.0, min valid"):
+        train(made(), checkpoints=kept, **job | {"mode": "min"})
+
+
+def test_one_epoch_a_call_is_said(caplog):
+    say_once.cache_clear()
+    train(made(), epochs=2, metric=right, monitor="validation_metric", mode="max")
+    assert "Patience follows validation_metric, which NumPy computes: one epoch a call." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"monitor": "auc", "mode": "max"}, r"patience is to follow, of \['right'\], got 'auc' with patience=3"),
+        ({"monitor": "right", "mode": "max", "patience": None}, "got 'right' with patience=None"),
+        ({"monitor": "right"}, 'good of the metric right, "min" or "max", got None'),
+        ({"monitor": "right", "mode": "auto"}, "got 'auto'"),
+        ({"mode": "max"}, "mode is for what is good of a metric that monitor names, got 'max'"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(how, message):
+    with pytest.raises(ValueError, match=message):
+        train(made(), **{"metric": {"right": right}} | how)
+
+
 def test_a_member_that_breaks_keeps_its_last_good_weights():
     swarm = made()
-    state = stopping.with_stopping(swarm, 2, 0.0).get_state(1)
+    state = stopping.with_stopping(swarm, 2, 0.0, stopping.LOSS, "min").get_state(1)
     broken = state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, state.params))
-    after = stopping.after_epoch(state, broken, np.float32(np.nan))
+    after = stopping.after_epoch(state, broken, {stopping.LOSS: np.float32(np.nan)})
     jax.tree.map(np.testing.assert_array_equal, after.stopping.params, state.params)
     assert after.stopping.waited == 1 and after.stopping.active
-    assert not stopping.after_epoch(after, after, np.float32(np.nan)).stopping.active
+    assert not stopping.after_epoch(after, after, {stopping.LOSS: np.float32(np.nan)}).stopping.active
 
 
 def test_without_patience_nobody_stops():

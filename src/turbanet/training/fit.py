@@ -18,7 +18,7 @@ from turbanet.training.checks import check_data
 from turbanet.training.data import placed, prepare
 from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, gathered, home, resized
+from turbanet.training.plan import Plan, choose, gathered, home, resized, say_once
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
@@ -75,6 +75,8 @@ def fit(
     metric: Callable | Mapping[str, Callable] | None = None,
     patience: int | None = None,
     min_delta: float = 0.0,
+    monitor: str = stopping.LOSS,
+    mode: str | None = None,
     checkpoints: str | os.PathLike | Checkpoints | None = None,
     per_member: PerMember = False,
     shuffle: bool = True,
@@ -102,6 +104,9 @@ def fit(
     patience : epochs in a row without a better validation loss after which a member stops; every member then ends with
         its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks
     min_delta : by how much a validation loss must be below the best one to be better
+    monitor : what patience follows in the validation loss's place, the name of a metric ("validation_metric" for one
+        given without a name); one that is called with NumPy's arrays is waited for after each epoch
+    mode : whether that metric is to become small, "min", or large, "max"
     checkpoints : a folder or `Checkpoints` that keeps the training after each segment: killed and called again as
         before, it ends bit for bit where it would have ended, by the plan it began with
     per_member : whether x and y lead with the member axis; a pair says it of each, a tree in the pair of its leaves
@@ -151,13 +156,16 @@ def fit(
     optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
 
-    start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta)
+    in_program, on_host = metrics.split(metric)
+    rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
+    start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta, *rule)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
-    in_program, on_host = metrics.split(metric)
     program = Train(loss_fn, batch_size, shuffle=shuffle, metrics=in_program)
+    if monitor in on_host:
+        say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
     if on_host:
-        program = dataclasses.replace(program, predictions=True, epochs=metrics.EPOCHS)
+        program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
     kept = {"metrics": on_host, "checkpoints": checkpoints}
     run = Training(program, start, (data, held_out), epochs=epochs, segment=segment, plan=plan, **kept)
     hidden = {} if progress else {"disable": True}

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from turbanet.training.stopping import LOSS
+
 ONE = "validation_metric"  # the name of a metric that was given alone
 EPOCHS = 8  # of which the predictions come back at a time
 TAKEN = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
@@ -25,6 +27,17 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
             raise ValueError(f"metric is {known}; got {came}.")
     in_program = {name: each for name, each in metrics.items() if "mask" in _parameters(each)}
     return tuple(in_program.items()), {name: each for name, each in metrics.items() if name not in in_program}
+
+
+def monitored(monitor: str, mode: str | None, names: list[str], patience: int | None) -> tuple[str, str]:
+    """(monitor, mode) as early stopping takes them, in a training with metrics of these `names`."""
+    if monitor != LOSS and (monitor not in names or patience is None):
+        known = f"the name of a metric that patience is to follow, of {names}"
+        raise ValueError(f"monitor must be {known}, got {monitor!r} with patience={patience}.")
+    if (mode is not None) != (monitor != LOSS) or mode not in (None, "min", "max"):
+        wanted = f'of the metric {monitor}, "min" or "max"' if monitor != LOSS else "of a metric that monitor names"
+        raise ValueError(f"mode is for what is good {wanted}, got {mode!r}.")
+    return monitor, mode or "min"
 
 
 def on_host(name: str, metric: Callable) -> Callable:

@@ -81,7 +81,9 @@ class Train:
         evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
         validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(after, held_out)
         after = schedules.end_epoch(after, validation)
-        after = stopping.after_epoch(before, after.replace(epoch=after.epoch + 1), validation)
+        after = stopping.after_epoch(
+            before, after.replace(epoch=after.epoch + 1), {stopping.LOSS: validation} | metrics
+        )
         seen = loss, validation, metrics
         if held_out is not None and before.stopping is not None:  # a stopped member has no loss
             seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)

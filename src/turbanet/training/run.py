@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training import autoplan, checkpoint
+from turbanet.training import autoplan, checkpoint, stopping
 from turbanet.training.arrays import is_key
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
@@ -157,6 +157,9 @@ class Training:
         epochs = 1 if in_parts else many
         *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], seen)
         losses[2] |= self._on_host(predictions, losses[1])
+        if self.start.stopping and self.start.stopping.monitor in self.metrics:
+            value = losses[2][self.start.stopping.monitor].astype(self.state.stopping.best.dtype)
+            self.state = jax.vmap(stopping.judged)(self.state, value[:, -1])
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 

@@ -1,43 +1,59 @@
 """Early stopping of each member by itself: its best weights kept, its training ended."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+LOSS = "validation_loss"  # what is monitored unless a metric is
+
 
 @struct.dataclass
 class Stopping:
     """How each member stands: leaves [member, ...]."""
 
-    best: Any  # validation loss
+    best: Any  # value of what is monitored, negative where it is to become large
     waited: Any  # epochs since then
     active: Any  # whether it trains on
-    params: Any  # of the best loss
-    collections: Any  # of the best loss
+    params: Any  # of the best epoch
+    collections: Any  # of the best epoch
     patience: int = struct.field(pytree_node=False)  # epochs
-    min_delta: float = struct.field(pytree_node=False)  # by how much a loss must be better
+    min_delta: float = struct.field(pytree_node=False)  # by how much an epoch must be better
+    monitor: str = struct.field(pytree_node=False)  # LOSS, or the name of a metric
+    mode: str = struct.field(pytree_node=False)  # whether it is to become small, "min", or large, "max"
 
 
-def with_stopping(swarm: Any, patience: int, min_delta: float) -> Any:
-    """`swarm` about to train each member until `patience` epochs in a row have not bettered its loss by `min_delta`."""
+def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mode: str) -> Any:
+    """`swarm` about to train each member until `patience` epochs in a row are not better by `min_delta`."""
     best = jnp.full(len(swarm), jnp.inf)
     waited = jnp.zeros(len(swarm), jnp.int32)
     active = jnp.ones(len(swarm), bool)
-    return swarm.replace(stopping=Stopping(best, waited, active, swarm.params, swarm.collections, patience, min_delta))
+    rule = patience, min_delta, monitor, mode
+    return swarm.replace(stopping=Stopping(best, waited, active, swarm.params, swarm.collections, *rule))
 
 
-def after_epoch(before: Any, after: Any, validation_loss: Any) -> Any:
-    """One member after an epoch from `before` to `after`, with its `validation_loss`; `before` if it had stopped."""
+def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
+    """One member after an epoch from `before` to `after` that has `seen` {name: value}; `before` if it had stopped.
+
+    What is monitored is not among them where a plan is measured, and where the host computes it: see `judged`.
+    """
     stopping = before.stopping
-    if stopping is None or validation_loss is None:  # None: a few steps that only measure a plan
+    if stopping is None:
         return after
-    better = validation_loss < stopping.best - stopping.min_delta  # no NaN is better
-    now = stopping.replace(best=validation_loss, waited=0, params=after.params, collections=after.collections)
+    value = seen.get(stopping.monitor)
+    return choose(stopping.active, after if value is None else judged(after, value), before)
+
+
+def judged(state: Any, value: Any) -> Any:
+    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better."""
+    stopping = state.stopping
+    value = value if stopping.mode == "min" else -value
+    better = value < stopping.best - stopping.min_delta
+    now = stopping.replace(best=value, waited=0, params=state.params, collections=state.collections)
     seen = choose(better, now, stopping.replace(waited=stopping.waited + 1))
-    after = after.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
-    return choose(stopping.active, after, before)
+    return state.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
 
 
 def restored(swarm: Any) -> Any:
