@@ -90,8 +90,7 @@ def matmul_conv(
     plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
     of_one_type = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
     if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and of_one_type:
-        kernel = winograd.transformed(rhs)
-        return _in_chunks(lambda x: winograd.convolve(padded(x), kernel, **types), lhs, out, copies=4)
+        return winograd.convolve(lhs, rhs, padding, **types)
     if math.prod(window) == 1:
         return convolved(lhs)
     return _in_chunks(convolved, lhs, out, copies=math.prod(window))

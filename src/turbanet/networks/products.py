@@ -1,5 +1,6 @@
 """Products that are linear in two arrays, with gradients of our own where JAX's are slow in a swarm."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,14 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
 
-def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradient_of_second: Callable) -> Callable:
+def bilinear(
+    name: str,
+    function: Callable,
+    gradient_of_first: Callable,
+    gradient_of_second: Callable,
+    *,
+    of_members: bool = False,
+) -> Callable:
     """`function(a, b, **static)`, linear in a and in b, made a primitive of JAX's that differentiates as told.
 
     A primitive, because `jax.custom_vjp` has no forward mode.
@@ -22,6 +30,7 @@ def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradien
     function : function(a, b, **static) of one member; the values in `static` are hashable
     gradient_of_first : (g, b, **static) -> the gradient of a, from g, the output's
     gradient_of_second : (g, a, **static) -> the gradient of b
+    of_members : whether `function` is of many members, whose axis leads in what it takes and returns
 
     Returns
     -------
@@ -36,7 +45,10 @@ def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradien
         return function
 
     def compute(a, b, *, members, static):
-        return mapped(function, members, static)(a, b)
+        if not of_members:
+            return mapped(function, members, static)(a, b)
+        out = function(*(x.reshape(math.prod(x.shape[:members]), *x.shape[members:]) for x in (a, b)), **dict(static))
+        return out.reshape(*a.shape[:members], *out.shape[1:])
 
     def shape(a, b, **settings):
         out = jax.eval_shape(partial(compute, **settings), a, b)
