@@ -84,6 +84,8 @@ def test_measure_gives_one_whole_row_a_way(monkeypatch):
     np.testing.assert_allclose(table.ratio_to_ours, table.seconds_per_step / table.seconds_per_step[0])
     work = shrunk("mnist")
     np.testing.assert_allclose(table.peak_fraction, work.operations() * 2 / table.seconds_per_step / 1e9)
+    np.testing.assert_allclose(table.cold_ratio_to_ours, table.cold_seconds / table.cold_seconds[0])
+    assert table.cold_seconds[0] > table.compile_seconds[0] > 0  # the first run compiles and trains
     assert (table.compile_seconds >= 0).all() and (table.peak_memory_mb >= 0).all()
 
 
@@ -97,6 +99,9 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
 
     monkeypatch.setattr(benchmark.baselines, "train_loop", counted)
     monkeypatch.setattr(benchmark.timing, "interleave", lambda runs, **how: {name: [3.0, 6.0, 9.0] for name in runs})
+    first = {OURS: (7.0, 10.0), LOOP: (0.0, 5.0)}  # seconds of compiling, in all
+    runs = benchmark._first_runs
+    monkeypatch.setattr(benchmark, "_first_runs", lambda *given: (first, runs(*given)[1]))
     work = replace(shrunk("mnist"), members=6)
     table = benchmark.measure(work, plan=PLAN, peak=1.0, names=(OURS, LOOP), looped=2).set_index("way")
     assert networks[-1] == 2 and list(table.members) == [6, 6]
@@ -104,6 +109,7 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
     np.testing.assert_allclose(table[["low", "seconds_per_step", "high"]], expected)
     assert np.isnan(table.peak_memory_mb["torch_loop"]) and table.peak_memory_mb["turbanet"] > 0
     assert table.ratio_to_ours["torch_loop"] == 3
+    np.testing.assert_allclose(table.cold_seconds, [10, 3 * 5])
 
 
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):

@@ -29,6 +29,8 @@ COLUMNS = (
     "members",
     "seconds_per_step",
     "ratio_to_ours",
+    "cold_seconds",
+    "cold_ratio_to_ours",
     "compile_seconds",
     "peak_fraction",
     "peak_memory_mb",
@@ -126,6 +128,7 @@ def runs(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callabl
 def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, looped=None):
     """A table of the workload's ways (COLUMNS, and low, high), each by its key: all warm, in turn, losses equal.
 
+    `cold_seconds` are those of a first run in all, tracing and compilation in it, the making of the networks not.
     Networks trained one after the other cost the same each: with `looped`, a loop runs over so many of them alone, and
     its seconds are those of all; its memory is not known.
     """
@@ -140,16 +143,19 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
     first_seconds, memory = _first_runs(work, every, rtol)
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
+    table["cold_seconds"] = [first_seconds[way][1] for way in table.way]
     scale = np.where(table.way.isin(loops), work.members / few.members, 1)
+    table.cold_seconds *= scale
     for column in ("seconds_per_step", "low", "high"):
         table[column] *= scale / work.steps
-    ours = table.seconds_per_step[table.way == OURS].iloc[0] if OURS in every else np.nan
+    ours = table.way == OURS  # a row, or none: then the ratios are NaN
     operations = work.operations() * work.members
     table = table.assign(
         workload=work.name,
         way=table.way.map(KEYS),
         members=work.members,
-        ratio_to_ours=table.seconds_per_step / ours,
+        ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
+        cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),
         compile_seconds=[_compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
         peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=np.where(scale > 1, np.nan, [memory[way] for way in table.way]),

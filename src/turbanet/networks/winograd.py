@@ -5,7 +5,7 @@ its transforms is one product with a constant matrix: a program of few operation
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,21 +119,21 @@ def _cut(x, chunks):
 
 
 # Each is linear in its two arrays, and the gradients of the one are the others.
-_convolution = bilinear(
+_convolution: Callable = bilinear(
     "winograd",
     _forward,
     lambda g, kernel, **settings: _to_x(g, kernel, **settings),
     lambda g, x, **settings: _to_kernel(g, x, **settings),
     of_members=True,
 )
-_to_x = bilinear(
+_to_x: Callable = bilinear(
     "winograd_to_x",
     _backward_to_x,
     lambda x, kernel, **settings: _convolution(x, kernel, **settings),
     lambda x, g, **settings: _to_kernel(g, x, **settings),
     of_members=True,
 )
-_to_kernel = bilinear(
+_to_kernel: Callable = bilinear(
     "winograd_to_kernel",
     _backward_to_kernel,
     lambda kernel, x, **settings: _convolution(x, kernel, **settings),
