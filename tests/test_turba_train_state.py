@@ -406,3 +406,32 @@ def test_members_are_plain_flax_params():
     one = trained.get_state(1)
     found = Net().apply({"params": one.params, **one.collections}, X[0])
     np.testing.assert_allclose(found, turbanet.predict(trained, X[0])[1], rtol=1e-6)
+
+
+def test_an_equal_model_made_anew_compiles_nothing(monkeypatch):
+    compiled, creator = [], TurbaTrainState._creator
+    monkeypatch.setattr(TurbaTrainState, "_creator", lambda *given: compiled.append(given) or creator(*given))
+
+    def made(width=7, rate=0.1, seed=0, rows=1, name="tanh"):
+        class Net(nn.Module):
+            width: int
+            act: str = name
+
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(2)(getattr(jnp, self.act)(nn.Dense(self.width)(x)))
+
+        model, optimizer = Net(width), optax.adam(rate)
+        swarm = TurbaTrainState.swarm(model, optimizer, 3, sample_input=np.ones((rows, 4), np.float32), seed=seed)
+        assert swarm.tx is optimizer and swarm.apply_fn.__self__ is model
+        return swarm
+
+    first = made()
+    made(), made(seed=5), made(rate=0.1)
+    assert len(compiled) == 1
+    jax.tree.map(np.testing.assert_array_equal, made().params, first.params)
+    other = made(seed=5)
+    assert not np.array_equal(other.params["Dense_0"]["kernel"], first.params["Dense_0"]["kernel"])
+    for number, how in enumerate(({"width": 8}, {"rate": 0.2}, {"rows": 2}, {"name": "sin"})):
+        made(**how)
+        assert len(compiled) == 2 + number, how

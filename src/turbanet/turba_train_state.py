@@ -22,7 +22,9 @@ from flax.training.train_state import TrainState
 from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
 from turbanet.training.describe import described
+from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import say_once
+from turbanet.training.program import read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -135,11 +137,24 @@ class TurbaTrainState(TrainState):
         if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
 
-        create_member = cls._creator(model, optimizer, sample)
-        # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
-        # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
-        quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-        swarm = jax.jit(partial(jax.lax.map, create_member), compiler_options=quick)({"seed": seeds, "id": ids})
+        model = member.Functions(*model) if isinstance(model, tuple) else model
+
+        def all_members():
+            create_member = cls._creator(model, optimizer, sample)
+
+            def create(identity):  # without the functions, as an equal model and optimizer get the same program
+                return create_member(identity).replace(apply_fn=None, tx=None)
+
+            # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
+            # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
+            quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+            return jax.jit(partial(jax.lax.map, create), compiler_options=quick)
+
+        leaves, tree = jax.tree.flatten(sample)
+        program = remembered(
+            (cls, read(member.initial, model.apply, optimizer), fingerprint(leaves), tree), all_members
+        )
+        swarm = program({"seed": seeds, "id": ids}).replace(apply_fn=model.apply, tx=optimizer)
         known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
         return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
 

@@ -170,7 +170,11 @@ def compiled(program, plan, state, data) -> Compiled:
 
 def known(program: Any, state: Any) -> Fingerprint:
     """What a program computes by the functions in it and in a swarm: its model's, its optimizer's, its schedules'."""
-    functions = program, state.apply_fn, state.tx, state.schedule and state.schedule.functions
+    return read(program, state.apply_fn, state.tx, state.schedule and state.schedule.functions)
+
+
+def read(*functions: Any) -> Fingerprint:
+    """The fingerprint of what the first of them holds and of the others, from memory if nothing of it changed."""
     found = _read(*functions)
     if not found.holds():
         _read.cache_clear()
