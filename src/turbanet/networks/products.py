@@ -74,6 +74,36 @@ def bilinear(
     return lambda a, b, **static: primitive.bind(a, b, members=0, static=tuple(static.items()))
 
 
+def trilinear(name: str, function: Callable, to_first: Callable, to_second: Callable) -> Callable:
+    """`bilinear` where the gradients are primitives too, each with the two others as its own gradients.
+
+    Parameters
+    ----------
+    name : of the first primitive, the others' begin with it
+    function : function(a, b, **static) of many members, whose axis leads, linear in a and in b
+    to_first : (g, b, **static) -> the gradient of a, from g, the output's; of many members
+    to_second : (g, a, **static) -> the gradient of b, likewise
+
+    Returns
+    -------
+    `function`, for one member or, by `jax.vmap`, for many
+    """
+    out: Callable = bilinear(
+        name, function, lambda g, b, **how: first(g, b, **how), lambda g, a, **how: second(g, a, **how), of_members=True
+    )
+    first: Callable = bilinear(
+        f"{name}_to_first", to_first, out, lambda a, g, **how: second(g, a, **how), of_members=True
+    )
+    second: Callable = bilinear(
+        f"{name}_to_second",
+        to_second,
+        lambda b, a, **how: out(a, b, **how),
+        lambda b, g, **how: first(g, b, **how),
+        of_members=True,
+    )
+    return out
+
+
 def product(
     x: jax.Array, w: jax.Array, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
 ) -> jax.Array:

@@ -5,7 +5,7 @@ its transforms is one product with a constant matrix: a program of few operation
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from turbanet.networks.products import bilinear
+from turbanet.networks.products import trilinear
 
 CHUNK_BYTES = 2**23  # of tiles at a time
 # Along one axis: what makes of 4 numbers of the input, 3 of the window and 4 products what is multiplied and what is
@@ -118,25 +118,4 @@ def _cut(x, chunks):
     return jnp.moveaxis(x.reshape(members, chunks, size, *image), 1, 0)
 
 
-# Each is linear in its two arrays, and the gradients of the one are the others.
-_convolution: Callable = bilinear(
-    "winograd",
-    _forward,
-    lambda g, kernel, **settings: _to_x(g, kernel, **settings),
-    lambda g, x, **settings: _to_kernel(g, x, **settings),
-    of_members=True,
-)
-_to_x: Callable = bilinear(
-    "winograd_to_x",
-    _backward_to_x,
-    lambda x, kernel, **settings: _convolution(x, kernel, **settings),
-    lambda x, g, **settings: _to_kernel(g, x, **settings),
-    of_members=True,
-)
-_to_kernel: Callable = bilinear(
-    "winograd_to_kernel",
-    _backward_to_kernel,
-    lambda kernel, x, **settings: _convolution(x, kernel, **settings),
-    lambda kernel, g, **settings: _to_x(g, kernel, **settings),
-    of_members=True,
-)
+_convolution = trilinear("winograd", _forward, _backward_to_x, _backward_to_kernel)
