@@ -20,6 +20,7 @@ def events(tmp_path):
     before, seen = jax.config.jax_compilation_cache_dir, []
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()
+    program.forget()  # what another test compiled without this cache
 
     def listen(name, *_, **__):
         seen.append(name.rpartition("/")[2])
@@ -40,7 +41,6 @@ def train():
 
 
 def test_a_forgotten_program_comes_from_the_disk(events):
-    program.forget()  # what another test compiled without the cache on disk
     train()
     program.forget()
     events.clear()
