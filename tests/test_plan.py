@@ -72,6 +72,16 @@ def test_place_copies():
     assert leaf.sum() == 6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
+def test_what_lies_on_several_devices_is_gathered_where_jax_takes_it_over(dtype):
+    given = {"w": jnp.arange(4 * 30).reshape(4, 5, 6).astype(dtype), "none": jnp.zeros((4, 0), dtype)}
+    whole = plan_module.gathered(tn.Plan(2, 1).place(given))
+    np.testing.assert_array_equal(whole["w"], np.asarray(given["w"]))
+    assert whole["w"].dtype == given["w"].dtype and whole["none"].shape == (4, 0)
+    back = jax.device_put(whole["w"], given["w"].sharding)
+    assert back.unsafe_buffer_pointer() == whole["w"].ctypes.data
+
+
 @pytest.mark.parametrize("plan", [tn.Plan(1, 3), tn.Plan(2, 1), tn.Plan(2, 2)])
 def test_vectorise_maps_over_members(plan):
     own, shared = plan.place(jnp.arange(6.0)), plan.share(jnp.array(10.0))

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from turbanet.training.arrays import is_key
 from turbanet.training.member import Swarm
 
+ALIGNED_BYTES = 64  # JAX takes over what begins at a multiple of it
 CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
 KEPT_SECONDS = 0.1  # of compilation from which on a program is worth keeping on disk
 LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
@@ -184,7 +185,19 @@ def resized(tree: Any, members: int) -> Any:
 
 def gathered(tree: Any) -> Any:
     """The tree as NumPy arrays if the host's memory holds all of it; from there it is moved in one piece."""
-    return jax.tree.map(np.asarray, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
+    return jax.tree.map(_joined, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
+
+
+def _joined(leaf):
+    """A leaf in one NumPy array; the parts of several devices in memory that JAX takes over without a copy."""
+    if not isinstance(leaf, jax.Array) or len(leaf.devices()) == 1:
+        return np.asarray(leaf)
+    room = np.empty(leaf.nbytes + ALIGNED_BYTES, np.uint8)
+    begin = -room.ctypes.data % ALIGNED_BYTES
+    whole = room[begin : begin + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    for shard in leaf.addressable_shards:
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def home(leaf: jax.Array | np.ndarray) -> Any:
