@@ -233,8 +233,8 @@ def test_fit_of_a_single_member_swarm():
 @pytest.fixture
 def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
-    programs, compile_one = [], program._compile
-    monkeypatch.setattr(program, "_compile", lambda *order: programs.append(order) or compile_one(*order))
+    programs, compile_one = [], program._begin
+    monkeypatch.setattr(program, "_begin", lambda *order: programs.append(order) or compile_one(*order))
     program.forget()
     return programs
 
@@ -293,6 +293,35 @@ def test_what_cannot_be_read_compiles_anew(compiled):
     for _ in range(2):
         trained(anew(opaque=(0 for _ in "a")))
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("opaque", [None, (0 for _ in "a")], ids=["readable", "opaque"])
+def test_a_program_that_was_compiled_ahead_is_the_one_that_fit_runs(opaque, compiled):
+    swarm = anew(opaque=opaque)
+    job = {"epochs": 3, "batch_size": 8, "validation": (X, Y), "metric": {"share": tn.accuracy}, "progress": False}
+    same, seen = tn.fit(swarm, X, Y, compile_only=True, **job)
+    assert same is swarm and seen.train_loss.shape == (0, 3) and not seen.epochs.any() and len(compiled) == 1
+    _, history = tn.fit(swarm, X, Y, **job)
+    assert len(compiled) == 1 and np.isfinite(history.train_loss).all()
+
+
+def test_a_training_that_was_kept_to_its_end_compiles_nothing_ahead(compiled, tmp_path):
+    job = {"epochs": 2, "batch_size": 8, "checkpoints": tmp_path, "progress": False}
+    _, history = tn.fit(anew(), X, Y, **job)
+    program.forget()
+    tn.fit(anew(), X, Y, compile_only=True, **job)
+    assert len(compiled) == 1
+    np.testing.assert_array_equal(tn.fit(anew(), X, Y, **job)[1].train_loss, history.train_loss)
+
+
+def test_what_failed_to_compile_is_compiled_again(compiled, monkeypatch):
+    failing = jax.errors.JaxRuntimeError("INTERNAL: the compiler fell over")
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", lambda self: (_ for _ in ()).throw(failing))
+        tn.fit(anew(), X, Y, epochs=1, progress=False, compile_only=True)  # nobody waits for it
+        with pytest.raises(jax.errors.JaxRuntimeError, match="fell over"):
+            trained(anew())
+    assert np.isfinite(trained(anew())[1]).all()
 
 
 def test_a_global_that_changed_between_two_fits_counts(compiled):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ class CrossValidation:
     Attributes
     ----------
     table : pandas, a line for each model, schedule, fold, seed and epoch, with train_loss, validation_loss, accuracy
-        (where y holds classes) and seconds: the swarm's training time, compilation apart, shared out evenly
+        (where y holds classes) and seconds: the swarm's training time, compilation apart, shared out evenly; the next
+        model compiles meanwhile, on the same cores
     members : pandas, a line for each member of a swarm: member (its position), schedule, fold, seed
     train_rows, validation_rows : int [fold, row], padded at the end with -1
     swarms : {model: the trained swarm}
@@ -158,13 +160,20 @@ def cross_validate(
     metric = accuracy if _holds_classes(y) else None
     job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
     job |= {"rows": train[members.fold.to_numpy()], "validation": (x, y), "validation_rows": unseen, "metric": metric}
-    histories = {}
-    predictions = {}
-    tables = {}
+    jobs = {}
     for name, swarm in swarms.items():
         where = plan.get(name) if isinstance(plan, Mapping) else plan
         kept = checkpoints and dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
-        swarms[name], histories[name] = fit(swarm, x, y, loss, plan=where, checkpoints=kept, **job)
+        jobs[name] = partial(fit, swarm, x, y, loss, plan=where, checkpoints=kept, **job)
+    histories = {}
+    predictions = {}
+    tables = {}
+    measured = "auto" in (list(plan.values()) if isinstance(plan, Mapping) else [plan])
+    for name in models:
+        if len(jobs) > 1 and not measured:
+            for each in itertools.islice(jobs.values(), 2):  # the next one compiles while this one does and trains
+                each(compile_only=True)
+        swarms[name], histories[name] = jobs.pop(name)()
         predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
         lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
         lines["seconds"] = histories[name].steady_seconds / len(lines)

@@ -85,6 +85,7 @@ def fit(
     segment: int | None = None,
     progress: bool = True,
     on_interrupt: str = "raise",
+    compile_only: bool = False,
 ) -> tuple[Swarm, History]:
     """Train every member for some epochs, all of them at once.
 
@@ -119,6 +120,8 @@ def fit(
     on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not cut (one of fewer
         operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
         far, or "return" these
+    compile_only : True trains nothing: the program that the same call would run compiles in a thread, while the caller
+        does something else, such as another `fit`
 
     Returns
     -------
@@ -168,6 +171,9 @@ def fit(
         program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
     kept = {"metrics": on_host, "checkpoints": checkpoints}
     run = Training(program, start, (data, held_out), epochs=epochs, segment=segment, plan=plan, **kept)
+    if compile_only:
+        run.compile()
+        return swarm, _history(run, swarm, swarm, metric)
     hidden = {} if progress else {"disable": True}
     with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
         while run.goes_on and not interrupted():
@@ -190,7 +196,7 @@ def _history(run, swarm, state, metric):
     names = np.asarray(swarm.seed), np.asarray(swarm.id)
     costs = run.compile_seconds, run.steady_seconds
     trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
-    asked = {name: found[name] for name in metric} if isinstance(metric, Mapping) else found.get(metrics.ONE)
+    asked = {name: found.get(name) for name in metric} if isinstance(metric, Mapping) else found.get(metrics.ONE)
     return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -158,6 +159,11 @@ def compiled(program, plan, state, data) -> Compiled:
     state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them. Equal
     are programs, models, optimizers and schedules of one fingerprint; one that cannot be read compiles anew.
     """
+    return begun(program, plan, state, data).result()
+
+
+def begun(program, plan, state, data) -> Future[Compiled]:
+    """`compiled`, for whoever has something else to do meanwhile: traced here, compiled in a thread."""
     what = known(program, state)
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
     schedule = state.schedule and state.schedule.replace(functions=())
@@ -165,7 +171,12 @@ def compiled(program, plan, state, data) -> Compiled:
     types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     key = kind, what, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
-    return remembered(key, partial(_compile, program, plan, state, data))
+    begin = partial(_begin, program, plan, state, data)
+    found = remembered(key, begin)
+    if found.done() and found.exception():  # such as too little memory, which may be there by now
+        del _programs()[key]
+        found = remembered(key, begin)
+    return found
 
 
 def known(program: Any, state: Any) -> Fingerprint:
@@ -231,7 +242,8 @@ def _read(program, *functions):
     return fingerprint((vars(program), *functions))
 
 
-def _compile(program, plan, state, data):
+def _begin(program, plan, state, data):
+    """The program, being compiled."""
     trains = isinstance(program, Train)
     tree = jax.tree.structure((state, data))
     said = {name: jax.ShapeDtypeStruct((), np.int32) for name in inspect.getfullargspec(program).kwonlyargs}
@@ -248,4 +260,8 @@ def _compile(program, plan, state, data):
         return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
     jitted = jax.jit(all_members, donate_argnums=(0,) if trains else (), compiler_options=plan.compiler_options)
-    return Compiled(jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said).compile(), trains)
+    lowered = jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said)
+    with_thread = ThreadPoolExecutor(1, "turbanet-compile")
+    found = with_thread.submit(lambda: Compiled(lowered.compile(), trains))
+    with_thread.shutdown(wait=False)
+    return found

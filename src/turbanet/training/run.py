@@ -14,7 +14,7 @@ from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
 from turbanet.training.plan import Plan, choose, resized, say_once
-from turbanet.training.program import Train, compiled, fits
+from turbanet.training.program import Train, begun, compiled, fits
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
@@ -88,6 +88,13 @@ class Training:
     def progress(self) -> float:
         """The epochs done, the one under way by its part."""
         return round(self.done + self.place / self.steps, 2) if self.place else self.done
+
+    def compile(self):
+        """Have the program compiled in a thread, if there is anything to train; no more comes of this object."""
+        if self.goes_on:
+            begun(self.program, self.plan, self.state, self.placed)
+        if self.keeper:
+            self.keeper.manager.close()
 
     def advance(self):
         """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
