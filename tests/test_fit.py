@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.training import plan as plan_module
 from turbanet.training import program
 from turbanet.training.data import placed, prepare
 
@@ -244,6 +245,28 @@ def test_fit_compiles_once_for_equal_runs(compiled):
     assert len(compiled) == 1
     train(make(seed=8), epochs=3)
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        {"patience": 1, "segment": 1},
+        {"metric": {"mean": lambda p, y: np.mean(p)}, "monitor": "mean", "mode": "max", "patience": 2},
+        {"checkpoints": True},
+    ],
+    ids=["plain", "patience", "monitor", "checkpoints"],
+)
+def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(job, monkeypatch, tmp_path):
+    held_out = {"validation": (X[:11], Y[:11])}
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(plan_module, "MOST_CALLS", most)
+        program.forget()
+        kept = {"checkpoints": tmp_path / str(most)} if "checkpoints" in job else {}
+        swarm, history = train(make(7), epochs=6, **held_out, **job | kept)
+        found.append((swarm, history.train_loss, history.validation_loss, tn.predict(swarm, X, plan=tn.Plan(2, 2))))
+    assert_same_bits(*map(jax.tree.leaves, found))
 
 
 def anew(rate=0.01, act=0.0, scale=1.0, opaque=None):
@@ -528,7 +551,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         program.forget()
         monkeypatch.setattr(program, "ROWS", rows)
         plan = tn.Plan(1, 1)
-        data = placed((prepare(swarm, images),), plan)
+        (data,) = placed((prepare(swarm, images),), plan, len(swarm))
         needs.append(program.fits(program.compiled(program.predict_rows, plan, plan.place(swarm), data), plan).bytes)
     assert 3 * needs[0] < needs[1]
 

@@ -65,6 +65,26 @@ def test_place_pads_with_the_last_member_and_splits_over_devices():
     assert len(placed.sharding.device_set) == 2
 
 
+@pytest.mark.parametrize(
+    "plan, members, expected",
+    [
+        (tn.Plan(2, 2), 5, [range(4), range(4, 8)]),
+        (tn.Plan(1, 3), 3, [range(3)]),
+        (tn.Plan(2, 1), 16, [range(begin, begin + 2) for begin in range(0, 16, 2)]),
+        (tn.Plan(2, 1), 17, [range(18)]),  # too many calls
+        (tn.Plan(2, 8), 64, [range(64)]),  # small networks, whose calls are short
+        (tn.Plan(2, 2), 0, [range(0)]),
+    ],
+    ids=str,
+)
+def test_few_blocks_of_large_networks_are_calls_of_their_own(plan, members, expected):
+    assert plan.rounds(members) == expected
+    if members:
+        placed = [plan.place(np.arange(members), round) for round in plan.rounds(members)]
+        filled = [*range(members), *[members - 1] * (plan.padded(members) - members)]
+        np.testing.assert_array_equal(plan_module.gathered(*placed), filled)
+
+
 def test_place_copies():
     leaf = jnp.arange(4)
     placed = tn.Plan(1, 2).place(leaf)

@@ -89,7 +89,8 @@ def targets(data: Data, position: int) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], one.y)
 
 
-def placed(data: Any, plan: Plan) -> Any:
-    """The data where `plan` puts them: each member's with the member, what is shared once on each device."""
+def placed(data: Any, plan: Plan, members: int) -> list:
+    """The data of each of the plan's rounds: a member's own where the member is, what is shared once on each device."""
     own, shared = split(data)
-    return join(plan.place(own), plan.share(shared))
+    shared = plan.share(shared)
+    return [join(plan.place(own, round), shared) for round in plan.rounds(members)]

@@ -293,7 +293,8 @@ def _pair(validation):
 
 def _apply(program, swarm, data, plan):
     plan = choose(plan, swarm)
-    state = plan.place(swarm)
-    data = placed((data,), plan)
-    out = compiled(program, plan, state, data)(state, data)
+    states = [plan.place(swarm, round) for round in plan.rounds(len(swarm))]
+    rounds = list(zip(states, placed((data,), plan, len(swarm)), strict=True))
+    run = compiled(program, plan, *rounds[0])
+    out = gathered(*(run(*round) for round in rounds))
     return jax.device_put(resized(out, len(swarm)), home(swarm.step))

@@ -22,6 +22,7 @@ from turbanet.training.member import Swarm
 ALIGNED_BYTES = 64  # JAX takes over what begins at a multiple of it
 CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
 KEPT_SECONDS = 0.1  # of compilation from which on a program is worth keeping on disk
+MOST_CALLS = 8  # instead of a loop over blocks in the program, which is a fifth of what compiles; a call takes 1.5 ms
 LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
 
 
@@ -140,10 +141,25 @@ class Plan:
         whole = self.block * len(self.devices)
         return -(-members // whole) * whole
 
-    def place(self, tree: Any) -> Any:
-        """A copy of a [member, ...] tree, filled up with copies of its last member and split over the devices."""
-        members = len(jax.tree.leaves(tree)[0]) if jax.tree.leaves(tree) else 0
-        return jax.device_put(resized(tree, self.padded(members)), self._sharding("member"), may_alias=False)
+    def rounds(self, members: int) -> list[range]:
+        """Who trains in each call of a program, by position, with those that only fill a block.
+
+        A block on each device where members are so large that few fill one, and that makes few calls; else all members
+        in one call, which goes through the blocks.
+        """
+        padded, whole = self.padded(members), self.block * len(self.devices)
+        if self.block >= LARGEST_BLOCK or not 0 < padded <= MOST_CALLS * whole:
+            return [range(padded)]
+        return [range(begin, begin + whole) for begin in range(0, padded, whole)]
+
+    def place(self, tree: Any, round: range | None = None) -> Any:
+        """A copy of a [member, ...] tree, or of a round of it, split over the devices.
+
+        Blocks are filled up with copies of the last member.
+        """
+        if round is None:
+            round = range(self.padded(len(jax.tree.leaves(tree)[0])))
+        return jax.device_put(resized(tree, len(round), round.start), self._sharding("member"), may_alias=False)
 
     def share(self, tree: Any) -> Any:
         """A tree that all members read, once on each device."""
@@ -153,6 +169,9 @@ class Plan:
         """`one(own, shared)` of one member, over trees `own` [member, ...]: blocks in turn, devices at once."""
 
         def local(own, shared):
+            each = jax.vmap(one, (0, None))
+            if len(jax.tree.leaves(own)[0]) == self.block:
+                return each(own, shared)
             return jax.lax.map(lambda member: one(member, shared), own, batch_size=self.block)
 
         if len(self.devices) == 1:
@@ -168,35 +187,50 @@ class Plan:
         return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def resized(tree: Any, members: int) -> Any:
-    """A [member, ...] tree with its first `members` members, or filled up with copies of its last one.
+def resized(tree: Any, members: int, begin: int = 0) -> Any:
+    """So many members of a [member, ...] tree from `begin` on, or filled up with copies of its last one.
 
     What the host holds is resized by NumPy, which has nothing to compile.
     """
 
     def resize(leaf, xp):
+        leaf = leaf[begin : begin + members]
         extra = members - len(leaf)
-        return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf[:members]
+        return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf
 
     if all(map(_on_host, jax.tree.leaves(tree))):
         return jax.tree.map(partial(resize, xp=np), gathered(tree))
     return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
 
 
-def gathered(tree: Any) -> Any:
-    """The tree as NumPy arrays if the host's memory holds all of it; from there it is moved in one piece."""
-    return jax.tree.map(_joined, tree) if all(map(_on_host, jax.tree.leaves(tree))) else tree
+def gathered(*rounds: Any) -> Any:
+    """The trees of several rounds as one, of NumPy arrays if the host's memory holds all of it.
+
+    From there it is moved in one piece.
+    """
+    if all(map(_on_host, jax.tree.leaves(rounds))):
+        return jax.tree.map(_joined, *rounds)
+    return _concatenated(*rounds) if rounds[1:] else rounds[0]
 
 
-def _joined(leaf):
-    """A leaf in one NumPy array; the parts of several devices in memory that JAX takes over without a copy."""
-    if not isinstance(leaf, jax.Array) or len(leaf.devices()) == 1:
-        return np.asarray(leaf)
-    room = np.empty(leaf.nbytes + ALIGNED_BYTES, np.uint8)
+@jax.jit
+def _concatenated(*rounds):
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rounds)
+
+
+def _joined(*parts):
+    """Leaves one after the other, those of several rounds or devices in memory that JAX takes over without a copy."""
+    first = parts[0]
+    if len(parts) == 1 and (not isinstance(first, jax.Array) or len(first.devices()) == 1):
+        return np.asarray(first)
+    size = sum(part.nbytes for part in parts)
+    room = np.empty(size + ALIGNED_BYTES, np.uint8)
     begin = -room.ctypes.data % ALIGNED_BYTES
-    whole = room[begin : begin + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
-    for shard in leaf.addressable_shards:
-        whole[shard.index] = np.asarray(shard.data)
+    whole = room[begin : begin + size].view(first.dtype).reshape(len(parts) * len(first), *first.shape[1:])
+    for number, part in enumerate(parts):
+        place = whole[number * len(first) : (number + 1) * len(first)]
+        for shard in part.addressable_shards:
+            place[shard.index] = np.asarray(shard.data)
     return whole
 
 

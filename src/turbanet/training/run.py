@@ -13,7 +13,7 @@ from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
-from turbanet.training.plan import Plan, choose, resized, say_once
+from turbanet.training.plan import Plan, choose, gathered, resized, say_once
 from turbanet.training.program import Train, begun, compiled, fits
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
@@ -92,7 +92,7 @@ class Training:
     def compile(self):
         """Have the program compiled in a thread, if there is anything to train; no more comes of this object."""
         if self.goes_on:
-            begun(self.program, self.plan, self.state, self.placed)
+            begun(self.program, self.plan, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.manager.close()
 
@@ -129,14 +129,14 @@ class Training:
     def _place(self, state, plan):
         """Put the states of those who still train, and their data, where `plan` says."""
         self.plan = plan
-        self.state = plan.place(state)
-        self.placed = placed(self.data, plan)
+        members = len(self.training)
+        self.states = [plan.place(state, round) for round in plan.rounds(members)]  # of each call of the program
+        self.placed = placed(self.data, plan, members)
         self.ready = None
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
-        members = len(self.training)
-        return self.state if len(self.state) == members else resized(self.state, members)
+        return resized(gathered(*self.states), len(self.training))
 
     def _train(self, most):
         """A call of the program, for that many epochs at the most."""
@@ -149,11 +149,13 @@ class Training:
         said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
         begin = time.perf_counter()
         try:
-            self.state, seen = jax.block_until_ready(program(self.state, self.placed, **said))
+            rounds = zip(self.states, self.placed, strict=True)
+            out = jax.block_until_ready([program(*round, **said) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
                 return self._train(most)
             raise
+        self.states, seen = map(list, zip(*out, strict=True))
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
         program.pace = seconds / many
@@ -162,17 +164,19 @@ class Training:
             return
         self.place = 0
         epochs = 1 if in_parts else many
-        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], seen)
+        seen = jax.tree.map(lambda *parts: np.concatenate(parts)[:, :epochs], *seen)
+        *losses, predictions = seen
         losses[2] |= self._on_host(predictions, losses[1])
         if self.start.stopping and self.start.stopping.monitor in self.metrics:
-            value = losses[2][self.start.stopping.monitor].astype(self.state.stopping.best.dtype)
-            self.state = jax.vmap(stopping.judged)(self.state, value[:, -1])
+            value = losses[2][self.start.stopping.monitor][:, -1].astype(self.states[0].stopping.best.dtype)
+            each = np.split(value, len(self.states))
+            self.states = [jax.vmap(stopping.judged)(*round) for round in zip(self.states, each, strict=True)]
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
-        program = compiled(self.program, self.plan, self.state, self.placed)
+        program = compiled(self.program, self.plan, self.states[0], self.placed[0])
         need = fits(program, self.plan)
         if need.enough:
             return program
@@ -215,7 +219,7 @@ class Training:
         """Go on without the members that have stopped, where that halves the work or ends it."""
         if self.start.stopping is None:
             return
-        active = np.asarray(self.state.stopping.active)[: len(self.training)]
+        active = np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
         if 2 * self.plan.padded(active.sum()) <= self.plan.padded(len(self.training)):
             state = self._state()
             self.set_aside.append((self.training[~active], _members(state, ~active)))
