@@ -257,15 +257,16 @@ def test_fit_compiles_once_for_equal_runs(compiled):
     ],
     ids=["plain", "patience", "monitor", "checkpoints"],
 )
-def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(job, monkeypatch, tmp_path):
+@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(2, 1), tn.Plan(1, 1)], ids=["2x2", "2x1", "1x1"])
+def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, monkeypatch, tmp_path):
     held_out = {"validation": (X[:11], Y[:11])}
     found = []
     for most in (0, 8):
         monkeypatch.setattr(plan_module, "MOST_CALLS", most)
         program.forget()
         kept = {"checkpoints": tmp_path / str(most)} if "checkpoints" in job else {}
-        swarm, history = train(make(7), epochs=6, **held_out, **job | kept)
-        found.append((swarm, history.train_loss, history.validation_loss, tn.predict(swarm, X, plan=tn.Plan(2, 2))))
+        swarm, history = train(make(7), epochs=6, plan=plan, **held_out, **job | kept)
+        found.append((swarm, history.train_loss, history.validation_loss, tn.predict(swarm, X, plan=plan)))
     assert_same_bits(*map(jax.tree.leaves, found))
 
 

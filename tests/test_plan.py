@@ -70,8 +70,8 @@ def test_place_pads_with_the_last_member_and_splits_over_devices():
     [
         (tn.Plan(2, 2), 5, [range(4), range(4, 8)]),
         (tn.Plan(1, 3), 3, [range(3)]),
-        (tn.Plan(2, 1), 16, [range(begin, begin + 2) for begin in range(0, 16, 2)]),
-        (tn.Plan(2, 1), 17, [range(18)]),  # too many calls
+        (tn.Plan(2, 1), 32, [range(begin, begin + 2) for begin in range(0, 32, 2)]),
+        (tn.Plan(2, 1), 33, [range(34)]),  # too many calls
         (tn.Plan(2, 8), 64, [range(64)]),  # small networks, whose calls are short
         (tn.Plan(2, 2), 0, [range(0)]),
     ],

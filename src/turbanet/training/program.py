@@ -171,12 +171,10 @@ def begun(program, plan, state, data) -> Future[Compiled]:
     types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     key = kind, what, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
-    begin = partial(_begin, program, plan, state, data)
-    found = remembered(key, begin)
-    if found.done() and found.exception():  # such as too little memory, which may be there by now
+    before = _programs().get(key)
+    if before and before.done() and before.exception():  # such as too little memory, which may be there by now
         del _programs()[key]
-        found = remembered(key, begin)
-    return found
+    return remembered(key, partial(_begin, program, plan, state, data))
 
 
 def known(program: Any, state: Any) -> Fingerprint:
