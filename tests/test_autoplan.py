@@ -174,7 +174,7 @@ def test_a_candidate_without_memory_is_passed_over(swarm, monkeypatch):
 
 
 def test_out_of_memory_halves_the_block_and_goes_on(swarm, monkeypatch, caplog):
-    monkeypatch.setattr(training, "fits", lambda made, plan: program.Need(2**20, plan.block <= 2))
+    monkeypatch.setattr(training, "fits", lambda made, plan, rounds: program.Need(2**20, plan.block <= 2))
     history = train(swarm, plan=tn.Plan(2, 6))[1]
     assert history.plan.block == 1 and history.train_loss.shape == (4, 12)  # 6, 3, 1
     np.testing.assert_array_equal(history.train_loss, train(swarm, plan=tn.Plan(2, 1))[1].train_loss)
@@ -182,7 +182,7 @@ def test_out_of_memory_halves_the_block_and_goes_on(swarm, monkeypatch, caplog):
 
 
 def test_out_of_memory_with_one_member_stops_with_a_sentence(swarm, monkeypatch):
-    monkeypatch.setattr(training, "fits", lambda made, plan: program.Need(3 * 2**30, False))
+    monkeypatch.setattr(training, "fits", lambda made, plan, rounds: program.Need(3 * 2**30, False))
     with pytest.raises(MemoryError, match="training needs 3.0 GiB, more than is free; train"):
         train(swarm, plan=tn.Plan(2, 1))
 
@@ -205,6 +205,7 @@ def test_fits_counts_what_xla_says(swarm):
             memory_analysis = staticmethod(lambda: Sizes)
 
     assert program.fits(Made(), tn.Plan(2, 1)) == program.Need(28, True)  # two devices share one memory
+    assert program.fits(Made(), tn.Plan(2, 1), rounds=3) == program.Need(44, True)  # and keep what each round returns
 
 
 @pytest.mark.parametrize("batch_size", [0, 2.5])

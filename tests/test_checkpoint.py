@@ -221,8 +221,8 @@ def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, name
 
 
 def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, monkeypatch):
-    def short(compiled, plan):
-        return program.Need(2**50, False) if plan.block == 2 else fits(compiled, plan)
+    def short(compiled, plan, rounds):
+        return program.Need(2**50, False) if plan.block == 2 else fits(compiled, plan, rounds)
 
     fits = training.fits
     monkeypatch.setattr(training, "fits", short)

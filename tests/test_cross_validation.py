@@ -78,10 +78,13 @@ def test_the_next_model_compiles_while_one_trains(plan, monkeypatch):
     happened, begin, train = [], program._begin, run.Training.advance
     monkeypatch.setattr(program, "_begin", lambda *order: happened.append("compiles") or begin(*order))
     monkeypatch.setattr(run.Training, "advance", lambda self: happened.append("trains") or train(self))
+    ahead, compile_ahead = [], run.Training.compile
+    monkeypatch.setattr(run.Training, "compile", lambda self: ahead.append(self) or compile_ahead(self))
     models = {"small": tn.MLP((4, 3)), "large": tn.MLP((8, 3)), "largest": tn.MLP((16, 3))}
     job = JOB | {"epochs": 1, "stratified": True}
     program.forget()
     found = tn.cross_validate(models, X, Y, **job, plan=plan)
+    assert len(ahead) == (len(models) if plan is None else 0)
     scores = happened.count("compiles") - len(models)
     first = happened[: happened.index("trains")]
     assert len(first) == (2 if plan is None else 0) and scores == len(models)  # and each predicts

@@ -270,6 +270,22 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
     assert_same_bits(*map(jax.tree.leaves, found))
 
 
+def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
+    plan, orders, call = tn.Plan(2, 1), [], program.Compiled.__call__
+    program.forget()
+    train(make(2), epochs=1, plan=plan)
+    (made,) = [future.result() for future in program._programs().values() if hasattr(future, "result")]
+    made.pace = 0.2  # seconds a round and epoch: ten epochs of one round are a call, and one of eight
+
+    def ordered(self, *data, epochs):
+        orders.append(epochs)
+        return call(self, *data, epochs=epochs)
+
+    monkeypatch.setattr(program.Compiled, "__call__", ordered)
+    train(make(16), epochs=3, plan=plan, segment=3)
+    assert orders[:8] == [1] * 8
+
+
 def anew(rate=0.01, act=0.0, scale=1.0, opaque=None):
     """A swarm and a loss that share no function with another call's."""
 
@@ -552,7 +568,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         program.forget()
         monkeypatch.setattr(program, "ROWS", rows)
         plan = tn.Plan(1, 1)
-        (data,) = placed((prepare(swarm, images),), plan, len(swarm))
+        (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
         needs.append(program.fits(program.compiled(program.predict_rows, plan, plan.place(swarm), data), plan).bytes)
     assert 3 * needs[0] < needs[1]
 

@@ -83,13 +83,35 @@ def test_few_blocks_of_large_networks_are_calls_of_their_own(plan, members, expe
         placed = [plan.place(np.arange(members), round) for round in plan.rounds(members)]
         filled = [*range(members), *[members - 1] * (plan.padded(members) - members)]
         np.testing.assert_array_equal(plan_module.gathered(*placed), filled)
+        np.testing.assert_array_equal(plan_module.gathered(*placed, members=members), range(members))
 
 
-def test_place_copies():
-    leaf = jnp.arange(4)
-    placed = tn.Plan(1, 2).place(leaf)
+def test_a_swarm_of_which_few_are_left_is_called_as_it_began():
+    assert tn.Plan(1, 1).rounds(12) == [range(place, place + 1) for place in range(12)]
+    assert tn.Plan(1, 1).rounds(12, of=40) == [range(12)]
+    assert tn.Plan(1, 1).rounds(12, of=14) == tn.Plan(1, 1).rounds(12)
+
+
+def test_what_lies_on_other_devices_than_the_hosts_is_resized_there(monkeypatch):
+    monkeypatch.setattr(plan_module, "_on_host", lambda leaf: False)
+    leaf = jnp.arange(5)
+    placed = [tn.Plan(2, 2).place(leaf, round) for round in tn.Plan(2, 2).rounds(5)]
+    np.testing.assert_array_equal(np.concatenate(placed), [0, 1, 2, 3, 4, 4, 4, 4])
+    np.testing.assert_array_equal(plan_module.gathered(*placed, members=5), leaf)
+    known = plan_module._resized_on_devices._cache_size()
+    tn.Plan(2, 2).place(jnp.arange(5) + 1, range(4, 8))
+    assert plan_module._resized_on_devices._cache_size() == known  # nothing compiles again
+
+
+@pytest.mark.parametrize("plan", [tn.Plan(1, 4), tn.Plan(2, 2)], ids=["one device", "two"])
+def test_a_program_that_is_given_what_was_placed_leaves_the_callers(plan):
+    leaf = jnp.arange(4 * 4096.0).reshape(4, 4096)
+    placed = plan.place(leaf)
+    after = jax.jit(lambda leaf: leaf.at[:, 0].set(-1), donate_argnums=0)(placed)
+    assert (np.asarray(after)[:, 0] == -1).all()
+    placed = plan.place(leaf)
     placed.delete()
-    assert leaf.sum() == 6
+    np.testing.assert_array_equal(leaf, np.arange(4 * 4096.0).reshape(4, 4096))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])

@@ -170,8 +170,8 @@ def cross_validate(
     tables = {}
     measured = "auto" in (list(plan.values()) if isinstance(plan, Mapping) else [plan])
     for name in models:
-        if len(jobs) > 1 and not measured:
-            for each in itertools.islice(jobs.values(), 2):  # the next one compiles while this one does and trains
+        if len(jobs) > 1 and not measured:  # the next one compiles while this one does and trains
+            for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
                 each(compile_only=True)
         swarms[name], histories[name] = jobs.pop(name)()
         predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))

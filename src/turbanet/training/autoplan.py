@@ -76,7 +76,7 @@ def _probe(program, swarm, data, plan):
     steps = program.steps(data.length)
     epochs = -(-PROBE_STEPS // steps)
     state = plan.place(resized(swarm, few))
-    (data,) = placed(of_members((data,), slice(few)), plan, few)
+    (data,) = placed(of_members((data,), slice(few)), plan, plan.rounds(few))
     begin = time.perf_counter()
     ready = compiled(program, plan, state, data)
     compile_seconds = time.perf_counter() - begin

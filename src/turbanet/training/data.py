@@ -89,8 +89,8 @@ def targets(data: Data, position: int) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], one.y)
 
 
-def placed(data: Any, plan: Plan, members: int) -> list:
-    """The data of each of the plan's rounds: a member's own where the member is, what is shared once on each device."""
+def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
+    """The data of each of these rounds: a member's own where the member is, what is shared once on each device."""
     own, shared = split(data)
     shared = plan.share(shared)
-    return [join(plan.place(own, round), shared) for round in plan.rounds(members)]
+    return [join(plan.place(own, round), shared) for round in rounds]

@@ -18,7 +18,7 @@ from turbanet.training.checks import check_data
 from turbanet.training.data import placed, prepare
 from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, gathered, home, resized, say_once
+from turbanet.training.plan import Plan, choose, gathered, home, say_once
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
@@ -33,7 +33,7 @@ class History:
     train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for; of several
     metrics {name: [epoch, member]}.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
-    compile_seconds, steady_seconds: of compiling, and of training without it.
+    compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
     plan: the last one, under which the training ended; None in what was unpickled.
     epochs: int [member], how many each member trained for; its losses are NaN after that.
     """
@@ -293,8 +293,9 @@ def _pair(validation):
 
 def _apply(program, swarm, data, plan):
     plan = choose(plan, swarm)
-    states = [plan.place(swarm, round) for round in plan.rounds(len(swarm))]
-    rounds = list(zip(states, placed((data,), plan, len(swarm)), strict=True))
-    run = compiled(program, plan, *rounds[0])
-    out = gathered(*(run(*round) for round in rounds))
-    return jax.device_put(resized(out, len(swarm)), home(swarm.step))
+    rounds = plan.rounds(len(swarm))
+    states = [plan.place(swarm, round) for round in rounds]
+    orders = list(zip(states, placed((data,), plan, rounds), strict=True))
+    run = compiled(program, plan, *orders[0])
+    out = gathered(*(run(*order) for order in orders), members=len(swarm))
+    return jax.device_put(out, home(swarm.step))

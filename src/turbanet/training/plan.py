@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -141,21 +142,21 @@ class Plan:
         whole = self.block * len(self.devices)
         return -(-members // whole) * whole
 
-    def rounds(self, members: int) -> list[range]:
+    def rounds(self, members: int, of: int | None = None) -> list[range]:
         """Who trains in each call of a program, by position, with those that only fill a block.
 
-        A block on each device where members are so large that few fill one, and that makes few calls; else all members
-        in one call, which goes through the blocks.
+        A block on each device where blocks are small and the swarm makes few calls, else all members in one call, which
+        goes through the blocks. of: how many the swarm began with, as one that is resumed is to be called as before.
         """
         padded, whole = self.padded(members), self.block * len(self.devices)
-        if self.block >= LARGEST_BLOCK or not 0 < padded <= MOST_CALLS * whole:
+        if self.block >= LARGEST_BLOCK or not members or self.padded(of or members) > MOST_CALLS * whole:
             return [range(padded)]
         return [range(begin, begin + whole) for begin in range(0, padded, whole)]
 
     def place(self, tree: Any, round: range | None = None) -> Any:
-        """A copy of a [member, ...] tree, or of a round of it, split over the devices.
+        """A [member, ...] tree, or a round of it, split over the devices, filled up with copies of its last member.
 
-        Blocks are filled up with copies of the last member.
+        A CPU may share the caller's memory; a program that it is donated to copies it before it writes.
         """
         if round is None:
             round = range(self.padded(len(jax.tree.leaves(tree)[0])))
@@ -199,24 +200,33 @@ def resized(tree: Any, members: int, begin: int = 0) -> Any:
     What the host holds is resized by NumPy, which has nothing to compile.
     """
 
-    def resize(leaf, xp):
+    if all(map(_on_host, jax.tree.leaves(tree))):
+        return _resized(gathered(tree), members, begin, xp=np)
+    whole = begin == 0 and all(len(leaf) == members for leaf in jax.tree.leaves(tree))
+    return tree if whole else _resized_on_devices(tree, members, begin)
+
+
+def _resized(tree, members, begin, xp=jnp):
+    def resize(leaf):
         leaf = leaf[begin : begin + members]
         extra = members - len(leaf)
         return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf
 
-    if all(map(_on_host, jax.tree.leaves(tree))):
-        return jax.tree.map(partial(resize, xp=np), gathered(tree))
-    return jax.jit(partial(jax.tree.map, partial(resize, xp=jnp)))(tree)
+    return jax.tree.map(resize, tree)
 
 
-def gathered(*rounds: Any) -> Any:
-    """The trees of several rounds as one, of NumPy arrays if the host's memory holds all of it.
+_resized_on_devices = jax.jit(_resized, static_argnums=(1, 2))
+
+
+def gathered(*rounds: Any, members: int | None = None) -> Any:
+    """The first `members`, or all, of the trees of several rounds as one; of NumPy arrays if the host's memory has it.
 
     From there it is moved in one piece.
     """
     if all(map(_on_host, jax.tree.leaves(rounds))):
-        return jax.tree.map(_joined, *rounds)
-    return _concatenated(*rounds) if rounds[1:] else rounds[0]
+        return jax.tree.map(partial(_joined, members), *rounds)
+    tree = _concatenated(*rounds) if rounds[1:] else rounds[0]
+    return tree if members is None else resized(tree, members)
 
 
 @jax.jit
@@ -224,19 +234,21 @@ def _concatenated(*rounds):
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rounds)
 
 
-def _joined(*parts):
+def _joined(members, *parts):
     """Leaves one after the other, those of several rounds or devices in memory that JAX takes over without a copy."""
     first = parts[0]
     if len(parts) == 1 and (not isinstance(first, jax.Array) or len(first.devices()) == 1):
-        return np.asarray(first)
-    size = sum(part.nbytes for part in parts)
+        return np.asarray(first)[:members]
+    shape = (len(parts) * len(first) if members is None else members, *first.shape[1:])
+    size = math.prod(shape) * first.dtype.itemsize
     room = np.empty(size + ALIGNED_BYTES, np.uint8)
     begin = -room.ctypes.data % ALIGNED_BYTES
-    whole = room[begin : begin + size].view(first.dtype).reshape(len(parts) * len(first), *first.shape[1:])
+    whole = room[begin : begin + size].view(first.dtype).reshape(shape)
     for number, part in enumerate(parts):
         place = whole[number * len(first) : (number + 1) * len(first)]
         for shard in part.addressable_shards:
-            place[shard.index] = np.asarray(shard.data)
+            there = place[shard.index]
+            there[...] = np.asarray(shard.data)[: len(there)]
     return whole
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -145,7 +146,8 @@ class Compiled:
 
     executable: Any  # of leaves
     trains: bool  # whether the first of what it returns are the leaves of the states after training
-    pace: float = float("inf")  # seconds of an epoch when it ran last
+    seconds: float  # of tracing and compiling
+    pace: float = float("inf")  # seconds of an epoch, or of a step of a part, in a round when it ran last
 
     def __call__(self, state, data, **said):
         said = {name: np.int32(number) for name, number in said.items()}
@@ -154,7 +156,7 @@ class Compiled:
 
 
 def compiled(program, plan, state, data) -> Compiled:
-    """`program` compiled for all members, from memory if an equal one was compiled before.
+    """`program` compiled for all members of a round, from memory if an equal one was compiled before.
 
     state: [member, ...]; data: a tuple of `Data`, None for one that is not there; both as the plan places them. Equal
     are programs, models, optimizers and schedules of one fingerprint; one that cannot be read compiles anew.
@@ -163,7 +165,10 @@ def compiled(program, plan, state, data) -> Compiled:
 
 
 def begun(program, plan, state, data) -> Future[Compiled]:
-    """`compiled`, for whoever has something else to do meanwhile: traced here, compiled in a thread."""
+    """`compiled`, for whoever has something else to do meanwhile: traced here, compiled in a thread.
+
+    A process ends only when that has ended.
+    """
     what = known(program, state)
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
     schedule = state.schedule and state.schedule.replace(functions=())
@@ -208,9 +213,10 @@ def forget():
     jax.clear_caches()
 
 
-def fits(program, plan) -> Need:
-    """What a compiled program needs against what is free: XLA's own count, the device's, the system's for a CPU."""
-    need = _bytes(program.executable)
+def fits(program, plan, rounds: int = 1) -> Need:
+    """What so many rounds of a compiled program need against what is free: the device's, the system's for a CPU."""
+    while_it_runs, returned = _bytes(program.executable)
+    need = while_it_runs + rounds * returned
     if plan.devices[0].platform == "cpu":  # the devices share one memory, and running out of it ends the process
         need *= len(plan.devices)
         return Need(need, need < psutil.virtual_memory().available)
@@ -221,11 +227,11 @@ def fits(program, plan) -> Need:
 
 @lru_cache(maxsize=KEPT)
 def _bytes(executable):
-    """What XLA says that a program needs beside its arguments; it takes XLA milliseconds to say so."""
+    """What a program needs beside its arguments, and what it returns, which it takes XLA milliseconds to say."""
     sizes = executable.memory_analysis()
     if sizes is None:
-        return 0
-    return sizes.temp_size_in_bytes + max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
+        return 0, 0
+    return sizes.temp_size_in_bytes, max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
 @lru_cache
@@ -258,8 +264,9 @@ def _begin(program, plan, state, data):
         return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
     jitted = jax.jit(all_members, donate_argnums=(0,) if trains else (), compiler_options=plan.compiler_options)
+    began = time.perf_counter()
     lowered = jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said)
     with_thread = ThreadPoolExecutor(1, "turbanet-compile")
-    found = with_thread.submit(lambda: Compiled(lowered.compile(), trains))
+    found = with_thread.submit(lambda: Compiled(lowered.compile(), trains, time.perf_counter() - began))
     with_thread.shutdown(wait=False)
     return found

@@ -13,7 +13,7 @@ from turbanet.training.data import of_members, placed, targets
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
-from turbanet.training.plan import Plan, choose, gathered, resized, say_once
+from turbanet.training.plan import Plan, choose, gathered, say_once
 from turbanet.training.program import Train, begun, compiled, fits
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
@@ -129,23 +129,23 @@ class Training:
     def _place(self, state, plan):
         """Put the states of those who still train, and their data, where `plan` says."""
         self.plan = plan
-        members = len(self.training)
-        self.states = [plan.place(state, round) for round in plan.rounds(members)]  # of each call of the program
-        self.placed = placed(self.data, plan, members)
+        rounds = plan.rounds(len(self.training), of=len(self.start))
+        self.states = [plan.place(state, round) for round in rounds]
+        self.placed = placed(self.data, plan, rounds)
         self.ready = None
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
-        return resized(gathered(*self.states), len(self.training))
+        return gathered(*self.states, members=len(self.training))
 
     def _train(self, most):
-        """A call of the program, for that many epochs at the most."""
+        """A call of the program for each round, for that many epochs at the most."""
         in_parts = isinstance(self.program, Part)
         begin = time.perf_counter()
         program = self.ready = self.ready or self._program()
         self.compile_seconds += time.perf_counter() - begin
         left = self.steps - self.place if in_parts else most
-        many = max(1, min(left, int(CALL_SECONDS / program.pace)))
+        many = max(1, min(left, int(CALL_SECONDS / program.pace / len(self.states))))
         said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
         begin = time.perf_counter()
         try:
@@ -156,16 +156,16 @@ class Training:
                 return self._train(most)
             raise
         self.states, seen = map(list, zip(*out, strict=True))
+        del out  # the states, and what was seen, twice
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
-        program.pace = seconds / many
+        program.pace = seconds / many / len(self.states)
         if in_parts and many < left:
             self.place += many
             return
         self.place = 0
         epochs = 1 if in_parts else many
-        seen = jax.tree.map(lambda *parts: np.concatenate(parts)[:, :epochs], *seen)
-        *losses, predictions = seen
+        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*seen))
         losses[2] |= self._on_host(predictions, losses[1])
         if self.start.stopping and self.start.stopping.monitor in self.metrics:
             value = losses[2][self.start.stopping.monitor][:, -1].astype(self.states[0].stopping.best.dtype)
@@ -177,7 +177,7 @@ class Training:
     def _program(self):
         """The program, compiled for a block whose memory is free."""
         program = compiled(self.program, self.plan, self.states[0], self.placed[0])
-        need = fits(program, self.plan)
+        need = fits(program, self.plan, len(self.states))
         if need.enough:
             return program
         if self._halve_block():
@@ -257,7 +257,7 @@ class Training:
     def _search(self):
         """After the first segment its seconds are known, and so is what a search may cost."""
         seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
-        costs = {"seconds": seconds, "compile_seconds": self.compile_seconds}
+        costs = {"seconds": seconds, "compile_seconds": self.ready.seconds if self.ready else 0.0}
         state = self._state().replace(underway=None)
         found = autoplan.search(self.program, state, self.data[0], self.plan, **costs)
         if found.block != self.plan.block:
