@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from turbanet.networks import winograd
-from turbanet.networks.products import product
+from turbanet.networks.products import bilinear, product
 
 CHUNK_BYTES = 2**20  # laid out at a time: so much, as a core's cache holds ...
 CHUNK_PLACES = 1024  # ... but no fewer places of the window
@@ -86,7 +87,10 @@ def matmul_conv(
         return x.reshape(*x.shape[:-2], features)
 
     if 1 < groups == lhs.shape[-1]:
-        return _depthwise(padded(lhs), rhs, moves, out.dtype)
+        # bfloat16 is summed in float32.
+        sum_type = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
+        x = jnp.repeat(_seen(padded(lhs), moves), features // lhs.shape[-1], axis=-1)
+        return _depthwise(x.astype(sum_type), rhs.astype(sum_type), moves=tuple(moves)).astype(out.dtype)
     plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
     of_one_type = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
     if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and of_one_type:
@@ -112,15 +116,46 @@ def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
         raise ValueError(f"matmul_conv needs {needs}, got {came}.")
 
 
-def _depthwise(x, kernel, moves, dtype):
-    """Each channel of padded x by itself: what each place of the window sees, weighted and added."""
-    features = kernel.shape[-1]
-    # bfloat16 is summed in float32.
-    sum_type = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
-    views = [jnp.repeat(x, features // x.shape[-1], axis=-1).astype(sum_type)]
+def _seen(x, moves):
+    """Padded x up to the last place that a window sees."""
+    for axis, size, stride, dilation in moves:
+        reach = dilation * (size - 1) + 1
+        x = lax.slice_in_dim(x, 0, (x.shape[axis] - reach) // stride * stride + reach, axis=axis)
+    return x
+
+
+def _weighted(x, kernel, *, moves):
+    """Each channel of x by itself: what each place of the window sees, weighted and added."""
+    return sum(view * tap for view, tap in zip(_all_views(x, moves), kernel.reshape(-1, x.shape[-1])))
+
+
+def _weighted_to_x(g, kernel, *, moves):
+    """The same with the window turned round, of g with zeros for the places that the window passed over."""
+    reach = [(dilation * (size - 1), dilation * (size - 1), stride - 1) for _, size, stride, dilation in moves]
+    g = lax.pad(g, jnp.zeros((), g.dtype), [(0, 0, 0), *reach, (0, 0, 0)])
+    turned = jnp.flip(kernel, range(len(moves)))
+    return _weighted(g, turned, moves=[(axis, size, 1, dilation) for axis, size, _, dilation in moves])
+
+
+def _weighted_to_kernel(g, x, *, moves):
+    """What each place of the window saw, times g: place by place, as one loop compiles faster than all of them."""
+    sizes, strides, dilations = ([move[part] for move in moves] for part in (1, 2, 3))
+    places = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, len(moves))
+    seen = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
+
+    def of_place(start):
+        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *seen, x.shape[-1]])
+        return (lax.slice(view, [0] * x.ndim, view.shape, [1, *strides, 1]) * g).sum(range(g.ndim - 1))
+
+    return lax.map(of_place, places * dilations).reshape(*sizes, 1, g.shape[-1])
+
+
+def _all_views(x, moves):
+    """What each place of a window of several axes sees."""
+    views = [x]
     for move in moves:
         views = [view for wider in views for view in _views(wider, *move)]
-    return sum(view * tap for view, tap in zip(views, kernel.reshape(-1, features))).astype(dtype)
+    return views
 
 
 def _in_chunks(function, x, out, copies):
@@ -144,3 +179,6 @@ def _views(x, axis, size, stride, dilation):
     last_start = (x.shape[axis] - dilation * (size - 1) - 1) // stride * stride
     starts = range(0, size * dilation, dilation)
     return [lax.slice_in_dim(x, start, start + last_start + 1, stride, axis) for start in starts]
+
+
+_depthwise = bilinear("depthwise", _weighted, _weighted_to_x, _weighted_to_kernel)
