@@ -9,9 +9,9 @@ from importlib.metadata import version
 
 import jax
 
-from turbanet.training.data import of_members, placed
+from turbanet.training.data import placed
 from turbanet.training.fingerprint import fingerprint
-from turbanet.training.plan import Candidate, Plan, cache_folder, resized, say_once
+from turbanet.training.plan import Candidate, Plan, cache_folder, say_once
 from turbanet.training.program import Train, compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
@@ -75,8 +75,8 @@ def _probe(program, swarm, data, plan):
     few = plan.block * len(plan.devices)
     steps = program.steps(data.length)
     epochs = -(-PROBE_STEPS // steps)
-    state = plan.place(resized(swarm, few))
-    (data,) = placed(of_members((data,), slice(few)), plan, plan.rounds(few))
+    state = plan.place(swarm, range(few))
+    (data,) = placed((data,), plan, [range(few)])
     begin = time.perf_counter()
     ready = compiled(program, plan, state, data)
     compile_seconds = time.perf_counter() - begin

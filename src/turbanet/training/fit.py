@@ -120,8 +120,8 @@ def fit(
     on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not cut (one of fewer
         operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
         far, or "return" these
-    compile_only : True trains nothing: the program that the same call would run compiles in a thread, while the caller
-        does something else, such as another `fit`
+    compile_only : True trains nothing and returns the swarm as it came: the program that the same call would run
+        compiles in a thread, while the caller does something else, such as another `fit`
 
     Returns
     -------
