@@ -59,6 +59,13 @@ def test_resolve_takes_fewer_members_when_they_are_large():
     assert tn.Plan(1).resolve(swarm(8, (400, 400, 2))).block < tn.Plan(1).resolve(swarm(8)).block
 
 
+def test_resolve_takes_one_where_two_or_three_would_fit():
+    members = swarm(8, (200, 200, 2))
+    bytes_of_one = 16 * sum(leaf.size // 8 for leaf in jax.tree.leaves(members.params))  # weights, gradients, moments
+    assert 2 <= plan_module.CACHE_BYTES // bytes_of_one <= 3
+    assert tn.Plan(1).resolve(members).block == 1
+
+
 def test_place_pads_with_the_last_member_and_splits_over_devices():
     placed = tn.Plan(2, 2).place(jnp.arange(5))
     assert np.asarray(placed).tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
