@@ -1,5 +1,6 @@
 """The benchmark suite: every way trains the same networks, the table is whole; no time is asserted."""
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -14,9 +15,9 @@ from turbanet.lab.labels import COMPILED, FUNC, KEYS, LOOP, OURS, SKLEARN, STEPS
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)
-WRITTEN = ("ratios.csv", "spread.csv", "plans.txt")
-
-
+WRITTEN = ("ratios.csv", "repeats.csv", "plans.txt", "machine.json")
+FRAME = pd.DataFrame([dict.fromkeys(COLUMNS, 1) | {"runs": [0.25, 0.5]}])
+CEILINGS = {"matmul_peak_gflops": 2.0, "cache_gbytes_per_second": 3.0, "memory_gbytes_per_second": 1.0}
 BLOCKS = ((8, 1), (8, 2))
 SMALL = {
     "mobilenet": {"model": tn.MobileNet(BLOCKS), "twin": partial(twins.mobilenet_twin, blocks=BLOCKS)},
@@ -105,8 +106,9 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
     work = replace(shrunk("mnist"), members=6)
     table = benchmark.measure(work, plan=PLAN, peak=1.0, names=(OURS, LOOP), looped=2).set_index("way")
     assert networks[-1] == 2 and list(table.members) == [6, 6]
-    expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # low, median, high; the loop's three times as long
-    np.testing.assert_allclose(table[["low", "seconds_per_step", "high"]], expected)
+    expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # of each repeat; the loop's three times as long
+    np.testing.assert_allclose(np.stack(table.runs), expected)
+    np.testing.assert_allclose(table.seconds_per_step, expected[:, 1])
     assert np.isnan(table.peak_memory_mb["torch_loop"]) and table.peak_memory_mb["turbanet"] > 0
     assert table.ratio_to_ours["torch_loop"] == 3
     np.testing.assert_allclose(table.cold_seconds, [10, 3 * 5])
@@ -147,11 +149,11 @@ def test_operations_of_lenet_count_by_the_window():
 
 
 def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, monkeypatch, capsys):
-    frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.setattr(benchmark.roofline, "ceilings", lambda: CEILINGS)
     monkeypatch.delenv("TURBANET_REPORTS", raising=False)
     failures = {"lenet": "torch_loop trains something else"}
-    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}, failures))
+    monkeypatch.setattr(benchmark, "run", lambda names, quick, peak: (FRAME, {"mnist": PLAN}, failures))
     assert benchmark.main([]) == 1
     assert "lenet is not in it: torch_loop trains something else" in capsys.readouterr().err
     failures.clear()
@@ -160,14 +162,23 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
     assert benchmark.main([]) == 0
     written = pd.read_csv(tmp_path / "reports/benchmark/cpu/ratios.csv")
     assert tuple(written.columns) == COLUMNS and "workload" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "reports/benchmark/cpu").iterdir()} == set(WRITTEN)
+    folder = tmp_path / "reports/benchmark/cpu"
+    assert {path.name for path in folder.iterdir()} == set(WRITTEN)
+    repeats = pd.read_csv(folder / "repeats.csv")
+    assert repeats.to_dict("list") == {
+        "workload": [1, 1],
+        "way": [1, 1],
+        "repeat": [0, 1],
+        "seconds_per_step": [0.25, 0.5],
+    }
+    assert json.loads((folder / "machine.json").read_text()).items() >= CEILINGS.items()
 
 
 def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):
-    frame = pd.DataFrame([dict.fromkeys([*COLUMNS, "low", "high", "repeats"], 1)])
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.setattr(benchmark.roofline, "ceilings", lambda: CEILINGS)
     monkeypatch.setenv("TURBANET_REPORTS", str(tmp_path / "run"))
-    monkeypatch.setattr(benchmark, "run", lambda names, quick: (frame, {"mnist": PLAN}, {}))
+    monkeypatch.setattr(benchmark, "run", lambda names, quick, peak: (FRAME, {"mnist": PLAN}, {}))
     assert benchmark.main([]) == 0
     assert {path.name for path in (tmp_path / "run").iterdir()} == set(WRITTEN)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

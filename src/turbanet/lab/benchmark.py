@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import json
 import os
 import sys
 import time
@@ -35,6 +36,7 @@ COLUMNS = (
     "peak_fraction",
     "peak_memory_mb",
 )
+RUNS = "runs"  # seconds a step of each repeat, in turn with the other ways'
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def runs(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callabl
 
 
 def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, looped=None):
-    """A table of the workload's ways (COLUMNS, and low, high), each by its key: all warm, in turn, losses equal.
+    """A table of the workload's ways (COLUMNS and RUNS), each by its key: all warm, in turn, losses equal.
 
     `cold_seconds` are those of a first run in all, tracing and compilation in it, the making of the networks not.
     Networks trained one after the other cost the same each: with `looped`, a loop runs over so many of them alone, and
@@ -146,8 +148,7 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
     table["cold_seconds"] = [first_seconds[way][1] for way in table.way]
     scale = np.where(table.way.isin(loops), work.members / few.members, 1)
     table.cold_seconds *= scale
-    for column in ("seconds_per_step", "low", "high"):
-        table[column] *= scale / work.steps
+    table["seconds_per_step"] *= scale / work.steps
     ours = table.way == OURS  # a row, or none: then the ratios are NaN
     operations = work.operations() * work.members
     table = table.assign(
@@ -160,7 +161,8 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
         peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=np.where(scale > 1, np.nan, [memory[way] for way in table.way]),
     )
-    return pd.DataFrame(table)[[*COLUMNS, "low", "high", "repeats"]]
+    table[RUNS] = [list(np.multiply(seconds[way], by / work.steps)) for way, by in zip(seconds, scale, strict=True)]
+    return pd.DataFrame(table)[[*COLUMNS, RUNS]]
 
 
 @cold()
@@ -246,15 +248,20 @@ def main(arguments=None):
     if unknown := set(given.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
     device = jax.devices()[0].platform
-    table, plans, failures = run(list(given.workloads or suite), quick=given.quick)
+    here = {"machine": machine_line(), **roofline.ceilings()}
+    peak = 1e9 * here["matmul_peak_gflops"]
+    table, plans, failures = run(list(given.workloads or suite), quick=given.quick, peak=peak)
     runner = os.environ.get("TURBANET_REPORTS")  # which publishes by itself
     folder = Path(runner or repository() / "build/benchmark" / device)
-    print(table.to_string(index=False, float_format="%.4g"))
+    print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
     folder.mkdir(parents=True, exist_ok=True)
     table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
-    table[["workload", "way", "low", "high", "repeats"]].to_csv(folder / "spread.csv", index=False, float_format="%.4g")
-    lines = [machine_line(), *(f"{name}: {plan}" for name, plan in plans.items())]
-    (folder / "plans.txt").write_text("\n".join(lines) + "\n")
+    repeats = table[["workload", "way", RUNS]].explode(RUNS).astype({RUNS: float})
+    repeats = repeats.rename(columns={RUNS: "seconds_per_step"})
+    repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
+    repeats.to_csv(folder / "repeats.csv", index=False, float_format="%.4g")
+    (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
+    (folder / "machine.json").write_text(json.dumps(here, indent=2) + "\n")
     if not (runner or given.quick or given.workloads or failures):
         from turbanet.lab import notebook
 
@@ -265,14 +272,16 @@ def main(arguments=None):
     return 1 if failures else 0
 
 
-def run(names, *, quick=False, repeats=None):
+def run(names, *, quick=False, repeats=None, peak=None):
     """Measure some of the suite: (their tables, one below the other, {name: plan taken}, {name: why it has no table}).
+
+    peak: operations a second that the machine could do at the most; measured, if None.
 
     A workload whose ways train something else has no table; the others are measured all the same.
     """
     import pandas as pd
 
-    peak = roofline.matmul_peak()
+    peak = peak or roofline.matmul_peak()
     tables = []
     plans = {}
     failures = {}
@@ -291,9 +300,7 @@ def run(names, *, quick=False, repeats=None):
         plans[name] = plan
         said = table.to_string(index=False, float_format="%.4g")
         print(f"{said}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
-    table = (
-        pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, "low", "high", "repeats"])
-    )
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS])
     return table, plans, failures
 
 

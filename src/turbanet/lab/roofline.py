@@ -46,6 +46,15 @@ def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -
     return rounds * 2 * x.nbytes / _best(lambda: run(x, None), repeats)
 
 
+def ceilings() -> dict[str, float]:
+    """What this machine could do at the most: its matrix-product peak, its bandwidth in a cache and in memory."""
+    return {
+        "matmul_peak_gflops": matmul_peak() / 1e9,
+        "cache_gbytes_per_second": bandwidth(1) / 1e9,
+        "memory_gbytes_per_second": bandwidth(256) / 1e9,
+    }
+
+
 def _best(call, repeats):
     return min(timing.interleave({"call": call}, repeats=repeats)["call"])
 
