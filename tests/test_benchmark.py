@@ -210,3 +210,35 @@ def test_speed_of_size_counts_the_state_of_one_network():
     assert (row["members"], row["hidden"]) == (2, 5)
     assert 4 * 3 * weights <= row["state_bytes_per_member"] < 4 * 3 * weights + 100  # both moments; counters
     assert 0 < row["low"] <= row["seconds_per_step"] <= row["high"] and row["compile_seconds"] > 0
+
+
+def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match="machine.json; `make bench` makes it"):
+        benchmark.measured("cpu")
+    folder = tmp_path / "reports/benchmark/cpu"
+    folder.mkdir(parents=True)
+    (folder / "machine.json").write_text(json.dumps({"machine": "a machine"} | CEILINGS))
+    lines = [("turbanet", 2.0, 1.0, 10.0), ("torch_loop", 6.0, 3.0, 4.0), ("torch_func", 1.0, 0.5, 0.0)]
+    frame = [
+        dict.fromkeys(COLUMNS, 1.0)
+        | {
+            "workload": "lenet",
+            "way": way,
+            "seconds_per_step": seconds,
+            "ratio_to_ours": ratio,
+            "compile_seconds": compiled,
+        }
+        for way, seconds, ratio, compiled in lines
+    ]
+    pd.DataFrame(frame).to_csv(folder / "ratios.csv", index=False)
+    times = {"turbanet": [1.0, 2.0, 3.0], "torch_loop": [3.0, 6.0, 9.0], "torch_func": [1.0, 1.0, 1.0]}
+    repeats = [("lenet", way, i, second) for way, seconds in times.items() for i, second in enumerate(seconds)]
+    frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "seconds_per_step"])
+    frame.to_csv(folder / "repeats.csv", index=False)
+    table, machine = benchmark.measured("cpu")
+    assert table.way.tolist() == [OURS, LOOP, FUNC] and machine["machine"] == table.machine[0] == "a machine"
+    assert table.loc[1, ["ratio", "low", "high"]].tolist() == pytest.approx([3, 3, 3])  # in each pair
+    assert table.ratio[2] == pytest.approx(6 ** (-1 / 3)) and table.low[2] < 0.5 < table.high[2]
+    assert np.isnan(table.break_even_steps[0]) and table.break_even_steps[1:].tolist() == [(10 - 4) / (6 - 2), np.inf]
+    assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == benchmark.workloads()["lenet"].steps

@@ -162,4 +162,4 @@ def test_pyproject_names_every_package_that_the_source_imports():
             named += [node.module] if isinstance(node, ast.ImportFrom) else []
             used |= {name.partition(".")[0] for name in named}
     foreign = used - set(sys.stdlib_module_names) - {"turbanet"}
-    assert foreign and {distributions[name][0].lower() for name in foreign} <= wanted().keys()
+    assert foreign and {distributions[name][0].lower().replace("_", "-") for name in foreign} <= wanted().keys()

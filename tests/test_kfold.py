@@ -21,6 +21,7 @@ X = rng.normal(size=(48, 16, 16, 3)).astype(np.float32)
 Y = np.arange(48) % 10
 CHANGE = tn.Chain(tn.RandomCrop(2), tn.RandomFlip())
 JOB = {"folds": 3, "learning_rate": 0.01, "epochs": 3, "batch_size": 8, "plan": tn.Plan(1, 2), "seed": 0, "repeats": 1}
+JOB |= {"timed_epochs": 1, "sampled": (SERIAL, SERIAL_ONE, PROCESSES)}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def compared():
 def test_every_way_trains_the_same_networks(compared, way):
     for part in range(3):  # training loss, validation loss, accuracy: [epoch, member]
         theirs = compared.results[way][part]
-        assert theirs.shape == (JOB["epochs"], 2 if way == SERIAL_ONE else 15)
+        assert theirs.shape == (JOB["epochs"], 15 if way == PROCESSES else 2)
         ours = compared.results[OURS][part][:, : theirs.shape[1]]
         tolerance = {"rtol": 5e-3} if part < 2 else {"atol": 0.07}  # of 16 rows, one on the edge
         np.testing.assert_allclose(theirs, ours, **tolerance)
@@ -42,7 +43,7 @@ def test_every_way_trains_the_same_networks(compared, way):
 def test_accuracies_and_seconds_are_tables_of_every_fold(compared):
     final = compared.found.final()
     np.testing.assert_allclose(compared.accuracy(OURS).accuracy, final.accuracy)
-    assert compared.accuracy(SERIAL).fold.tolist() == final.fold.tolist()
+    assert compared.accuracy(PROCESSES).fold.tolist() == final.fold.tolist()
     seconds = compared.seconds()
     assert len(seconds) == 5 * 4 and (seconds.seconds > 0).all()
     whole = compared.times.set_index("way").seconds
@@ -52,6 +53,16 @@ def test_accuracies_and_seconds_are_tables_of_every_fold(compared):
 
 def test_use_of_the_machine_is_sampled_for_each_way(compared):
     assert set(compared.use) == {OURS, SERIAL, SERIAL_ONE, PROCESSES}
+
+
+def test_pytorchs_class_accuracies_are_those_of_all_held_out_rows(compared):
+    table = compared.class_accuracy(Y)
+    assert table.shape == (5, 10) and list(table.index) == ["cosine", "warm", "reduce", "constant", "multistep"]
+    rows = np.bincount(Y)  # each row is held out once
+    found = compared.accuracy(PROCESSES)
+    held = [len(rows) for rows in compared.found.validation_rows]
+    for schedule, part in found.groupby("schedule"):
+        assert (table.loc[schedule] * rows).sum() == pytest.approx((part.accuracy * held).sum())
 
 
 def test_pytorch_changes_the_same_pixels():
@@ -87,28 +98,37 @@ def test_rates_are_pytorchs(name):
 
 
 def test_measure_refuses_ways_that_train_something_else():
-    right = (np.ones((2, 3)),) * 3, np.ones(3), 0.0
-    wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), 0.0
+    right = (np.ones((2, 3)),) * 3, np.ones(3), None, 0.0
+    wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), None, 0.0
     runs = {OURS: lambda **_: (*right[0], *right[1:]), "other": lambda **_: (*wrong[0], *wrong[1:])}
     with pytest.raises(AssertionError, match="other trains something else"):
         kfold.measure(runs, epochs=2)
 
 
-def test_one_after_the_other_is_timed_on_few_networks_but_for_the_run_that_is_scored(monkeypatch):
-    now = [0.0]
-    asked = {OURS: [], SERIAL: [], SERIAL_ONE: []}
+def test_ways_are_timed_on_few_epochs_and_few_networks_and_sampled_to_the_end():
+    asked = {OURS: [], SERIAL: [], SERIAL_ONE: [], PROCESSES: []}
 
     def run(name, epochs, members=None, **_):
-        asked[name].append(members)
-        each = np.full(members or 6, 2.0 * epochs)
-        now[0] += 1 + each.sum()
-        return (np.ones((epochs, len(each))),) * 3 + (each, 0.0)
+        asked[name].append((epochs, members))
+        each = np.full(6 if name == OURS else members or 6, 2.0 * epochs)
+        return (np.ones((epochs, len(each))),) * 3 + (each, None, 0.0)
 
-    monkeypatch.setattr(kfold.timing.time, "perf_counter", lambda: now[0])
-    results, times, _ = kfold.measure({name: partial(run, name) for name in asked}, epochs=5, repeats=2)
-    assert asked == {OURS: [2, None, None], SERIAL: [2, 2, None], SERIAL_ONE: [2, 2, 2]}
-    assert times.networks_timed.tolist() == [6, 2, 2, 6, 6, 2] and results[SERIAL][0].shape == (5, 6)
-    assert times.seconds.tolist() == [61, 60, 60, 61, 61, 60]  # what a call costs by itself is in whole ones alone
+    runs = {name: partial(run, name) for name in asked}
+    results, times, use = kfold.measure(runs, epochs=10, timed_epochs=2, repeats=1, sampled=(SERIAL_ONE, PROCESSES))
+    assert asked == {
+        OURS: [(1, 2), (2, None)],
+        SERIAL: [(1, 2), (2, 2)],
+        SERIAL_ONE: [(1, 2), (2, 2), (10, 2)],
+        PROCESSES: [(1, 2), (2, None), (10, None)],
+    }
+    cores = min(kfold.joblib.cpu_count(), 6)
+    assert times.seconds.tolist() == [120, 120, 120, 20 * -(-6 // cores)] and times.networks_timed.tolist() == [
+        6,
+        2,
+        2,
+        6,
+    ]
+    assert results[PROCESSES][0].shape == (10, 6) and set(use) == {SERIAL_ONE, PROCESSES}
 
 
 def test_the_paired_comparison_is_nadeau_and_bengios():
@@ -134,6 +154,13 @@ def test_accuracy_table_is_in_percent_with_the_corrected_interval():
     frame["accuracy"], frame["serial"] = [0.5, 0.6, 0.7, 0.1, 0.1, 0.1], [0.4, 0.6, 0.6, 0.2, 0.2, 0.2]
     table = kfold.accuracy_table(frame, folds=3)
     half = stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * 100)  # ten points between folds
-    expected = [[60, 60 - half, 60 + half, 160 / 3, 20 / 3, 10], [10, 10, 10, 20, -10, 0]]
+    gap = 20 / 3, stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * np.var([10, 0, 10], ddof=1))
+    expected = [[60, 60 - half, 60 + half, 160 / 3, gap[0], gap[0] - gap[1], gap[0] + gap[1], 10]]
+    expected += [[10, 10, 10, 20, -10, -10, -10, 0]]
     assert table[["model", "schedule"]].to_numpy().tolist() == [["a", "x"], ["a", "y"]]
     np.testing.assert_allclose(table.iloc[:, 2:].to_numpy(), expected, atol=1e-9)
+
+
+def test_accuracy_table_leaves_nothing_of_a_gap_that_is_rounding():
+    frame = pd.DataFrame({"model": "a", "schedule": "x", "fold": [0, 1], "accuracy": [0.1 + 0.2, 0.3], "serial": 0.3})
+    assert kfold.accuracy_table(frame, folds=2)["swarm less serial"].tolist() == [0]

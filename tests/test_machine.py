@@ -97,6 +97,9 @@ def test_machine_line_is_a_caption(monkeypatch):
     here = {"cpu": "AMD EPYC", "cores": 2, "gpu": "none", "jax": "0.10.2", "torch": "2.13.0"}
     monkeypatch.setattr(machine, "machine", lambda: here)
     assert machine.machine_line() == "AMD EPYC, 2 cores, jax 0.10.2, torch 2.13.0"
+    cpu = jax.devices("cpu")[0]
+    assert machine.machine_line([cpu]) == "1 CPU device, AMD EPYC, 2 cores, jax 0.10.2, torch 2.13.0"
+    assert machine.machine_line([cpu] * 2).startswith("2 CPU devices, AMD EPYC, 2 cores")
     here["gpu"] = "NVIDIA H200"
     assert machine.machine_line() == "AMD EPYC, 2 cores, NVIDIA H200, jax 0.10.2, torch 2.13.0"
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from turbanet.lab import timing
 
@@ -158,3 +159,66 @@ def test_extrapolate_takes_turns(clock):
     ways = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
     timing.extrapolate(ways, 4, repeats=2)
     assert order == ["a", "b", "a", "b"]
+
+
+def test_ratio_is_the_geometric_mean_over_pairs():
+    found = timing.ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert found == pytest.approx((2, 2, 2))
+    assert timing.ratio([1.0, 4.0], [1.0, 1.0])[0] == pytest.approx(2)
+
+
+def test_ratio_draws_whole_pairs():
+    rng = np.random.default_rng(0)
+    slow = rng.lognormal(0, 1, 12)  # what the machine does to both ways of one turn
+    paired = timing.ratio(3 * slow, slow)
+    apart = timing.ratio(3 * slow, rng.permutation(slow))
+    assert paired[2] - paired[1] < 1e-9 < apart[2] - apart[1]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_the_interval_of_a_ratio_holds_the_truth_nineteen_times_of_twenty(count):
+    rng = np.random.default_rng(1)
+    one, other = (np.exp(rng.normal(mean, 0.2, (4000, count))) for mean in (np.log(1.5), 0))
+    found = np.array([timing.ratio(*pair) for pair in zip(one, other)])
+    assert np.mean((found[:, 1] <= 1.5) & (found[:, 2] >= 1.5)) == pytest.approx(0.95, abs=0.012)
+    expected = stats.ttest_rel(np.log(one[0]), np.log(other[0])).confidence_interval()
+    np.testing.assert_allclose(found[0, 1:], np.exp(expected))
+
+
+def test_ratio_leaves_out_what_has_no_pair():
+    assert timing.ratio([2.0, 2.0, 8.0, 8.0, 8.0], [1.0, 1.0]) == pytest.approx((2, 2, 2))
+    ratio, low, high = timing.ratio([3.0], [2.0, 2.0])
+    assert ratio == pytest.approx(1.5) and math.isnan(low) and math.isnan(high)
+
+
+def test_break_even_by_hand():
+    assert timing.break_even(10.0, 1.0, 0.0, 3.0) == 5  # 10 + 5 = 15
+    assert timing.break_even(10.0, 1.0, 4.0, 3.0) == 3
+    assert timing.break_even(1.0, 1.0, 4.0, 3.0) == 0  # cheaper from the start
+    assert timing.break_even(0.0, 3.0, 10.0, 3.0) == timing.break_even(10.0, 3.0, 0.0, 1.0) == math.inf
+
+
+def test_power_fit_finds_the_exponent():
+    x = np.array([1.0, 4, 16, 64])
+    np.testing.assert_allclose(timing.power_fit(x, 0.5 * x**1.5), (1.5, 0.5, 1))
+
+
+def test_beyond_leaves_out_what_a_call_costs_by_itself(monkeypatch):
+    monkeypatch.setattr(timing, "_seconds", lambda run, length: 5 + 2 * length)
+    assert timing.beyond(None, 4, 100) == pytest.approx(2 * 100)
+    monkeypatch.setattr(timing, "_seconds", lambda run, length: 5 - length)  # noise: the longer run was the faster one
+    assert timing.beyond(None, 4, 3) == pytest.approx(0.001)
+
+
+def test_against_takes_the_best_way_warm_and_the_best_way_cold():
+    each = {"ours": [9.0, 10, 11], "compiled": [18.0, 20, 22], "loop": [36.0, 40, 44]}
+    found = timing.against(each, {"ours": 50.0, "compiled": 60.0}, base="ours", units=10, unit="steps")
+    assert found["warm_ratio"] == pytest.approx(2)  # of the compiled way
+    assert (found["warm_ratio_low"], found["warm_ratio_high"]) == pytest.approx((2, 2))
+    assert found["cold_ratio"] == pytest.approx(40 / 60)  # of the loop, as 80 is more
+    assert found["break_even_steps"] == pytest.approx(50 / 3)  # the loop's; from the compiled way it is ahead at once
+
+
+def test_against_says_neither_an_interval_nor_a_break_even_that_is_none():
+    found = timing.against({"ours": [10.0], "loop": [9.0]}, {}, base="ours", units=2, unit="epochs")
+    assert found == {"warm_ratio": pytest.approx(0.9), "cold_ratio": pytest.approx(0.9)}

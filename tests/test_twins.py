@@ -82,6 +82,13 @@ def test_weights_come_back_from_a_twin(pair):
     jax.tree.map(np.testing.assert_array_equal, back, expected)
 
 
+def test_weights_of_dense_layers_alone_come_back_too():
+    params = tn.TurbaTrainState.swarm(tn.MLP((5, 2)), optax.adam(0.1), 1, 3).get_state(0).params
+    back = twins.variables(twins.mlp_twin(params))
+    assert back.keys() == {"params"}
+    jax.tree.map(np.testing.assert_array_equal, back["params"], params)
+
+
 DEPTHS = {
     "vgg13": (tn.VGG(13, (2, 2, 4, 4, 4)), twins.vgg_twin),
     "vgg16": (tn.VGG(16, (2, 2, 4, 4, 4)), twins.vgg_twin),

@@ -113,6 +113,20 @@ def test_time_ways_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
     assert set(table.compile_seconds) == {1.5}
 
 
+def test_time_ways_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(ways.timing.time, "perf_counter", lambda: clock[0])
+    calls = []
+
+    def run(epochs):
+        calls.append(epochs)
+        clock[0] += epochs + (5.0 if len(calls) == 1 else 0.0)
+        return None, np.nan
+
+    table = ways.time_ways({LOOP: run}, 3, segment=1, repeats=1)
+    assert set(table.compile_seconds) == {5} and set(table.seconds) == {3}
+
+
 def test_time_ways_runs_ours_by_whole_segments():
     seen = {OURS: [], LOOP: []}
     runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}

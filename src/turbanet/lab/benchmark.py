@@ -17,8 +17,8 @@ import optax
 
 import turbanet as tn
 from turbanet.lab import baselines, roofline, timing, twins, ways
-from turbanet.lab.compilation import cold
-from turbanet.lab.labels import FUSED, KEYS, LOOP, OURS, PROCESSES, SCAN, SKLEARN, WAYS
+from turbanet.lab.compilation import cold, compile_seconds
+from turbanet.lab.labels import FUSED, KEYS, LOOP, NAMES, OURS, PROCESSES, SCAN, SKLEARN, WAYS
 from turbanet.lab.machine import machine_line, peak_memory
 from turbanet.lab.paths import repository
 from turbanet.lab.sources.spirals import spirals
@@ -157,7 +157,7 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
         members=work.members,
         ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
         cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),
-        compile_seconds=[_compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
+        compile_seconds=[compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
         peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=np.where(scale > 1, np.nan, [memory[way] for way in table.way]),
     )
@@ -220,21 +220,38 @@ def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
         return tn.measured_plan(work.swarm(), work.x, work.y, work.loss_fn, **how)
 
 
-def member_bytes(work: Workload, plan) -> float:
-    """Bytes that training takes for one member: its state, and what XLA counts for a block beside it (NaN: unknown)."""
-    swarm = work.swarm()
-    state = sum(leaf.nbytes for leaf in jax.tree.leaves(swarm)) / len(swarm)
-    beside = [c.megabytes * 2**20 / (c.block * len(plan.devices)) for c in plan.candidates if c.block == plan.block]
-    return state + (beside[0] if beside else np.nan)
+def measured(name: str):
+    """What `make bench` left in reports/benchmark/<name>/: (a table, {the machine and what it could do at the most}).
+
+    The table has COLUMNS with ways by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
+    paired repeats), cold_ratio, the `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
+    """
+    import pandas as pd
+
+    folder = repository() / "reports/benchmark" / name
+    if not (folder / "machine.json").is_file():
+        raise FileNotFoundError(f"There is no {folder / 'machine.json'}; `make bench` makes it.")
+    table = pd.read_csv(folder / "ratios.csv")
+    groups = pd.read_csv(folder / "repeats.csv").groupby(["workload", "way"]).seconds_per_step
+    repeats = {pair: seconds.tolist() for pair, seconds in groups}
+    ours = table[table.way == KEYS[OURS]].set_index("workload")
+    lines = []
+    for row in table.itertuples():
+        own = ours.loc[row.workload]
+        ratio, low, high = timing.ratio(repeats[row.workload, row.way], repeats[row.workload, KEYS[OURS]])
+        costs = own.compile_seconds, own.seconds_per_step, row.compile_seconds, row.seconds_per_step
+        ahead = np.nan if row.way == KEYS[OURS] else timing.break_even(*costs)
+        lines.append((ratio, low, high, ahead, len(repeats[row.workload, row.way])))
+    table[["ratio", "low", "high", "break_even_steps", "repeats"]] = lines
+    table = table.drop(columns="ratio_to_ours").rename(columns={"cold_ratio_to_ours": "cold_ratio"})
+    steps = {work.name: work.steps for work in workloads().values()}
+    here = json.loads((folder / "machine.json").read_text())
+    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps), machine=here["machine"])
+    return table.astype({"repeats": int}), here
 
 
 def _batch(work):
     return {"batch_size": work.batch_size}
-
-
-def _compile_seconds(apart, first, steady):
-    """What compiling took: as the way says itself, else what its first run took beyond a warm one."""
-    return apart if apart == apart else max(0.0, first - steady)
 
 
 def main(arguments=None):

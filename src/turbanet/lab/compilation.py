@@ -24,6 +24,11 @@ def cold() -> Iterator[None]:
         _use_disk(used)
 
 
+def compile_seconds(apart: float, first: float, warm: float) -> float:
+    """What compiling took: as the way says itself (apart; NaN: it does not), else its first run beyond a warm one."""
+    return apart if apart == apart else max(0.0, first - warm)
+
+
 def _use_disk(used):
     jax.config.update("jax_enable_compilation_cache", used)
     compilation_cache.reset_cache()  # JAX asks only once whether it uses the cache

@@ -45,25 +45,30 @@ def train_folds(
 
     Returns
     -------
-    train_loss, validation_loss, accuracy : float64 [epoch, member]; seconds [member]
+    train_loss, validation_loss, accuracy : float64 [epoch, member]; seconds [member]; right [class, member], how many
+        held-out rows of each class the last epoch's network has right
     """
     x, y, order = torch.tensor(x), torch.tensor(y, dtype=torch.long), torch.tensor(order, dtype=torch.long)
     drawn = jax.tree.map(torch.tensor, drawn)
     scores = np.empty((3, epochs, len(twins)))
     seconds = np.empty(len(twins))
+    right = np.empty((int(y.max()) + 1, len(twins)))
     with baselines.torch_threads(threads):
         for member, twin in enumerate(twins):
             rows = torch.as_tensor(held_out[member][held_out[member] >= 0], dtype=torch.long)
             own = jax.tree.map(lambda leaf, member=member: leaf[member], drawn)
             how = {"learning_rate": learning_rate, "augment": augment, "drawn": own}
             with timing.stopwatch() as watch:
-                scores[:, :, member] = _train_fold(twin, x, y, order[member], rows, schedules[member], **how).T
+                losses, prediction = _train_fold(twin, x, y, order[member], rows, schedules[member], **how)
             seconds[member] = watch.seconds
-    return *scores, seconds
+            scores[:, :, member] = losses.T
+            found = y[rows][prediction == y[rows]]
+            right[:, member] = torch.bincount(found, minlength=len(right))
+    return *scores, seconds, right
 
 
 def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment, drawn):
-    """`train_folds` of one network: (training loss, validation loss, accuracy) of each epoch."""
+    """`train_folds` of one network: (training loss, validation loss, accuracy) of each epoch, its last choices."""
     loss_fn = torch.nn.functional.cross_entropy
     optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
     scheduler = SCHEDULERS[schedule] and SCHEDULERS[schedule](optimizer)
@@ -84,11 +89,12 @@ def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment
         with torch.no_grad():
             prediction = twin(x[held_out])
             validation = loss_fn(prediction, y[held_out]).item()
-            right = (prediction.argmax(-1) == y[held_out]).double().mean().item()
+            chosen = prediction.argmax(-1)
+            right = (chosen == y[held_out]).double().mean().item()
         scores.append((torch.stack(losses).double().mean().item(), validation, right))
         if scheduler is not None:
             scheduler.step(*[validation] * (schedule == "reduce"))
-    return np.array(scores)
+    return np.array(scores), chosen
 
 
 def train_folds_in_processes(twins, x, y, *, order, held_out, schedules, drawn=None, processes=None, **settings):
@@ -129,9 +135,10 @@ def changed(augment, drawn, x):
 def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
     """{way: run}: each trains the networks of the swarm `start` from the same weights on the same rows and draws.
 
-    run(epochs, rate, members) -> (train_loss, validation_loss, accuracy: [epoch, member]; seconds [member]; compile
-    seconds), where the swarm always trains all members, the others the first ones. rows and held_out: int [member,
-    row]; schedules: a name a member; twin(params) makes one member's PyTorch network.
+    run(epochs, rate, members) -> (train_loss, validation_loss, accuracy: [epoch, member]; seconds [member]; right
+    [class, member], None of the swarm; compile seconds), where the swarm always trains all members, the others the
+    first ones. rows and held_out: int [member, row]; schedules: a name a member; twin(params) makes one member's
+    PyTorch network.
     """
     order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size)
     steps = order.shape[1] * order.shape[2]
@@ -146,7 +153,7 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
         history = tn.fit(swarm, x, y, loss, **how, **held)[1]
         each = np.full(len(start), history.steady_seconds / len(start))
         scores = history.train_loss, history.validation_loss, history.validation_metric
-        return *scores, each, history.compile_seconds
+        return *scores, each, None, history.compile_seconds
 
     def pytorch(train, epochs=epochs, rate=learning_rate, members=None, **more):
         few = jax.tree.map(lambda leaf: leaf[:members], {"order": order[:, :epochs], "drawn": drawn})
@@ -175,49 +182,86 @@ class Comparison:
         """A table of schedule, way, seconds: the median of the runs, shared out by what a schedule's networks took."""
         import pandas as pd
 
-        schedule = self.found.members.schedule
+        each = pd.Series(self.results[PROCESSES][3])
+        share = each.groupby(self.found.members.schedule, sort=False).sum() / each.sum()
         lines = []
         for way, whole in self.times.groupby("way", sort=False).seconds.median().items():
-            each = self.results[SERIAL if way == SERIAL_ONE else way][3]  # one thread trained few of them
-            share = pd.Series(each).groupby(schedule, sort=False).sum()
-            share = whole * share / share.sum()
-            lines += [(name, way, value) for name, value in share.items()]
+            lines += [(name, way, whole * part) for name, part in share.items()]
         return pd.DataFrame(lines, columns=["schedule", "way", "seconds"])
 
     def accuracy(self, way):
         """Share of right held-out rows after the last epoch: a table of schedule, fold, seed, accuracy."""
         return self.found.members.drop(columns="member").assign(accuracy=self.results[way][2][-1])
 
+    def class_accuracy(self, y):
+        """PyTorch's share of right held-out rows of each class, the folds together: a table [schedule, class].
+
+        y: int [row], the labels of all rows.
+        """
+        import pandas as pd
+
+        held_out = [y[rows[rows >= 0]] for rows in self.found.validation_rows[self.found.members.fold.to_numpy()]]
+        right = self.results[PROCESSES][4].T
+        rows = np.stack([np.bincount(labels, minlength=right.shape[1]) for labels in held_out])
+        schedule = self.found.members.schedule.to_numpy()
+        right, rows = (pd.DataFrame(part).groupby(schedule, sort=False).sum() for part in (right, rows))
+        return right / rows
+
 
 def compare(
-    name, model, twin, x, y, *, folds, schedules, learning_rate, epochs, batch_size, augment, plan, seed, repeats
+    name,
+    model,
+    twin,
+    x,
+    y,
+    *,
+    folds,
+    schedules,
+    learning_rate,
+    epochs,
+    timed_epochs,
+    batch_size,
+    augment,
+    plan,
+    seed,
+    repeats,
+    sampled=(PROCESSES,),
 ) -> Comparison:
     """`turbanet.cross_validate` of one architecture under Adam, and the same networks trained the other ways."""
     adam = optax.inject_hyperparams(optax.adam, static_args=("b1", "b2", "eps"))(learning_rate=learning_rate)
     how = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
     job = {"folds": folds, "stratified": True, "schedules": schedules, "key": seed, "progress": False}
     loss = tn.softmax_cross_entropy
-    with cold():
+    with cold(), utilisation() as use_of_swarm:
         found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
+    history = found.histories[name]
     schedules = list(found.members.schedule)
     fold = found.members.fold.to_numpy()
     start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
     start = tn.with_schedule(start, schedules)
     rows = {"rows": found.train_rows[fold], "held_out": found.validation_rows[fold], "schedules": schedules}
     every = runs(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **how)
-    results, times, use = measure(every, epochs=epochs, repeats=repeats)
-    np.testing.assert_array_equal(results[OURS][0], found.histories[name].train_loss)
-    times.loc[times.way == OURS, "compile_seconds"] = found.histories[name].compile_seconds  # compiled there
-    return Comparison(found, results, times, use)
+    results, times, use = measure(every, epochs=epochs, timed_epochs=timed_epochs, repeats=repeats, sampled=sampled)
+    np.testing.assert_array_equal(results[OURS][0], history.train_loss[:timed_epochs])
+    scores = history.train_loss, history.validation_loss, history.validation_metric
+    results[OURS] = *scores, np.full(len(fold), history.steady_seconds / len(fold)), None, history.compile_seconds
+    times.loc[times.way == OURS, "compile_seconds"] = history.compile_seconds
+    frame = use_of_swarm.frame
+    use_of_swarm.frame = frame[frame.seconds > frame.seconds.max() - history.steady_seconds]  # the training alone
+    return Comparison(found, results, times, {OURS: use_of_swarm, **use})
 
 
-def measure(runs, *, epochs, repeats=1, rate=1e-5, rtol=5e-4):
-    """Run every way, in turn: ({way: result of its last run}, times, {way: use of the machine in its last run}).
+def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), rate=1e-5, rtol=5e-4):
+    """Time every way, in turn, and score PyTorch: ({way: result}, times, {way: use of the machine in a whole run}).
 
     An epoch of FEW members at the learning rate `rate` warms up and asserts equal training losses; at a higher one, or
-    for longer, deep networks diverge with any change of rounding. times: a table of way, repeat, seconds (of the
-    training of all), compile_seconds and networks_timed. Networks trained one after the other cost the same each: those
-    ways are timed on FEW of them, but for the last run of the one that is scored.
+    for longer, deep networks diverge with any change of rounding. An epoch costs the same each time: a timed run has
+    `timed_epochs` of them, and networks trained one after the other cost the same each: their runs have FEW members.
+    The ways in `sampled` are run once to the end under `machine.utilisation`, on all members by the processes, whose
+    scores are PyTorch's, on FEW by others.
+
+    times: a table of way, repeat, seconds (of the training of all members for all epochs, as the way says itself: what
+    it sends to its processes and what it compiles is apart), compile_seconds and networks_timed.
     """
     import pandas as pd
 
@@ -225,19 +269,30 @@ def measure(runs, *, epochs, repeats=1, rate=1e-5, rtol=5e-4):
     for name, (losses, *_) in first.items():
         expected = first[OURS][0][:, : losses.shape[1]]
         np.testing.assert_allclose(losses, expected, rtol=rtol, err_msg=f"{name} trains something else")
+    members = len(first[OURS][3])
     lines = []
-    use = {}
     results = {}
     for repeat in range(repeats):
         for name, run in runs.items():
-            few = FEW if name == SERIAL_ONE or (name == SERIAL and repeat < repeats - 1) else None
-            with utilisation() as use[name], timing.stopwatch() as watch:
-                results[name] = run(epochs=epochs, members=few)
+            few = FEW if name in (SERIAL, SERIAL_ONE) else None
+            results[name] = run(epochs=timed_epochs, members=few)
             each = results[name][3]
-            seconds = watch.seconds if few is None else each.mean() * len(results[OURS][3])
+            seconds = _in_all(name, each, members) * epochs / timed_epochs
             lines.append((name, repeat, seconds, first[name][-1], len(each)))
+    use = {}
+    for name in sampled:
+        with utilisation() as use[name]:
+            results[name] = runs[name](epochs=epochs, members=None if name == PROCESSES else FEW)
     columns = ["way", "repeat", "seconds", "compile_seconds", "networks_timed"]
     return results, pd.DataFrame(lines, columns=columns), use
+
+
+def _in_all(name, each, members):
+    """Seconds for all members, given each one's seconds of a run: of the slowest process where there are several."""
+    if name != PROCESSES:
+        return each.mean() * members
+    count = min(joblib.cpu_count(), len(each))
+    return max(each[first::count].sum() for first in range(count))
 
 
 def accuracy_table(accuracy, *, folds):
@@ -252,8 +307,19 @@ def accuracy_table(accuracy, *, folds):
         own = 100 * part.accuracy
         serial = 100 * part.serial
         mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
-        lines.append((model, schedule, mean, low, high, serial.mean(), (own - serial).mean(), own.std()))
-    columns = ["swarm (%)", "low", "high", "serial (%)", "swarm less serial", "spread over folds"]
+        gap = difference(own, serial, train=folds - 1, test=1)[:3]
+        line = [mean, low, high, serial.mean(), *gap, own.std()]
+        lines.append((model, schedule, *np.round(line, 9)))  # without what rounding leaves of no gap
+    columns = [
+        "swarm (%)",
+        "low",
+        "high",
+        "serial (%)",
+        "swarm less serial",
+        "gap low",
+        "gap high",
+        "spread over folds",
+    ]
     return pd.DataFrame(lines, columns=["model", "schedule", *columns])
 
 

@@ -7,6 +7,7 @@ import platform
 import re
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -38,12 +39,16 @@ def machine() -> dict[str, str | int | float]:
     }
 
 
-def machine_line() -> str:
-    """The machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch."""
+def machine_line(devices: Sequence = ()) -> str:
+    """The machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch.
+
+    devices: those of JAX that were trained on, if any; they come first.
+    """
     here = machine()
+    used = [f"{len(devices)} {devices[0].platform.upper()} device{'s' * (len(devices) > 1)}"] if devices else []
     gpu = [] if here["gpu"] == "none" else [here["gpu"]]
     versions = [f"jax {here['jax']}", f"torch {here['torch']}"]
-    return ", ".join([here["cpu"], f"{here['cores']} cores", *gpu, *versions])
+    return ", ".join([*used, here["cpu"], f"{here['cores']} cores", *gpu, *versions])
 
 
 class utilisation:

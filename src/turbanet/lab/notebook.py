@@ -17,7 +17,13 @@ from traitlets.config import Config
 
 SECTIONS = ("data", "sizes")  # of params.yaml that are no notebook's
 ENCRYPTED = Config({"KernelManager": {"transport_encryption": "auto"}})  # or the kernel warns that it is not
-PUBLIC = ("README.md", "report.html", "published.csv", "published.tex")  # what the report stage writes to reports/
+PUBLIC = (
+    "README.md",
+    "report.html",
+    "report.pdf",
+    "report.docx",
+    "published.csv",
+)  # what the report stage writes to reports/
 
 
 def parameters(params, stage, variant=None):
@@ -100,6 +106,8 @@ def copy_study(root, folder, size):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for suite in root.glob("reports/benchmark/*/machine.json"):  # what `make bench` measured
+        shutil.copytree(suite.parent, folder / suite.parent.relative_to(root))
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)

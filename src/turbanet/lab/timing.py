@@ -1,4 +1,4 @@
-"""Seconds measured fairly: ways in turn, their spread, the line through them."""
+"""Seconds measured fairly: ways in turn, their spread, ratios with intervals, the line through them."""
 
 import contextlib
 import math
@@ -78,7 +78,7 @@ def extrapolate(
             seconds = _seconds(ways[name], length)
             if length < steps:
                 short = _seconds(ways[name], units[name])
-                seconds = short + (steps - units[name]) * (seconds - short) / (length - units[name])
+                seconds = short + (steps - units[name]) * max(0.0, seconds - short) / (length - units[name])
             rows.append({"way": name, "repeat": repeat, "seconds": seconds, "steps": length})
         repeat += 1
         table = pd.DataFrame(rows)
@@ -131,6 +131,68 @@ def summary(seconds: dict[str, list[float]]):
 
     rows = [(way, float(np.median(s)), min(s), max(s), len(s)) for way, s in seconds.items()]
     return pd.DataFrame(rows, columns=["way", "median", "low", "high", "repeats"])
+
+
+def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """How many times as long `one` takes as `other`, (ratio, low, high): geometric mean over pairs, 95 % interval.
+
+    Both [repeat], run in turn: a slow minute hits both ways of a pair. What one of them has more of is left out. The
+    interval is Student's for the mean of the logarithms, which also three repeats allow; of one it is (nan, nan).
+    """
+    count = min(len(one), len(other))
+    logs = np.log(one[:count]) - np.log(other[:count])
+    half = stats.t.ppf(0.975, count - 1) * stats.sem(logs) if count > 1 else math.nan
+    return tuple(float(value) for value in np.exp(logs.mean() + np.array([0, -half, half])))
+
+
+def beyond(run: Callable[[int], Any], length: int, whole: int) -> float:
+    """Seconds of `whole` units of work, read off a run of `length` of them less a run of one: what a call costs by
+    itself, as handing data to processes does, is left out, of runs so short that it is all there is but a thousandth.
+    """
+    short, long = _seconds(run, 1), _seconds(run, length)
+    return max(long - short, long / 1000) * whole / (length - 1)
+
+
+def against(each: dict[str, Sequence[float]], first: dict[str, float], *, base: str, units: int, unit: str) -> dict:
+    """The best of the other ways beside `base`, as metrics: what it takes over what `base` does.
+
+    Parameters
+    ----------
+    each : {way: seconds of the whole job [repeat]}, warm, in turn
+    first : {way: seconds before its first step}, compilation above all; a way that is not in it has none
+    units : steps or epochs of the job; `unit` is their name
+
+    Returns
+    -------
+    metrics : warm_ratio, of the way that is best warm, and its interval, warm_ratio_low and _high, where there is one;
+        cold_ratio, of the way that is best cold; break_even_<unit>, from which `base` is ahead of every way, if ever
+    """
+    others = {way: ratio(seconds, each[base]) for way, seconds in each.items() if way != base}
+    own = float(np.median(each[base]))
+    started = {way: first.get(way, 0.0) for way in each}
+    seconds = {way: own * times[0] for way, times in others.items()}  # of the whole job
+    warm, low, high = min(others.values())
+    cold = min(started[way] + seconds[way] for way in others) / (started[base] + own)
+    found = {"warm_ratio": warm, "cold_ratio": cold}
+    found |= {"warm_ratio_low": low, "warm_ratio_high": high} if math.isfinite(low) else {}
+    ahead = max(break_even(started[base], own / units, started[way], seconds[way] / units) for way in others)
+    return found | ({f"break_even_{unit}": ahead} if math.isfinite(ahead) else {})
+
+
+def break_even(first: float, each: float, other_first: float, other_each: float) -> float:
+    """Units of work (steps, epochs) from which a way is ahead of another one for good: 0 from the start, inf never.
+
+    A way costs `first` before it begins, compilation above all, and `each` for a unit of work.
+    """
+    if each >= other_each:
+        return math.inf
+    return max(0.0, (first - other_first) / (other_each - each))
+
+
+def power_fit(x, y) -> tuple[float, float, float]:
+    """The line through the logarithms, y = scale * x ** exponent: (exponent, scale, r2); exponent 1 is proportional."""
+    exponent, scale, r2 = linear_fit(np.log(x), np.log(y))
+    return exponent, math.exp(scale), r2
 
 
 def linear_fit(x, y) -> tuple[float, float, float]:

@@ -149,7 +149,7 @@ def variables(twin: nn.Module) -> dict[str, Any]:
         }
     for i, linear in enumerate(of(nn.Linear)):
         kernel = array(linear.weight).T
-        if i == 0:  # PyTorch flattens channel first
+        if i == 0 and convs:  # PyTorch flattens channel first
             kernel = kernel.reshape(convs[-1].out_channels, -1, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
         params[f"Dense_{i}"] = {"kernel": kernel, "bias": array(linear.bias)}
     return {"params": params} | ({"batch_stats": batch_stats} if batch_stats else {})

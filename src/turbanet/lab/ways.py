@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from turbanet.lab import baselines, timing
-from turbanet.lab.compilation import cold
+from turbanet.lab.compilation import cold, compile_seconds
 from turbanet.lab.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SCAN, SKLEARN, STEPS, WAYS
 from turbanet.training.fit import batch_order, fit
 from turbanet.training.plan import Plan
@@ -134,12 +134,20 @@ def time_ways(runs, epochs, *, segment, repeats):
     """A table of way, repeat, seconds, steps and compile_seconds of full-batch ways, in turn, each warm.
 
     Seconds for all `epochs` are read off `steps` of them (`timing.extrapolate`); ours runs whole segments, for which
-    its program is compiled. What that takes is measured as in a new process.
+    its program is compiled. What that takes is measured as in a new process; of a way that does not say so itself, it
+    is what its first step took beyond its second.
     """
+    compiled = {}
     with cold():
-        compile_seconds = {name: run(segment if name == OURS else 1)[1] for name, run in runs.items()}
+        for name, run in runs.items():
+            steps = segment if name == OURS else 1
+            with timing.stopwatch() as first:
+                apart = run(steps)[1]
+            with timing.stopwatch() as warm:
+                run(steps)
+            compiled[name] = compile_seconds(apart, first.seconds, warm.seconds)
     table = timing.extrapolate(runs, epochs, units={OURS: segment} if OURS in runs else None, repeats=repeats)
-    return table.assign(compile_seconds=table.way.map(compile_seconds))
+    return table.assign(compile_seconds=table.way.map(compiled))
 
 
 def _known_to_sklearn(swarm):
