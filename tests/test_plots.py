@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch
 
 from turbanet.lab import plots
 from turbanet.lab.labels import FUSED, LOOP, OURS, SERIAL, WAYS
@@ -17,8 +17,11 @@ from turbanet.lab.labels import FUSED, LOOP, OURS, SERIAL, WAYS
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(
     [{"way": way, "members": members, "seconds": one} for (way, members), all_of in SECONDS.items() for one in all_of]
+).assign(compile_seconds=0.5)
+RATIOS = pd.DataFrame(
+    [(OURS, 1, 1, 1, 1), (OURS, 4, 1, 1, 1), (LOOP, 1, 5, 4, 6), (LOOP, 4, 8.2, 8, 9)],
+    columns=["way", "members", "ratio", "low", "high"],
 )
-FITS = {OURS: (1.5, 0.5, 0.987), LOOP: (10.0, 0.25, 1.0)}
 X, Y = np.array([[0.0, 1], [1, 0], [0.5, 0.5]]), np.array([0, 1, 1])
 EXTENT = (-1, 1, -2, 2)
 
@@ -43,11 +46,6 @@ def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def curves(ax):
-    """The lines that are lines: those of error bars' markers have none."""
-    return [line for line in ax.lines if line.get_linestyle() != "None"]
-
-
 def colours(ax):
     """{label: colour} of what has a label of its own."""
     handles, names = ax.get_legend_handles_labels()
@@ -61,10 +59,11 @@ def test_colours_tell_the_ways_apart():
 
 def test_colours_are_those_of_the_way_in_every_figure():
     first, second, third = plt.subplots(1, 3)[1]
-    times = colours(plots.time_against_size(first, TIMES, FITS))
-    ratios = colours(plots.ratio_against_size(second, TIMES))
+    times = colours(plots.time_against_size(first, TIMES))
+    ratios = colours(plots.ratio_against_size(second, RATIOS))
     frame = pd.DataFrame({"epoch": [0, 1], "seed": 0, "member": 0, "train_loss": [1.0, 2.0]})
-    assert times == ratios == {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
+    of_ways = {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
+    assert times == {f"{OURS}, with its compilation": of_ways[OURS]} | of_ways and ratios == of_ways
     assert colours(plots.losses(third, frame)) == {"median member": times[OURS]}
 
 
@@ -72,23 +71,14 @@ def test_style_lays_figures_out_by_itself():
     assert plt.figure().get_layout_engine() is not None
 
 
-def test_caption_leaves_room_below_the_axes(ax):
-    assert plots.caption(ax.figure, "simulated market") is ax.figure
-    (text,) = ax.figure.texts
-    ax.set_xlabel("days")
-    ax.figure.canvas.draw()
-    assert text.get_text() == "simulated market"
-    assert text.get_window_extent().y1 < ax.xaxis.label.get_window_extent().y0
-
-
-def test_concept_draws_one_network_then_four_in_one_lane_then_one_in_each_lane():
-    axes = plt.subplots(1, 3)[1]
+def test_concept_draws_the_same_networks_one_after_the_other_and_together():
+    axes = plt.subplots(1, 2)[1]
     assert plots.concept(axes, lanes=6) is axes
     boxes = [[p for p in ax.patches if isinstance(p, FancyBboxPatch)] for ax in axes]
-    assert [len(some) for some in boxes] == [1, 4, 6]
-    assert [len({box.get_y() for box in some}) for some in boxes] == [1, 1, 6]
-    assert [len({box.get_x() for box in some}) for some in boxes] == [1, 4, 1]
-    assert [sum(isinstance(p, Circle) for p in ax.patches) for ax in axes] == [3, 12, 18]
+    assert [len(some) for some in boxes] == [6, 6]
+    assert [len({box.get_y() for box in some}) for some in boxes] == [1, 6]
+    assert [len({box.get_x() for box in some}) for some in boxes] == [6, 1]
+    assert axes[0].get_xlim() == axes[1].get_xlim() and "schematic" in axes[0].get_xlabel()
 
 
 def test_spirals_draws_each_point_in_its_class_colour(ax):
@@ -129,40 +119,48 @@ def test_losses_keeps_equal_members_of_two_seeds_apart(ax):
     np.testing.assert_array_equal([line.get_ydata() for line in plots.losses(ax, frame).lines[:2]], [[1, 2], [3, 4]])
 
 
-def test_time_against_size_draws_one_fitted_line_a_way(ax):
-    assert plots.time_against_size(ax, TIMES, FITS) is ax
-    np.testing.assert_allclose([line.get_xdata() for line in curves(ax)], [[1, 4], [1, 4]])
-    np.testing.assert_allclose([line.get_ydata() for line in curves(ax)], [[2, 6.5], [10.25, 40.25]])
-
-
-def test_time_against_size_draws_medians_and_ranges(ax):
-    ours, loop = plots.time_against_size(ax, TIMES, FITS).containers
+def test_time_against_size_draws_medians_and_ranges_on_logarithmic_axes(ax):
+    assert plots.time_against_size(ax, TIMES) is ax
+    ours, loop = ax.containers
     np.testing.assert_allclose(ours.lines[0].get_xydata(), [[1, 2], [4, 5]])
     np.testing.assert_allclose(loop.lines[0].get_xydata(), [[1, 10], [4, 41]])
     bars = ours.lines[2][0].get_segments()
     np.testing.assert_allclose(bars, [[[1, 1], [1, 3]], [[4, 4], [4, 9]]])
+    assert ax.get_xscale() == ax.get_yscale() == "log"
 
 
-def test_time_against_size_says_each_ways_slope(ax):
-    plots.time_against_size(ax, TIMES, FITS)
-    assert labels(ax) == ["TurbaNet: 1.5 s per network, R² 0.987", "PyTorch loop: 10 s per network, R² 1.000"]
+def test_time_against_size_dashes_ours_with_its_compilation(ax):
+    plots.time_against_size(ax, TIMES)
+    (cold,) = [line for line in ax.lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(cold.get_xydata(), [[1, 2.5], [4, 5.5]])
+    assert labels(ax) == ["TurbaNet, with its compilation", "TurbaNet", "PyTorch loop"]
 
 
-def test_ratio_against_size_equals_values_by_hand(ax):
-    assert plots.ratio_against_size(ax, TIMES) is ax
-    ratio, one = ax.lines
-    np.testing.assert_allclose(ratio.get_xydata(), [[1, 10 / 2], [4, 41 / 5]])
-    assert set(one.get_ydata()) == {1} and [ratio.get_label(), one.get_label()] == [LOOP, OURS]
-
-
-def test_ratio_against_size_leaves_out_the_sizes_that_a_way_lacks(ax):
-    times = TIMES[(TIMES.way == OURS) | (TIMES.members == 4)]
-    np.testing.assert_allclose(plots.ratio_against_size(ax, times).lines[0].get_xydata(), [[4, 8.2]])
+def test_ratio_against_size_draws_ratios_and_their_intervals(ax):
+    assert plots.ratio_against_size(ax, RATIOS) is ax
+    (loop,) = ax.containers
+    np.testing.assert_allclose(loop.lines[0].get_xydata(), [[1, 5], [4, 8.2]])
+    np.testing.assert_allclose(loop.lines[2][0].get_segments(), [[[1, 4], [1, 6]], [[4, 8], [4, 9]]])
+    (one,) = [line for line in ax.lines if line.get_label() == OURS]
+    assert set(one.get_ydata()) == {1}
 
 
 def test_ratio_against_size_takes_another_base(ax):
-    plots.ratio_against_size(ax, TIMES.replace(OURS, FUSED), base=FUSED)
-    assert [line.get_label() for line in ax.lines] == [LOOP, FUSED] and FUSED in ax.get_ylabel()
+    plots.ratio_against_size(ax, RATIOS.replace(OURS, FUSED), base=FUSED)
+    assert set(labels(ax)) == {LOOP, FUSED} and FUSED in ax.get_ylabel()
+
+
+def test_ratios_by_workload_has_an_axes_a_workload_and_both_ratios():
+    axes = plt.subplots(1, 3, sharey=True)[1]
+    table = pd.DataFrame({"workload": ["a", "a", "b"], "way": [LOOP, FUSED, LOOP], "ratio": [4.0, 2.0, 0.5]})
+    table = table.assign(low=table.ratio - 0.25, high=table.ratio + 0.5, cold_ratio=[1.0, 3.0, 0.125])
+    plots.ratios_by_workload(axes, table)
+    assert [ax.get_title() for ax in axes[:2]] == ["a", "b"] and not axes[2].axison
+    first = axes[0].containers[0]
+    np.testing.assert_allclose(first.lines[0].get_xydata(), [[4, 0]])
+    np.testing.assert_allclose(first.lines[2][0].get_segments(), [[[3.75, 0], [4.5, 0]]])
+    hollow = [line.get_xdata()[0] for line in axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert hollow == [1, 3] and [text.get_text() for text in axes[0].get_yticklabels()] == [LOOP, FUSED]
 
 
 def test_confusion_writes_the_shares(ax):
@@ -171,10 +169,10 @@ def test_confusion_writes_the_shares(ax):
     assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("average", "predicted", "true")
 
 
-def test_confusion_writes_the_sign_of_a_difference(ax):
-    plots.confusion(ax, np.array([[1.26, -1.26], [0, 0.01]]), "one − other", difference=True)
-    assert [text.get_text() for text in ax.texts] == ["+1.3", "-1.3", "", ""]
-    assert ax.collections[0].get_clim() == (-2, 2)
+def test_confusion_writes_differences_of_half_a_point_and_more(ax):
+    plots.confusion(ax, np.array([[1.26, -1.26], [0.49, 0.51]]), "one − other", limit=3)
+    assert [text.get_text() for text in ax.texts] == ["1.3", "-1.3", "", "0.5"]
+    assert ax.collections[0].get_clim() == (-3, 3)
 
 
 def test_accuracy_against_size_draws_mean_range_and_member(ax):
@@ -225,8 +223,11 @@ def test_seconds_by_model_has_a_bar_for_each_way_and_model(ax):
         [(m, w, s) for m, pair in {"a": (1.0, 4.0), "b": (2.0, 3.0)}.items() for w, s in zip((OURS, SERIAL), pair)],
         columns=["model", "way", "seconds"],
     )
-    plots.seconds_by_model(ax, times)
-    assert [bar.get_height() for bars in ax.containers for bar in bars] == [1, 2, 4, 3]
+    plots.seconds_by_model(ax, times.assign(low=times.seconds / 2, high=times.seconds + 1))
+    bars = [each for each in ax.containers if hasattr(each, "patches")]
+    assert [bar.get_height() for each in bars for bar in each] == [1, 2, 4, 3]
+    ends = [segment[:, 1].tolist() for each in bars for segment in each.errorbar.lines[2][0].get_segments()]
+    assert ends == [[0.5, 2], [1, 3], [2, 5], [1.5, 4]]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b"] and labels(ax) == [OURS, SERIAL]
 
 
@@ -248,3 +249,46 @@ def test_fold_scores_show_each_fold_the_mean_and_its_interval(ax):
 def test_class_scores_are_a_heat_map_of_percent(ax):
     plots.class_scores(ax, pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
     assert [text.get_text() for text in ax.texts] == ["10", "95"]
+
+
+def test_median_and_range_draws_both(ax):
+    plots.median_and_range(ax, [1, 2], [[3.0, 5, 10], [1, 2, 9]], "--", "validation rows")
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [5, 2])
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[band[:, 0] == 1, 1].min() == 3 and band[band[:, 0] == 2, 1].max() == 9
+
+
+def test_reliability_draws_each_curve_beside_the_diagonal(ax):
+    plots.reliability(ax, {"member": ([0.5, 0.9], [0.6, 0.8]), "ensemble": ([0.7], [0.7])})
+    np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[0.5, 0.6], [0.9, 0.8]])
+    assert labels(ax) == ["member", "ensemble"]
+
+
+def test_no_type_is_smaller_than_seven_points_at_print_size():
+    axes = plt.subplots(1, 3, figsize=(plots.PAGE, 2.5))[1]
+    plots.confusion(axes[0], np.full((10, 10), 12.3), "one − other", limit=20)
+    plots.time_against_size(axes[1], TIMES)
+    plots.class_scores(axes[2], pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
+    axes[0].figure.canvas.draw()
+    texts = [text for text in axes[0].figure.findobj(matplotlib.text.Text) if text.get_text().strip()]
+    assert texts and min(text.get_fontsize() for text in texts) >= plots.SMALL
+
+
+def test_roofline_draws_each_workload_under_both_ceilings(ax):
+    table = pd.DataFrame({"workload": ["mnist", "own"], "operations_per_byte": [1.0, 30.0], "gflops": [5.0, 90.0]})
+    plots.roofline(ax, table, peak=100, bandwidths={"cache": 40, "memory": 10})
+    assert labels(ax) == ["cache, 40 GB/s", "memory, 10 GB/s", "MNIST", "own"]
+    cache, memory, *points = (line.get_xydata() for line in ax.lines)
+    np.testing.assert_allclose([(xy[0, 1], xy[-1, 1]) for xy in (cache, memory)], [(40 / 3, 100), (10 / 3, 100)])
+    np.testing.assert_array_equal(np.concatenate(points), [[1, 5], [30, 90]])
+
+
+@pytest.mark.parametrize(
+    ("limits", "ticks"), [((0.9, 6), ["1", "2", "5"]), ((0.002, 900), ["0.01", "0.1", "1", "10", "100"])]
+)
+def test_logarithmic_axes_have_plain_numbers(ax, limits, ticks):
+    ax.set(xlim=limits, ylim=(1, 10))
+    plots.logarithmic(ax, "x")
+    ax.figure.canvas.draw()
+    shown = [t.get_text() for t in ax.get_xticklabels(which="both") if limits[0] <= t.get_position()[0] <= limits[1]]
+    assert [text for text in shown if text] == ticks and ax.get_yscale() == "linear"

@@ -24,6 +24,7 @@ SERIAL_ONE = "PyTorch, serial, one thread"
 SKLEARN = "scikit-learn"
 SKLEARN_ONE = "scikit-learn, 1 process"
 SKLEARN_TWO = "scikit-learn, 2 processes"
+SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep's stage; the suite shows the sweeps' others
 WAYS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `ways.runs`
 
 LABELS = {
@@ -42,6 +43,7 @@ LABELS = {
     SKLEARN_TWO: Label("sklearn_2", "#949494", "p"),
 }
 KEYS = {way: label.key for way, label in LABELS.items()}
+NAMES = {key: way for way, key in KEYS.items()}
 MARKERS = {way: label.marker for way, label in LABELS.items()}
 COLOURS = {way: label.colour for way, label in LABELS.items()} | {
     "PyTorch": LABELS[LOOP].colour,
@@ -49,3 +51,19 @@ COLOURS = {way: label.colour for way, label in LABELS.items()} | {
     "truth": "#1a1a1a",
     "member": "#999999",
 }
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+WORKLOADS = {
+    "sweep-small": "small sweep",
+    "sweep-large": "large sweep",
+    "mnist": "MNIST",
+    "stocks": "stocks",
+    "lenet": "LeNet",
+    "mobilenet": "MobileNet",
+    "vgg": "VGG",
+    "vgg11": "VGG-11",
+    "resnet": "ResNet-20",
+    "lenet5": "LeNet-5",
+    "alexnet": "AlexNet",
+}  # what figures and tables call a network or a workload
