@@ -1,22 +1,17 @@
 """What a stage leaves behind: metrics, tables and figures, the report and the numbers published before ours."""
 
-import base64
+import io
 import json
 import math
-import mimetypes
 import os
-import re
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from turbanet.lab.paths import repository
 
 DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
-STYLE = """body{max-width:54rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#222}
-img{max-width:100%} table{border-collapse:collapse;font-size:.85rem;display:block;overflow-x:auto}
-th,td{border-bottom:1px solid #ddd;padding:.25rem .6rem;text-align:left} th{border-color:#888}
-code{background:#f4f4f4;padding:0 .2rem} a{color:#0173b2}"""
 
 
 class Report:
@@ -45,19 +40,23 @@ class Report:
         self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
 
     def table(self, frame, name):
-        """Write tables/<name>.csv and .tex (booktabs); the index is left out. Returns the frame."""
+        """Write tables/<name>.csv without the index. Returns the frame."""
         frame = frame.map(lambda cell: float(f"{cell:.{DIGITS}g}") if isinstance(cell, float) else cell)
         self._write(f"tables/{name}.csv", frame.to_csv(index=False))
-        latex = frame.to_latex(index=False, escape=True, float_format="%.4g")
-        self._write(f"tables/{name}.tex", latex)
         return frame
 
-    def figure(self, fig, name):
-        """Write figures/<name>.png and .pdf, the same bytes from the same figure."""
+    def figure(self, fig, name, note=""):
+        """Write figures/<name>.png (of 256 colours) and .pdf, the same bytes from the same figure, and its note, .txt.
+
+        note: whole sentences on data, sizes, machine and repeats, which the report puts into the caption.
+        """
         (self.folder / "figures").mkdir(parents=True, exist_ok=True)
         path = str(self.folder / "figures" / name)
-        fig.savefig(f"{path}.png", dpi=200, metadata={"Software": None})
+        picture = io.BytesIO()
+        fig.savefig(picture, format="png", dpi=200)
+        Image.open(picture).convert("RGB").quantize(256).save(f"{path}.png", optimize=True)  # a third of the bytes
         fig.savefig(f"{path}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        self._write(f"figures/{name}.txt", f"{note}\n")
         return fig
 
     def text(self, name, text):
@@ -90,20 +89,20 @@ def _existing(stage, name):
 
 
 def published(metrics):
-    """Every published number beside ours: what, published, here, ratio (here over published), why.
+    """Every published number that compares with one of ours: study, what, published, here, ratio, why, source.
 
-    metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; a number that no
-    stage measures yet has no `here`. Where it names epochs, ours is scaled from our epochs to those.
+    metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; one without a stage
+    is there to be quoted alone. Where it names epochs, ours is scaled from our epochs to those.
     """
-    table, here = _published(), []
+    table = _published().dropna(subset="stage")
+    here = []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
-        if isinstance(stage, str) and metric not in metrics.get(stage, {}):
+        if metric not in metrics.get(stage, {}):
             raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
         scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]
-        here.append(metrics[stage][metric] * scale if isinstance(stage, str) else math.nan)
-    table["here"] = here
-    table["ratio"] = table.here / table.published
-    return table[["study", "what", "published", "here", "ratio", "why"]]
+        here.append(metrics[stage][metric] * scale)
+    table = table.assign(here=here, ratio=np.divide(here, table.published))
+    return table[["study", "what", "published", "here", "ratio", "why", "source"]].reset_index(drop=True)
 
 
 def published_numbers(study):
@@ -118,31 +117,38 @@ def _published():
     return pd.read_csv(Path(__file__).with_name("published.csv"))
 
 
-def markdown(frame, digits=3):
-    """A frame as a GitHub table; numbers to `digits` significant digits, nothing for a missing one."""
+def number(value, digits=3):
+    """To `digits` significant digits, without an exponent; `never` for what is infinite, nothing for what is NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and math.isinf(value):
+        return "never"
+    if not isinstance(value, float):
+        return f"{value:,}"
+    short = float(f"{value:.{digits}g}")
+    return np.format_float_positional(short, trim="-") if abs(short) < 1000 else f"{value:,.0f}"
+
+
+def readable(frame, digits=3):
+    """The frame with its cells as text, and of each column whether it holds numbers: they stand to the right."""
 
     def cell(value):
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return ""
-        if isinstance(value, float):
-            short = float(f"{value:.{digits}g}")
-            return f"{short:.10g}" if abs(short) < 1000 else f"{value:,.0f}"
-        return str(value).replace("|", "\\|")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number(value, digits) if is_number or value is None else str(value)
 
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    lines = [[cell(column) for column in frame.columns], ["---"] * len(frame.columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    right = [all(isinstance(value, int | float) for value in frame[name]) for name in frame.columns]
+    return frame.astype(object).map(cell), right
 
 
-def html(text, folder, title):
-    """Markdown as one self-contained page: pictures, named relative to `folder`, are embedded."""
-    from nbconvert.filters.markdown_mistune import markdown2html_mistune
+def markdown(frame, digits=3):
+    """A frame as a pipe table; numbers to `digits` significant digits and to the right, nothing for a missing one.
 
-    def embed(match):
-        path = folder / match[1]
-        data = base64.b64encode(path.read_bytes()).decode()
-        return f'src="data:{mimetypes.guess_type(path)[0]};base64,{data}"'
-
-    body = re.sub(r'src="(?!data:|https?:)([^"]+)"', embed, markdown2html_mistune(text))
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    pandoc shares out a page by the dashes below the columns' names: as many as the longest cell has letters, at most
+    36, but never fewer than its longest word.
+    """
+    cells, right = readable(frame, digits)
+    columns = [[text.replace("|", "\\|") for text in (str(name), *cells[name])] for name in cells.columns]
+    wide = [max(3, min(max(map(len, cells)), 36), *map(len, " ".join(cells).split())) for cells in columns]
+    dashes = ["-" * (width - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
+    header, *rows = zip(*columns)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, dashes, *rows))
