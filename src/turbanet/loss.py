@@ -186,6 +186,8 @@ def weighted(loss_fn: Callable) -> Callable:
     A weight may be 0; if all of a batch are, its loss is 0. The examples are taken one by one, so a model that mixes
     them (batch normalisation) is refused.
 
+    Examples
+    --------
     >>> import jax.numpy as jnp
     >>> from turbanet import mse, weighted
     >>> double = lambda variables, x: 2 * x

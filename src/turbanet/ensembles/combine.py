@@ -23,6 +23,8 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some. Raises
     ValueError for other weights, and for members that predict NaN, which `without_nan` leaves out.
 
+    Examples
+    --------
     >>> import numpy as np, turbanet as tn
     >>> logits = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])  # two members, one row, two classes
     >>> print(np.asarray(tn.ensemble_mean(logits)).round(2))
@@ -108,6 +110,8 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     mask: bool [row], which rows count; None: all.
     Raises ValueError where the two have different numbers of rows, and for a y that holds no classes of the prediction.
 
+    Examples
+    --------
     >>> import numpy as np, turbanet as tn
     >>> prediction = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]])  # four rows, two classes
     >>> print(tn.accuracy(prediction, np.array([0, 1, 1, 1])))

@@ -15,6 +15,8 @@ Array = jax.Array | np.ndarray
 def without_nan(prediction: ArrayLike) -> np.ndarray:
     """Which members predict no NaN: prediction [member, ...] -> bool [member]; `prediction[without_nan(prediction)]`.
 
+    Examples
+    --------
     >>> import numpy as np, turbanet as tn
     >>> print(tn.without_nan(np.array([[0.5, 0.5], [np.nan, 1.0]])))
     [ True False]

@@ -20,6 +20,8 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
 
     `swarm = with_hyperparameters(swarm, **arrays)` makes a grid search of a swarm of that many members.
 
+    Examples
+    --------
     >>> import turbanet as tn
     >>> arrays, table = tn.grid(learning_rate=[0.1, 0.01], weight_decay=[0.0, 0.001])
     >>> print(table)

@@ -26,6 +26,8 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     A schedule, if the swarm has one, goes on from a learning rate given here. Raises ValueError for a name that the
     optimizer does not hold or computes by itself, and for another number of values than members.
 
+    Examples
+    --------
     >>> import optax
     >>> from turbanet import MLP, TurbaTrainState, hyperparameters, with_hyperparameters
     >>> optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.001)

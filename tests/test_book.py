@@ -1,0 +1,63 @@
+"""turbanet.lab.book: the site has every page of the repository, every public name, and no link that leads nowhere."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import turbanet
+from turbanet import estimators
+from turbanet.lab import book
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A copy of what the book is made of, with one notebook that a stage ran."""
+    root = tmp_path_factory.mktemp("study") / "root"
+    for name in (*book.PAGES, "docs/mkdocs.yml"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    kept = shutil.ignore_patterns("*.ipynb", "*.docx")
+    shutil.copytree(ROOT / "reports", root / "reports", ignore=kept)
+    shutil.copytree(ROOT / "notebooks", root / "notebooks")
+    (root / "src").symlink_to(ROOT / "src")
+    executed = json.loads((root / "notebooks/mnist.ipynb").read_text())
+    executed["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "printed by the stage"}]
+    (root / "reports/mnist/executed.ipynb").write_text(json.dumps(executed))
+    return root
+
+
+def test_an_executed_notebook_stands_for_the_bare_one(study):
+    bare = book.assemble(study, study / "build/book-pages")
+    assert "mnist.ipynb" not in bare and {"tour.ipynb", "sweep.ipynb", "kfold.ipynb"} <= set(bare)
+    assert "printed by the stage" in (study / "build/book-pages/notebooks/mnist.ipynb").read_text()
+
+
+def test_every_public_name_is_in_the_reference_once():
+    names = [name.rsplit(".", 1)[1] for names in book.reference().values() for name in names]
+    assert sorted(names) == sorted([*turbanet.__all__, *estimators.__all__])
+
+
+def test_every_page_of_the_menu_is_put_there_and_every_notebook_is_in_it(study):
+    book.assemble(study, study / "build/book-pages")
+    menu = re.findall(r"\S+\.(?:md|ipynb)$", (ROOT / "docs/mkdocs.yml").read_text(), re.MULTILINE)
+    assert [name for name in menu if not (study / "build/book-pages" / name).is_file()] == []
+    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")} <= set(menu)
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_a_link_that_leads_nowhere_ends_it(study, monkeypatch, capfd):
+    monkeypatch.setattr(book, "repository", lambda: study)
+    assert book.main([]) == 0
+    site = study / "build/book"
+    assert "printed by the stage" in (site / "notebooks/mnist.html").read_text()
+    assert "swarm_size" in (site / "reference/swarms.html").read_text()
+    fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="https?://[^"]*"', (site / "index.html").read_text())
+    assert fetched == []
+    (study / "CONTRIBUTING.md").write_text("[a page](docs/missing.md)\n")
+    capfd.readouterr()
+    assert book.main([]) != 0 and "docs/missing.md" in capfd.readouterr().err
