@@ -124,7 +124,7 @@ def test_extrapolate_reads_a_line_off_short_runs(clock):
     table = timing.extrapolate({"line": run}, 10_000)
     np.testing.assert_allclose(table.seconds, 0.3 + 0.01 * 10_000)
     assert list(table.repeat) == [0, 1, 2]
-    assert max(ran) == table.steps[0] == 64  # of 4, 8, 16, ...: 0.6 s longer than one
+    assert max(ran) == table.steps[0] == 64  # of 2, 4, 8, ...: 0.6 s longer than one
 
 
 def test_extrapolate_runs_to_the_end_what_is_short(clock):
@@ -157,7 +157,7 @@ def test_extrapolate_in_one_turn_asks_for_no_interval(clock):
 def test_extrapolate_takes_turns(clock):
     order = []
     ways = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
-    timing.extrapolate(ways, 4, repeats=2)
+    timing.extrapolate(ways, 2, repeats=2)
     assert order == ["a", "b", "a", "b"]
 
 

@@ -89,7 +89,7 @@ def extrapolate(
 
 def _turn_length(run, steps, unit, turn):
     """Steps, in whole units, that take `turn` seconds longer than one unit, and twice what a call costs by itself."""
-    length = 4 * unit
+    length = 2 * unit
     if length >= steps:
         return steps
     short = _seconds(run, unit)
