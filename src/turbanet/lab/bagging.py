@@ -16,7 +16,7 @@ from turbanet.lab.compilation import cold
 from turbanet.lab.labels import OURS, SKLEARN_ONE, SKLEARN_TWO
 
 WAYS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
-FEW = 4  # networks off which the time of one process is read: it trains them one after the other
+FEW = 2  # networks off which the time of one process is read: it trains them one after the other
 
 
 class RowsClassifier(MLPClassifier):

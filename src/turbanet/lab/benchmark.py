@@ -81,16 +81,22 @@ class Workload:
             self.model, optax.adam(self.learning_rate), self.members, sample_input=sample, seed=0
         )
 
+    def member(self, **changed):
+        """One member's untrained state in shapes alone, nothing computed; `changed`: fields of the model."""
+        sample = self.x[0, :1] if self.per_member else self.x[:1]
+        model = self.model.clone(**changed)
+        create = tn.TurbaTrainState._creator(model, optax.adam(self.learning_rate), sample)
+        return jax.eval_shape(create, {"seed": 0, "id": 0})
+
     def operations(self):
         """Floating-point operations of the matrix products in one member's step, forward and backward.
 
         A convolution counts by its window, however it is computed.
         """
         by_window = {"conv": jax.lax.conv_general_dilated} if hasattr(self.model, "conv") else {}
-        one = replace(self, model=self.model.clone(**by_window)).swarm().get_state(0)
         size = self.batch_size or self.rows
         x, y = (a[0, :size] if self.per_member else a[:size] for a in (self.x, self.y))
-        return roofline.operations(lambda state: train_step(self.loss_fn, state, x, y), one)
+        return roofline.operations(lambda state: train_step(self.loss_fn, state, x, y), self.member(**by_window))
 
 
 def workloads(quick: bool = False) -> dict[str, Workload]:

@@ -44,7 +44,7 @@ def extrapolate(
     units: dict[str, int] | None = None,
     precision: float = 0.05,
     repeats: int = 3,
-    most: int = 5,
+    most: int = 4,
     turn: float = 0.5,
 ):
     """Seconds that each way takes for `steps` steps, read off shorter runs, as its cost per step is constant.
