@@ -142,18 +142,6 @@ def test_extrapolate_asks_for_whole_units(clock):
     np.testing.assert_allclose(table.seconds, 0.1 + 0.02 * 256)
 
 
-def test_extrapolate_goes_on_with_a_way_that_is_not_sure_yet(clock):
-    noise = iter(np.random.default_rng(0).uniform(1, 2, 1000))
-    ways = {"sure": lambda steps: clock(steps), "unsure": lambda steps: clock(steps * next(noise))}
-    table = timing.extrapolate(ways, 1000, most=6)
-    assert table.way.value_counts().to_dict() == {"sure": 3, "unsure": 6}
-
-
-def test_extrapolate_in_one_turn_asks_for_no_interval(clock):
-    noise = iter(np.random.default_rng(0).uniform(1, 2, 1000))
-    assert len(timing.extrapolate({"unsure": lambda steps: clock(steps * next(noise))}, 1000, repeats=1)) == 1
-
-
 def test_extrapolate_takes_turns(clock):
     order = []
     ways = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}

@@ -42,23 +42,20 @@ def extrapolate(
     steps: int,
     *,
     units: dict[str, int] | None = None,
-    precision: float = 0.05,
     repeats: int = 3,
-    most: int = 4,
     turn: float = 0.5,
 ):
     """Seconds that each way takes for `steps` steps, read off shorter runs, as its cost per step is constant.
 
     A turn times a run of one unit of steps and one of n units: their difference is what n - 1 units take, without what
-    a call costs by itself. The ways take turns until Student's 95 % interval of each is within `precision` of its mean.
+    a call costs by itself.
 
     Parameters
     ----------
     ways : {name: run(steps)}, each called before, so that what it compiles is there
     steps : of the whole training
     units : {name: steps} of the ways that run whole units of steps alone; 1 for the others
-    precision : half the interval over the mean; reached or not, a way has no more than `most` turns
-    repeats : turns of each way at the least; 1 is one turn, of whatever precision
+    repeats : turns of each way
     turn : seconds that n - 1 units are to take, and at least twice what a call costs by itself
 
     Returns
@@ -70,21 +67,15 @@ def extrapolate(
     units = dict.fromkeys(ways, 1) | (units or {})
     lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in ways.items()}
     rows = []
-    left = list(ways)
-    repeat = 0
-    while left:
-        for name in left:
+    for repeat in range(repeats):
+        for name, run in ways.items():
             length = lengths[name]
-            seconds = _seconds(ways[name], length)
+            seconds = _seconds(run, length)
             if length < steps:
-                short = _seconds(ways[name], units[name])
+                short = _seconds(run, units[name])
                 seconds = short + (steps - units[name]) * max(0.0, seconds - short) / (length - units[name])
             rows.append({"way": name, "repeat": repeat, "seconds": seconds, "steps": length})
-        repeat += 1
-        table = pd.DataFrame(rows)
-        precise = {name for name, part in table.groupby("way") if _half_width(part.seconds) <= precision}
-        left = [name for name in left if repeat < repeats or (name not in precise and 1 < repeats <= repeat < most)]
-    return table
+    return pd.DataFrame(rows)
 
 
 def _turn_length(run, steps, unit, turn):
@@ -108,13 +99,6 @@ def _seconds(run, steps):
     with stopwatch() as watch:
         jax.block_until_ready(run(steps))
     return watch.seconds
-
-
-def _half_width(seconds):
-    """Half of Student's 95 % interval over the mean."""
-    if len(seconds) < 2:
-        return math.inf
-    return stats.t.ppf(0.975, len(seconds) - 1) * stats.sem(seconds) / np.mean(seconds)
 
 
 def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, float]:
