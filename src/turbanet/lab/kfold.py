@@ -19,7 +19,7 @@ from turbanet.lab.machine import utilisation
 from turbanet.lab.ways import restored
 from turbanet.training.augment import draw
 
-FEW = 2  # networks off which the time of all is read, where they are trained one after the other
+FEW = 2  # networks that warm up, and that are sampled where they are trained one after the other
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
     "constant": None,
     "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=1e-6),
@@ -256,7 +256,7 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
 
     An epoch of FEW members at the learning rate `rate` warms up and asserts equal training losses; at a higher one, or
     for longer, deep networks diverge with any change of rounding. An epoch costs the same each time: a timed run has
-    `timed_epochs` of them, and networks trained one after the other cost the same each: their runs have FEW members.
+    `timed_epochs` of them, and networks trained one after the other cost the same each: a timed run has one.
     The ways in `sampled` are run once to the end under `machine.utilisation`, on all members by the processes, whose
     scores are PyTorch's, on FEW by others.
 
@@ -274,7 +274,7 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     results = {}
     for repeat in range(repeats):
         for name, run in runs.items():
-            few = FEW if name in (SERIAL, SERIAL_ONE) else None
+            few = 1 if name in (SERIAL, SERIAL_ONE) else None  # each costs the same
             results[name] = run(epochs=timed_epochs, members=few)
             each = results[name][3]
             seconds = _in_all(name, each, members) * epochs / timed_epochs
