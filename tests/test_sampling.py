@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, k_fold, ragged, subset
-from turbanet.training.sampling import check_rows, epoch_order
+from turbanet.training.sampling import check_rows, deal, epoch_order
 
 KEY = jax.random.key(0)
 
@@ -125,3 +125,28 @@ def test_epoch_order_is_uniform():
     keys = jax.random.split(KEY, 4000)
     first = np.asarray(jax.vmap(lambda k: epoch_order(k, 5, length=8, batch_size=8)[0, 0])(keys))
     np.testing.assert_allclose(np.bincount(first, minlength=5) / 4000, 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize(("rows", "workers", "batch_size"), [(10, 2, 3), (11, 2, 3), (12, 3, 4), (5, 5, 2), (7, 1, 7)])
+def test_dealt_rows_are_each_workers_own_and_all_of_them(rows, workers, batch_size):
+    order = deal(rows=rows, workers=workers, epochs=3, batch_size=batch_size, seed=1)
+    most = -(-rows // workers)
+    assert order.shape == (workers, 3, -(-most // batch_size), batch_size)
+    for epoch in range(3):
+        shares = [set(order[worker, epoch].ravel()) for worker in range(workers)]
+        assert sorted(row for share in shares for row in share) == list(range(rows))
+        for worker, share in enumerate(shares):  # each of them once before any of them again
+            assert set(order[worker, epoch].ravel()[: len(share)]) == share
+
+
+def test_rows_are_dealt_anew_in_each_epoch_and_alike_for_a_seed():
+    how = {"rows": 40, "workers": 2, "epochs": 2, "batch_size": 5}
+    order = deal(**how, seed=3)
+    assert set(order[0, 0].ravel()) != set(order[0, 1].ravel())
+    assert np.array_equal(order, deal(**how, seed=3)) and not np.array_equal(order, deal(**how, seed=4))
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 11}, {"workers": 0}, {"epochs": 0}, {"batch_size": 0}, {"rows": 2.5}])
+def test_deal_refuses_what_leaves_a_worker_without_rows(wrong):
+    with pytest.raises(ValueError, match="whole number|11 workers, 10 rows"):
+        deal(**{"rows": 10, "workers": 2, "epochs": 1, "batch_size": 2} | wrong)

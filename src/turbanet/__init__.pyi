@@ -32,6 +32,7 @@ from .networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
 from .networks.models import LSTM, MLP
 from .networks.products import dot_general
 from .networks.recurrent import lstm
+from .populations.local_sgd import local_sgd
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
 from .training.augment import Chain, RandomCrop, RandomFlip, augmented
@@ -91,6 +92,7 @@ __all__ = [
     "k_fold",
     "l2_loss",
     "load_exported",
+    "local_sgd",
     "lstm",
     "matmul_conv",
     "mean_confusion",

@@ -24,6 +24,12 @@ SERIAL_ONE = "PyTorch, serial, one thread"
 SKLEARN = "scikit-learn"
 SKLEARN_ONE = "scikit-learn, 1 process"
 SKLEARN_TWO = "scikit-learn, 2 processes"
+HOGWILD = "Hogwild"
+SHARED = "Hogwild, shared optimizer"
+DDP = "DistributedDataParallel"
+DOWNPOUR = "parameter server"
+LOCAL = "TurbaNet, local SGD"
+DILOCO = "TurbaNet, DiLoCo"
 SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep's stage; the suite shows the sweeps' others
 WAYS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `ways.runs`
 
@@ -41,6 +47,12 @@ LABELS = {
     SKLEARN: Label("sklearn", "#949494", "*"),
     SKLEARN_ONE: Label("sklearn_1", "#949494", "*"),
     SKLEARN_TWO: Label("sklearn_2", "#949494", "p"),
+    HOGWILD: Label("hogwild", "#029e73", "^"),
+    SHARED: Label("hogwild_shared", "#ca9161", "P"),
+    DDP: Label("ddp", "#cc78bc", "v"),
+    DOWNPOUR: Label("downpour", "#d55e00", "D"),
+    LOCAL: Label("local_sgd", "#0173b2", "o"),
+    DILOCO: Label("diloco", "#56b4e9", "X"),
 }
 KEYS = {way: label.key for way, label in LABELS.items()}
 NAMES = {key: way for way, key in KEYS.items()}

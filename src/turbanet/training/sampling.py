@@ -96,6 +96,39 @@ def ragged(rows: Iterable[Any]) -> jax.Array:
     return jnp.asarray([np.pad(a, (0, width - len(a)), constant_values=-1) for a in arrays], jnp.int32)
 
 
+def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0) -> np.ndarray:
+    """Rows for workers that train one network together: in each epoch all are shuffled and dealt out in turn.
+
+    Parameters
+    ----------
+    rows : how many there are; each worker has its own of them in an epoch
+    workers : how many the rows are dealt out to
+    epochs : how often
+    batch_size : rows of a worker's step
+    seed : of the shuffles
+
+    Returns
+    -------
+    int32 [worker, epoch, step, batch]. A worker with a row fewer, and a last, partial batch, begin again with the
+    worker's first rows of that epoch: all workers have as many steps, of as many rows.
+
+    Raises
+    ------
+    ValueError : for numbers below 1 and for more workers than rows
+    """
+    check_whole(rows=rows, workers=workers, epochs=epochs, batch_size=batch_size)
+    if workers > rows:
+        raise ValueError(f"Each worker needs a row of its own: {workers} workers, {rows} rows.")
+    share = -(-rows // workers)  # of the worker that has most
+    steps = -(-share // batch_size)
+    order = np.empty((workers, epochs, steps, batch_size), np.int32)
+    for epoch in range(epochs):
+        shuffled = np.random.default_rng((seed, epoch)).permutation(rows)
+        for worker in range(workers):
+            order[worker, epoch] = np.resize(shuffled[worker::workers], (steps, batch_size))
+    return order
+
+
 def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """`rows` of `length` examples as int32 [member, row], and how many real ones each of the `members` has.
 

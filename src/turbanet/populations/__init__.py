@@ -1,0 +1,1 @@
+"""Members that learn from one another: copies of one network that are averaged."""

@@ -1,0 +1,153 @@
+"""turbanet.lab.group: workers through torch.distributed end where a loop by hand ends, or in one sentence."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from turbanet.lab import group
+from turbanet.training.sampling import deal
+
+RANDOM = np.random.default_rng(0)
+X = torch.tensor(RANDOM.normal(size=(40, 4)), dtype=torch.float32)
+Y = torch.tensor(RANDOM.integers(0, 3, 40))
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+ENTROPY = nn.CrossEntropyLoss()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def job(way, workers=2, epochs=2, optimizer=SGD, **how):
+    order = deal(rows=40, workers=workers, epochs=epochs, batch_size=5, seed=2)
+    data = torch.utils.data.TensorDataset(X, Y)
+    return group.Job(way, network(), data, torch.from_numpy(order).long(), ENTROPY, optimizer, **how)
+
+
+def loop(batches, scheduler=None):
+    """PyTorch's own loop over batches [epoch, step, row]."""
+    model = network()
+    optimizer = SGD(model.parameters())
+    scheduler = scheduler and scheduler(optimizer)
+    for steps in batches:
+        for rows in steps:
+            optimizer.zero_grad()
+            ENTROPY(model(X[rows]), Y[rows]).backward()
+            optimizer.step()
+        if scheduler:
+            scheduler.step()
+    return model.state_dict()
+
+
+def assert_equal(model, expected):
+    for name, weights in model.state_dict().items():
+        torch.testing.assert_close(weights, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_workers_in_step_end_where_one_loop_over_all_their_rows_ends():
+    halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    given = job("ddp", scheduler=halved)
+    losses, startup = group.train(given)
+    together = np.concatenate(list(given.order.numpy()), axis=-1)  # the mean of two means of as many rows is theirs
+    assert_equal(given.model, loop(together, halved))
+    assert len(losses) == 2 * 8 and startup > 0 and np.isfinite(losses.loss).all()
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_one_worker_and_a_server_end_where_a_plain_loop_ends(every):
+    given = job("downpour", workers=1, every=every)
+    losses, _ = group.train(given)
+    assert_equal(given.model, loop(given.order[0].numpy()))
+    assert (losses.behind == 0).all()
+
+
+def test_two_workers_and_a_server_learn_and_see_how_far_they_are_behind():
+    given = job("downpour", epochs=40, every=2)
+    before = ENTROPY(given.model(X), Y).item()
+    losses, _ = group.train(given)
+    assert ENTROPY(given.model(X), Y).item() < before
+    exchanges = losses[losses.step % 2 == 1]
+    assert losses.behind.sum() == exchanges.behind.sum() > 0
+
+
+@pytest.mark.parametrize("way", ["ddp", "downpour"])
+def test_torchrun_starts_the_same_training(way, tmp_path):
+    given = job(way, workers=1 if way == "downpour" else 2)
+    torch.save(given, tmp_path / "job.pt")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "turbanet.lab.group", tmp_path / "job.pt", tmp_path / "out"]
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}  # where the job's functions are
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    group.train(given)
+    left = torch.load(tmp_path / "out/checkpoint.pt")
+    assert_equal(given.model, left)
+    assert len(pd.read_csv(tmp_path / "out/losses.csv")) == 16
+
+
+def test_a_worker_by_hand_needs_torchrun(capsys):
+    with pytest.raises(SystemExit):
+        group.main(["job.pt", "out"])
+    assert "start it by torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["ddp", "downpour"])
+def test_a_killed_worker_ends_the_run_in_one_sentence(way):
+    me = psutil.Process()
+    before = set(me.children(recursive=True))
+
+    def of_run():
+        new = set(me.children(recursive=True)) - before
+        return [process for process in new if "spawn_main" in " ".join(process.cmdline())]
+
+    killed = []
+
+    def kill():
+        while not killed:
+            busy = [process for process in of_run() if process.cpu_times().user > 4]  # it is past its imports
+            if busy:
+                busy[-1].send_signal(signal.SIGKILL)
+                killed.append(time.monotonic())
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with pytest.raises(RuntimeError, match=r"^Worker \d was ended by SIGKILL, and the others were stopped") as error:
+        group.train(job(way, epochs=100_000))
+    assert time.monotonic() - killed[0] < 30 and "\n" not in str(error.value)
+    assert of_run() == []
+
+
+@pytest.mark.parametrize("way", ["ddp", "downpour"])
+def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(way):
+    with pytest.raises(
+        FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"
+    ):
+        group.train(job(way, optimizer=partial(torch.optim.SGD, lr=1e30), epochs=20))
+
+
+def test_another_version_of_a_package_is_named():
+    mine = {"torch": "2.13.0", "numpy": "2.0"}
+    assert group._difference([mine, mine]) is None
+    sentence = group._difference([mine, mine, mine | {"torch": "2.12.0"}])
+    assert "process 0 has torch 2.13.0, process 2 has 2.12.0" in sentence
+
+
+def test_an_unknown_way_and_running_statistics_at_a_server_are_refused():
+    with pytest.raises(ValueError, match="way must be 'ddp' or 'downpour', got 'horovod'"):
+        job("horovod")
+    with pytest.raises(ValueError, match="carries no running statistics"):
+        given = job("downpour")
+        group.Job("downpour", nn.BatchNorm1d(4), given.dataset, given.order, ENTROPY, SGD)

@@ -1,0 +1,63 @@
+"""turbanet.lab.one_network: every way trains the same network on the same rows, and says what it took."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import turbanet as tn
+from turbanet.lab import one_network
+from turbanet.lab.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED
+from turbanet.lab.twins import mlp_twin
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(60, 6)).astype(np.float32)
+Y = X[:, :3].argmax(-1)
+
+
+def task(**how):
+    values = {"epochs": 4, "batch_size": 5, "learning_rate": 0.05, "every": 3} | how
+    return one_network.Task(tn.MLP((8, 3)), mlp_twin, X, Y, **values)
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return one_network.run(SERIAL_ONE, task())
+
+
+@pytest.mark.parametrize("way", [SERIAL, HOGWILD, SHARED, DDP, DOWNPOUR, LOCAL])
+def test_with_one_worker_every_way_is_the_serial_one(way, serial):
+    found = one_network.run(way, task(), count=1)
+    np.testing.assert_allclose(found.losses.loss, serial.losses.loss, rtol=1e-3)
+    assert found.losses.columns.tolist() == serial.losses.columns.tolist()
+    assert found.startup_seconds >= 0 and found.score(X, Y)[0] == pytest.approx(serial.score(X, Y)[0], abs=0.02)
+
+
+@pytest.mark.parametrize("way", one_network.WAYS)
+def test_two_workers_learn(way):
+    found = one_network.run(way, task(epochs=20), count=2)
+    first, last = found.losses.loss[:20].mean(), found.losses.loss[-20:].mean()
+    assert last < 0.8 * first
+    accuracy, classes = found.score(X, Y)
+    assert accuracy == pytest.approx(np.average(classes.accuracy, weights=classes.rows)) and accuracy > 0.5
+    assert found.use.seconds.between(0, found.losses.seconds.max()).all()
+
+
+def test_adam_is_the_same_in_both_libraries():
+    how = {"optimizer": "adam", "learning_rate": 0.01}
+    ours = one_network.run(LOCAL, task(**how), count=1)
+    theirs = one_network.run(SERIAL_ONE, task(**how))
+    np.testing.assert_allclose(ours.losses.loss, theirs.losses.loss, rtol=1e-3)
+
+
+def test_a_loss_to_aim_for_is_a_mean_over_batches(monkeypatch):
+    monkeypatch.setattr(one_network, "WINDOW", 2)
+    losses = pd.DataFrame({"seconds": np.arange(8.0), "loss": [8.0, 7, 6, 5, 4, 3, 2, 1]})
+    assert one_network.loss_at(losses, 2, 4) == 5.5  # the last two batches of the first half
+    run = one_network.Run(HOGWILD, losses, 1.0, torch.nn.Identity(), None)
+    assert run.seconds_to(5.5) == 3.0
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(ValueError, match="Unknown way 'horovod'; known: PyTorch, serial, one thread"):
+        one_network.run("horovod", task())

@@ -1,0 +1,147 @@
+"""turbanet.lab.scaling: every framework trains the same network on the same rows; what fails ends all in a sentence."""
+
+import signal
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import optax
+import psutil
+import pytest
+
+import turbanet as tn
+from turbanet.lab.scaling import launch
+from turbanet.training.sampling import deal
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(48, 8, 8, 3)).astype(np.float32)
+Y = RANDOM.integers(0, 10, 48)
+MODEL = tn.ResNet(8)
+HERE = ["pytorch_ddp", "jax", "jax_processes"]
+
+
+def variables():
+    return jax.device_get(MODEL.init(jax.random.key(0), X[:1]))
+
+
+def job(**how):
+    """A job of ResNet-8 on small images."""
+    weights = launch.flat(variables())
+    values = {"batch_size": 6, "steps": 5, "learning_rate": 0.05, "warm_up": 2, "depth": 8, "evaluate_every": 5} | how
+    return launch.Job(weights, X, Y, X[:20], Y[:20], **values)
+
+
+def by_hand(workers, steps=5):
+    """Losses of plain JAX: in each step the workers' own gradients, by their own batches' statistics, averaged."""
+    state = variables()
+    params, stats = state["params"], state["batch_stats"]
+    given = job(steps=steps)
+    epochs = -(-steps * 6 * workers // 48) + 1
+    order = deal(rows=48, workers=workers, epochs=epochs, batch_size=6).reshape(workers, -1, 6)
+
+    @jax.jit
+    def grad(params, x, y):
+        def loss(params):
+            scores, _ = MODEL.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    pace, losses = jax.tree.map(np.zeros_like, params), []
+    for step, rate in enumerate(given.rates(workers)):
+        each = [grad(params, X[order[w, step]], Y[order[w, step]]) for w in range(workers)]
+        losses.append(np.mean([loss for loss, _ in each]))
+        mean = jax.tree.map(lambda *grads: sum(grads) / workers, *(grads for _, grads in each))
+        pace = jax.tree.map(lambda p, g: 0.9 * p + g, pace, mean)
+        params = jax.tree.map(lambda w, p, rate=rate: w - rate * p, params, pace)
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", HERE)
+def test_every_framework_trains_as_plain_jax_by_hand(name, workers):
+    found = launch.train(name, job(), workers=workers)
+    np.testing.assert_allclose(found.loss[0], by_hand(workers, 1)[0], rtol=1e-5)
+    np.testing.assert_allclose(found.loss, by_hand(workers), rtol=2e-2)
+    assert (np.diff(found.seconds) > 0).all() and found.rows == 6 * workers and found.startup_seconds > 0
+    assert found.accuracy.shape == (1,) and found.at.tolist() == [5] and 0 <= found.accuracy[0] <= 1
+
+
+def test_gradients_of_half_the_bits_start_alike():
+    found = launch.train("pytorch_ddp_fp16", job(), workers=2)
+    np.testing.assert_allclose(found.loss[0], by_hand(2, 1)[0], rtol=1e-5)
+    np.testing.assert_allclose(found.loss, by_hand(2), rtol=5e-2)
+
+
+def test_a_swarm_trains_a_network_a_core():
+    found = launch.train("swarm", job(steps=24, evaluate_every=24), workers=2)
+    assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0] and found.accuracy.shape == (1,)
+
+
+def test_learning_rates_grow_with_the_workers_after_a_warm_up():
+    given = job(warm_up=4, steps=6)
+    np.testing.assert_allclose(given.rates(1), np.full(6, 0.05))
+    np.testing.assert_allclose(given.rates(3), 0.05 * np.array([1.5, 2, 2.5, 3, 3, 3]), rtol=1e-6)
+
+
+def test_throughput_leaves_the_first_steps_out():
+    seconds = np.array([10.0, 11, 12, 13, 14, 15])
+    result = launch.Result(seconds, seconds, np.array([0.2, 0.4]), np.array([3, 6]), 1.0, rows=30)
+    assert result.throughput() == 30.0 and result.seconds_to(0.3) == 15.0 and result.seconds_to(0.5) == np.inf
+
+
+def test_a_sum_over_processes_is_timed():
+    seconds = launch.all_reduce_seconds([10, 1000], workers=2, repeats=3)
+    assert seconds.shape == (2, 3) and (seconds > 0).all()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_killed_worker_ends_the_run_in_one_sentence(name):
+    me = psutil.Process()
+    before = set(me.children(recursive=True))
+    killed = []
+
+    def of_run():
+        new = set(me.children(recursive=True)) - before
+        return [process for process in new if str(launch.PROGRAMS) in " ".join(process.cmdline())]
+
+    def kill():
+        while not killed:
+            busy = [process for process in of_run() if process.cpu_times().user > 3]
+            if busy:
+                busy[-1].send_signal(signal.SIGKILL)
+                killed.append(time.monotonic())
+            time.sleep(0.1)
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(RuntimeError, match=rf"^Worker \d of {name} was ended by SIGKILL, and the others") as error:
+        launch.train(name, job(steps=100_000, evaluate_every=None), workers=2)
+    assert time.monotonic() - killed[0] < 30 and "\n" not in str(error.value)
+    assert of_run() == []
+
+
+def test_a_failing_worker_is_quoted():
+    with pytest.raises(RuntimeError, match=r"(?s)^Worker 0 of jax failed.*It said:.*ResNet's depth is 6 n \+ 2"):
+        launch.train("jax", job(depth=9), workers=1)
+
+
+def test_a_loss_that_is_no_number_is_named():
+    with pytest.raises(RuntimeError, match=r"The loss of worker \d is (nan|inf) at step \d, with learning rate 1e\+30"):
+        launch.train("pytorch_ddp", job(learning_rate=1e30, warm_up=0), workers=1)
+
+
+def test_what_cannot_be_started_is_said(monkeypatch):
+    with pytest.raises(ValueError, match="Unknown framework 'horovid'; known: pytorch_ddp"):
+        launch.train("horovid", job(), workers=1)
+    with pytest.raises(ValueError, match="49 workers, 48 rows"):
+        launch.train("jax", job(), workers=49)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"Port {port} is in use"):
+            launch.train("pytorch_ddp", job(), workers=1, port=port)
+    monkeypatch.setitem(launch.FRAMEWORKS, "mxnet", launch.Framework("mxnet", environment="nowhere"))
+    with pytest.raises(FileNotFoundError, match="There is no nowhere in build/peers: `make peers` builds it"):
+        launch.train("mxnet", job(), workers=1)
