@@ -110,10 +110,15 @@ def closure(source):
 
 def dependencies(source):
     """What dvc.yaml must name for a source: single modules of the top and of the lab, other folders whole."""
-    inner = {file.relative_to(SOURCE) for file in closure(source)}
+    files = closure(source)
+    if SOURCE / "lab/scaling/launch.py" in files:  # which starts the programs beside it
+        files |= {file for program in (SOURCE / "lab/scaling").glob("*.py") for file in closure(program.read_text())}
+    inner = {file.relative_to(SOURCE) for file in files}
     if re.search(r"\breports\.published", source):  # these functions read a file beside their module
         inner.add(Path("lab/published.csv"))
-    return {f"{COPY}/{path if path.parts[0] == 'lab' else path.parts[0]}" for path in inner}
+    whole = {path: path if path.parts[0] == "lab" else path.parts[0] for path in inner}
+    whole |= {path: path.parent for path in inner if path.parent == Path("lab/scaling")}
+    return {f"{COPY}/{path}" for path in whole.values()}
 
 
 def declared(stage):

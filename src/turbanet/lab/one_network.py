@@ -2,7 +2,6 @@
 
 import dataclasses
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from turbanet.lab.twins import tensor
 from turbanet.training.sampling import deal
 
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)  # DiLoCo's (Douillard et al. 2023)
-WINDOW = 100  # batches that a loss is the mean of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +70,7 @@ class Run:
     startup_seconds : of what comes before the first step: processes, compilation
     network : the PyTorch network that came out
     use : the use of the machine while it trained, `machine.utilisation().frame`
+    window : batches of an epoch, of all workers: a loss is the mean of as many, as single ones are noise
     """
 
     way: str
@@ -79,10 +78,15 @@ class Run:
     startup_seconds: float
     network: Any
     use: Any
+    window: int
 
     def seconds_to(self, target: float) -> float:
-        """Until the mean loss of WINDOW batches is at most `target`, startup apart; infinite if it never is."""
-        return workers.seconds_to(self.losses, target, WINDOW)
+        """Until the mean loss of an epoch's batches is at most `target`, startup apart; infinite if it never is."""
+        return workers.seconds_to(self.losses, target, self.window)
+
+    def loss_after(self, epoch: int) -> float:
+        """The mean loss of the so-manieth epoch, a loss to aim for."""
+        return float(workers.smoothed(self.losses, self.window).iloc[epoch * self.window - 1])
 
     def cpu(self) -> float:
         """The mean share of the cores' time that was busy, 0 to 1."""
@@ -94,23 +98,18 @@ class Run:
         return DistributedTester(torch.utils.data.DataLoader(rows, batch_size=1000))(self.network)[:2]
 
 
-def loss_at(losses, epoch: int, epochs: int) -> float:
-    """The mean loss of the last WINDOW batches of the so-manieth epoch of a training of `epochs`: one to aim for."""
-    return float(workers.smoothed(losses, WINDOW).iloc[len(losses) * epoch // epochs - 1])
-
-
 def run(way: str, task: Task, *, count: int | None = None) -> Run:
     """Train the task's network in one of the ways, by `count` workers where it has any (None: one per core)."""
     count = count or joblib.cpu_count()
     if way not in _WAYS:
         raise ValueError(f"Unknown way {way!r}; known: {', '.join(_WAYS)}.")
-    network = task.twin(jax.device_get(task.swarm().get_state(0).params))
-    began = time.perf_counter()
+    swarm = task.swarm()
+    start = swarm if way in (LOCAL, DILOCO) else task.twin(jax.device_get(swarm.get_state(0).params))
     with utilisation() as use:
-        losses, startup, network = _WAYS[way](task, network, count)
-    startup = time.perf_counter() - began - losses.seconds.max() if startup is None else startup
-    inside = use.frame.seconds.between(startup, startup + losses.seconds.max())
-    return Run(way, losses, startup, network, use.frame[inside].assign(seconds=use.frame.seconds - startup))
+        losses, startup, network = _WAYS[way](task, start, count)
+    inside = use.frame[use.frame.seconds.between(startup, startup + losses.seconds.max())]
+    use = inside.assign(seconds=inside.seconds - startup)
+    return Run(way, losses, startup, network, use, len(losses) // task.epochs)
 
 
 def _serial(task, network, count, threads):
@@ -141,14 +140,14 @@ def _group(task, network, count, way):
     return losses, startup, network
 
 
-def _local(task, network, count, outer):
+def _local(task, swarm, count, outer):
     how = {"epochs": task.epochs, "batch_size": task.batch_size, "every": task.every, "seed": task.seed}
     job = {"workers": count, "outer": outer}
-    swarm, seen = tn.local_sgd(task.swarm(), task.x, task.y, tn.softmax_cross_entropy, **job, **how)
+    swarm, seen = tn.local_sgd(swarm, task.x, task.y, tn.softmax_cross_entropy, **job, **how)
     record = np.zeros((count, len(seen.seconds), len(workers.COLUMNS)))
     record[:, :, workers.TOOK] = seen.seconds
     record[:, :, workers.LOSS] = seen.loss.T
-    return workers.table(record), None, task.twin(jax.device_get(swarm.get_state(0).params))
+    return workers.table(record), seen.startup_seconds, task.twin(jax.device_get(swarm.get_state(0).params))
 
 
 _WAYS = {

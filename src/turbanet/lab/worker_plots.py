@@ -4,7 +4,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from turbanet.lab import workers
+from turbanet.lab import plots, workers
 from turbanet.lab.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, MARKERS
 from turbanet.lab.plots import COLOURS, SMALL
 
@@ -33,13 +33,13 @@ def architectures(axes):
 
 
 def losses(axes, runs, *, target=None):
-    """Training loss of each way, {way: (table of losses, rows of a batch)}, against time and against rows seen."""
-    for way, (table, batch) in runs.items():
-        mean = workers.smoothed(table, min(100, max(1, len(table) // 20)))
+    """Mean training loss of the last epoch's batches, {way: (table of losses, batches of an epoch)}: time, epochs."""
+    for way, (table, window) in runs.items():
+        mean = workers.smoothed(table, window)
         style = {"color": COLOURS[way], "lw": 1.1, "label": way}
         axes[0].plot(table.seconds, mean, **style)
-        axes[1].plot(batch * np.arange(1, len(table) + 1) / 1000, mean, **style)
-    for ax, name in zip(axes, ("seconds of training", "rows seen (thousands)"), strict=True):
+        axes[1].plot(np.arange(1, len(table) + 1) / window, mean, **style)
+    for ax, name in zip(axes, ("seconds of training", "epochs of rows seen"), strict=True):
         if target is not None:
             ax.axhline(target, color="0.5", lw=0.8, ls=":")
         ax.set(xlabel=name, ylabel="training loss (nats)")
@@ -85,3 +85,41 @@ def _box(ax, x, y, text, colour, width=0.86, height=0.2):
 
 def _arrow(ax, begin, end, style):
     ax.add_patch(FancyArrowPatch(begin, end, arrowstyle=style, mutation_scale=6, lw=0.8, color="0.3"))
+
+
+def throughput(ax, table, predicted):
+    """Rows a second against workers, logarithmic: measured, with the range of the runs, and predicted, dashed.
+
+    table : framework, workers, images a second, low, high; predicted : workers, images a second
+    """
+    for colour, marker, (name, own) in zip(("C1", "C0", "C2", "C3", "C4"), "osD^v", table.groupby("framework")):
+        middle = own["images a second"]
+        ax.errorbar(
+            own.workers,
+            middle,
+            [middle - own.low, own.high - middle],
+            fmt=marker,
+            ls="-",
+            ms=3,
+            lw=1,
+            color=colour,
+            label=name,
+        )
+    ax.plot(predicted.workers, predicted["images a second"], color="0.4", ls="--", lw=1, label="predicted")
+    ax.set(xlabel="workers", ylabel="images a second")
+    plots.logarithmic(ax)
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def sums(ax, sizes, seconds, fitted):
+    """Seconds of a sum over workers against the bytes of its message: median and range of [size, repeat], and a fit."""
+    middle = np.median(seconds, axis=1)
+    spread = [middle - seconds.min(1), seconds.max(1) - middle]
+    ax.errorbar(sizes / 1e6, 1e3 * middle, [1e3 * side for side in spread], fmt="o", ms=3, lw=1, label="measured")
+    ax.plot(sizes / 1e6, 1e3 * fitted, color="0.4", ls="--", lw=1, label="latency and bandwidth")
+    ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)", xscale="log", yscale="log")
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax

@@ -31,12 +31,13 @@ class LocalHistory:
     """What the workers saw.
 
     loss: float32 [step, worker], of each one's own batch. seconds: float64 [step], from the first step on; read off the
-    clock a few times in a training, evenly in between. compile_seconds: before the first step.
+    clock a few times in a training, evenly in between. startup_seconds: from the call to the first step, compilation
+    above all.
     """
 
     loss: np.ndarray
     seconds: np.ndarray
-    compile_seconds: float
+    startup_seconds: float
 
 
 def local_sgd(
@@ -92,6 +93,7 @@ def local_sgd(
     >>> len(net), seen.loss.shape
     (1, (6, 2))
     """
+    called = time.perf_counter()
     check_whole(every=every)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
@@ -110,18 +112,17 @@ def local_sgd(
     moments = averaging.outer.init(swarm.get_state(0).params)
     own = plan.place((copies, order, jnp.zeros(order.shape[:2], jnp.float32)))
     shared = plan.share((moments, data.x, data.y))
-    began = time.perf_counter()
     run = averaging.compiled(plan, own, shared)
-    compile_seconds = time.perf_counter() - began
+    startup = time.perf_counter() - called
     (state, _, losses), seconds = _run(run, own, shared, steps=order.shape[1], every=every)
     losses = np.asarray(losses).T
     if not np.isfinite(losses).all():
         step, worker = np.argwhere(~np.isfinite(losses))[0]
         came = f"The loss of worker {worker} is {losses[step, worker]} at step {step}"
         raise FloatingPointError(f"{came}: take a smaller learning rate, or average more often than every {every}.")
-    merged = jax.device_put(state.merge(), swarm.step.sharding)
-    merged = merged.replace(seed=swarm.seed, id=swarm.id, epoch=swarm.epoch + epochs)
-    return merged.replace(loss_fn=swarm.loss_fn, sample=swarm.sample), LocalHistory(losses, seconds, compile_seconds)
+    merged = jax.device_put(_merge(state.replace(apply_fn=None, tx=None)), swarm.step.sharding)
+    same = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample", "seed", "id")}
+    return merged.replace(epoch=swarm.epoch + epochs, **same), LocalHistory(losses, seconds, startup)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +205,11 @@ def _mean(tree, axes):
     return jax.tree.unflatten(
         form, [next(means) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf for leaf in leaves]
     )
+
+
+@jax.jit
+def _merge(state):
+    return state.merge()
 
 
 def _plan(workers, devices):

@@ -24,13 +24,21 @@ SAID = 2000  # characters of a failed program's own words
 
 
 class Framework(NamedTuple):
-    """A program beside this module, in the environment that it needs, and how it is started."""
+    """A program beside this module, the environment that it needs and how it is started.
+
+    environment : a folder of build/peers; "" for the one that this is called in
+    way : what the program does, where it can do several things
+    one_process : whether one process has a device for each worker
+    helpers : processes that it needs beside several workers, such as MXNet's scheduler and server
+    launcher : a command of its environment that starts the workers, which is told how many
+    """
 
     program: str
-    environment: str = ""  # a folder of build/peers; "" for this one
+    environment: str = ""
     way: str = ""
     one_process: bool = False
-    helpers: int = 0  # processes beside the workers that the framework needs, such as MXNet's scheduler and server
+    helpers: int = 0
+    launcher: str = ""
 
 
 FRAMEWORKS = {
@@ -38,6 +46,10 @@ FRAMEWORKS = {
     "pytorch_ddp_fp16": Framework("pytorch_ddp", way="fp16"),
     "jax": Framework("jax_parallel", one_process=True),
     "jax_processes": Framework("jax_parallel"),
+    "keras": Framework("keras_jax", environment="keras", one_process=True),
+    "tensorflow": Framework("tensorflow_mirrored", environment="tensorflow"),
+    "mxnet": Framework("mxnet_dist", environment="mxnet", helpers=2),
+    "horovod_pytorch": Framework("horovod_pytorch", environment="horovod", launcher="horovodrun"),
     "swarm": Framework("swarm", one_process=True),
 }
 
@@ -72,7 +84,7 @@ class Job:
         grown = np.minimum(1, np.arange(1, self.steps + 1) / max(1, self.warm_up))
         return np.float32(self.learning_rate * (1 + (workers - 1) * grown))
 
-    def write(self, folder, framework, workers, port):
+    def write(self, folder, framework, workers, ports):
         """The job's files for so many workers."""
         order = deal(
             rows=len(self.x),
@@ -88,7 +100,7 @@ class Job:
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
         np.savez(folder / "weights.npz", **self.weights)
-        known = {"workers": workers, "port": port, "depth": self.depth, "way": framework.way}
+        known = {"workers": workers, "port": ports[0], "ports": ports, "depth": self.depth, "way": framework.way}
         (folder / "job.json").write_text(json.dumps(known | {"one_process": framework.one_process}))
 
 
@@ -113,10 +125,31 @@ class Result(NamedTuple):
         """Rows a second, without the first steps."""
         return self.rows * (len(self.seconds) - SETTLING) / (self.seconds[-1] - self.seconds[SETTLING - 1])
 
+    def throughputs(self, parts=4):
+        """Rows a second in each of so many parts of the run, without the first steps: how much they vary."""
+        counted = len(self.seconds) - SETTLING
+        ends = SETTLING + np.linspace(0, counted, min(parts, counted) + 1).round().astype(int)
+        return self.rows * np.diff(ends) / np.diff(self.seconds[ends - 1])
+
     def seconds_to(self, accuracy):
         """Until the test accuracy was first at least this; infinite if it never was."""
         there = self.at[self.accuracy >= accuracy]
         return float(self.seconds[there[0] - 1]) if len(there) else np.inf
+
+
+def cifar10_job(*, rows=None, test_rows=2000, depth=20, seed=0, learning_rate=0.02, **how):
+    """A job of a ResNet on so many of CIFAR-10's rows (None: all that are there), with its initial weights."""
+    import jax
+
+    import turbanet as tn
+    from turbanet.lab.sources import store
+    from turbanet.lab.windows import normalised
+
+    arrays, _ = store.load("cifar10")
+    x, x_test = normalised(arrays["x_train"][:rows]), normalised(arrays["x_test"][:test_rows])
+    weights = flat(jax.device_get(tn.ResNet(depth).init(jax.random.key(seed), x[:1])))
+    y = arrays["y_train"][:rows], arrays["y_test"][:test_rows]
+    return Job(weights, x, y[0], x_test, y[1], depth=depth, seed=seed, learning_rate=learning_rate, **how)
 
 
 def flat(tree):
@@ -138,9 +171,9 @@ def train(name, job, *, workers, port=None, limit=3600):
     if name not in FRAMEWORKS:
         raise ValueError(f"Unknown framework {name!r}; known: {', '.join(FRAMEWORKS)}.")
     framework = FRAMEWORKS[name]
-    port = free_port(port)
+    ports = [free_port(port), *(free_port() for _ in range(workers))]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        job.write(Path(folder), framework, workers, port)
+        job.write(Path(folder), framework, workers, ports)
         began = time.time()
         results = _run(name, framework, Path(folder), workers, limit)
         return _result(job, results, began, workers)
@@ -166,6 +199,17 @@ def interpreter(framework):
     return str(python)
 
 
+def _commands(framework, folder, workers):
+    """What starts the workers: a command for each process."""
+    python = interpreter(framework)
+    program = [python, str(PROGRAMS / f"{framework.program}.py"), str(folder)]
+    if framework.launcher:
+        hosts = ["--gloo", "-np", str(workers), "-H", f"localhost:{workers}"]
+        return [[str(Path(python).with_name(framework.launcher)), *hosts, *program]]
+    count = 1 if framework.one_process else workers + framework.helpers * (workers > 1)
+    return [[*program, str(rank)] for rank in range(count)]
+
+
 def free_port(port=None):
     """`port` if no other program has it, or any free one; ValueError otherwise."""
     with socket.socket() as probe:
@@ -182,10 +226,7 @@ def _run(name, framework, folder, workers, limit):
     """Run the programs of a job to their end, or end all of them with the first that fails: what each left."""
     if workers > joblib.cpu_count():
         say_once(f"{workers} workers share {joblib.cpu_count()} cores: such times are marked as oversubscribed.")
-    python = interpreter(framework)
-    count = 1 if framework.one_process else workers + framework.helpers
-    cores = [range(workers)] if framework.one_process else [[rank] for rank in range(count)]
-    commands = [[python, str(PROGRAMS / f"{framework.program}.py"), str(folder), str(rank)] for rank in range(count)]
+    commands = _commands(framework, folder, workers)
     processes = []
     settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(PROGRAMS.parents[2])}
     environment = os.environ | settings
@@ -195,7 +236,6 @@ def _run(name, framework, folder, workers, limit):
             with (folder / f"said_{rank}.txt").open("w") as said:
                 how = {"stdout": said, "stderr": subprocess.STDOUT, "start_new_session": True}
                 processes.append(subprocess.Popen(command, env=environment, **how))
-            _pin(processes[-1].pid, cores[rank])
         ends = time.monotonic() + limit
         while failed is None and any(process.poll() is None for process in processes):
             if time.monotonic() > ends:
@@ -215,13 +255,6 @@ def _run(name, framework, folder, workers, limit):
         raise RuntimeError(f"Worker {failed} of {name} was ended by {ended}, and the others were stopped.")
     said = (folder / f"said_{failed}.txt").read_text().strip()[-SAID:]
     raise RuntimeError(f"Worker {failed} of {name} failed, and the others were stopped. It said:\n{said}")
-
-
-def _pin(pid, cores):
-    """A worker has a core of its own as long as there are enough; not where the system cannot say so."""
-    if hasattr(os, "sched_setaffinity"):
-        known = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(pid, {known[core % len(known)] for core in cores})
 
 
 def _result(job, results, began, workers):

@@ -87,14 +87,41 @@ class Worker:
         return tree
 
 
+def resnet(x, depth, conv_norm, add, head):
+    """A ResNet by what a framework makes of its layers, numbered as `turbanet.ResNet` numbers them.
+
+    conv_norm(x, number, stride, relu); add(x, out, halves) is relu(x + out), where halves takes every other pixel of x
+    and fills its channels up with zeros; head(x) is the mean over pixels and the last layer.
+    """
+    x = conv_norm(x, 0, 1, True)
+    number = 1
+    for stage in range(3):
+        for block in range(depth // 6):
+            halves = stage > 0 and block == 0
+            out = conv_norm(x, number, 2 if halves else 1, True)
+            x = add(x, conv_norm(out, number + 1, 1, False), halves)
+            number += 2
+    return head(x)
+
+
 def read_job(folder):
     """job.json."""
     return json.loads((Path(folder) / "job.json").read_text())
 
 
-def begin():
-    """(The job's folder, the worker's number), by the arguments; from now on this process ends with its parent."""
+def begin(rank=None):
+    """(The job's folder, the worker's number), by the arguments unless the framework says who it is.
+
+    From now on this process ends with its parent, and has a core of its own, or one for each worker that it is, as long
+    as there are enough; not where the system cannot say so.
+    """
     parent = os.getppid()
+    folder, rank = sys.argv[1], int(sys.argv[2]) if rank is None else rank
+    job = read_job(folder)
+    if hasattr(os, "sched_setaffinity"):
+        known = sorted(os.sched_getaffinity(0))
+        own = range(job["workers"]) if job.get("one_process") else [rank]
+        os.sched_setaffinity(0, {known[worker % len(known)] for worker in own})
 
     def watch():
         while os.getppid() == parent:
@@ -102,4 +129,4 @@ def begin():
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    return sys.argv[1], int(sys.argv[2])
+    return folder, rank

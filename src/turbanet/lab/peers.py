@@ -1,0 +1,158 @@
+"""Other frameworks, built in environments of their own, and the measurements that a rebuild has no time for."""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+from turbanet.lab.paths import repository
+
+HOROVOD = "horovod"  # is built from source on this environment's PyTorch
+FLAGS = {  # of its build: PyTorch over gloo and nothing else
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_CPU_OPERATIONS": "GLOO",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+}
+
+
+def build(name, *, root=None):
+    """Make build/peers/<name> from peers/<name>.txt, unless it was made from that list before; returns its Python."""
+    root = root or repository()
+    wanted = root / "peers" / f"{name}.txt"
+    if not wanted.is_file():
+        known = ", ".join(sorted(file.stem for file in (root / "peers").glob("*.txt")))
+        raise ValueError(f"There is no list of packages for {name!r}; known: {known}.")
+    folder = root / "build/peers" / name
+    python, made = folder / "bin/python", folder / "made-from.txt"
+    if made.is_file() and made.read_text() == wanted.read_text():
+        return python
+    print(f"Building {name} in build/peers", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    if name == HOROVOD:
+        lines = wanted.read_text().splitlines()
+        tools = [line for line in lines if not line.startswith(HOROVOD)]
+        subprocess.run([*pip, "install", "-q", *tools], check=True)
+        _build_horovod(folder, pip, next(line for line in lines if line.startswith(HOROVOD)))
+    else:
+        subprocess.run([*pip, "install", "-q", "-r", wanted], check=True)
+    made.write_text(wanted.read_text())
+    return python
+
+
+def _build_horovod(folder, pip, requirement):
+    """Horovod 0.28.1 asks for C++17, PyTorch's headers for 20."""
+    study = sysconfig.get_path("purelib")  # whose PyTorch it is built on and runs on
+    (next((folder / "lib").glob("python*")) / "site-packages/study.pth").write_text(f"{study}\n")
+    source = folder / "source"
+    source.mkdir(exist_ok=True)
+    download = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", source]
+    subprocess.run([*pip, *download, requirement], check=True)
+    with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+        archive.extractall(source, filter="data")
+    unpacked = next(path for path in source.iterdir() if path.is_dir())
+    for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        text = (unpacked / name).read_text()
+        newer = "\n".join(
+            "set(CMAKE_CXX_STANDARD 20)" if line.strip().startswith("set(CMAKE_CXX_STANDARD ") else line
+            for line in text.splitlines()
+        )
+        (unpacked / name).write_text(newer + "\n")
+    environment = os.environ | FLAGS | {"PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])}
+    command = [*pip, "install", "-q", "--no-build-isolation", "--no-deps", unpacked]
+    subprocess.run(command, env=environment, check=True)
+
+
+def throughput(*, weak=32, strong=64, workers=(1, 2, 4), steps=23, repeats=3):
+    """Every framework that can be run here at each number of workers, in turn: a table.
+
+    weak : rows of a worker's step, whatever the number of workers; strong : rows of a step of all workers
+    """
+    import pandas as pd
+
+    from turbanet.lab.scaling import launch
+
+    lines = []
+    for repeat in range(repeats):
+        for name in launch.FRAMEWORKS:
+            for count, size in sorted({(count, size) for count in workers for size in (weak, strong // count)}):
+                try:
+                    found = launch.train(name, launch.cifar10_job(batch_size=size, steps=steps), workers=count)
+                except (FileNotFoundError, RuntimeError) as failure:
+                    print(f"{name}, {count} workers: {failure}", file=sys.stderr, flush=True)
+                    continue
+                rate = found.throughput()
+                lines.append((name, count, size, repeat, rate, found.startup_seconds, found.loss[0]))
+                print(f"{name}, {count} workers, {size} rows each: {rate:.0f} images a second", flush=True)
+    columns = ["framework", "workers", "batch_size", "repeat", "images_per_second", "startup_seconds", "first_loss"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def accuracy(*, workers=2, batch_size=32, epochs=4, learning_rate=0.02, warm_up=100, evaluations=8):
+    """Test accuracy of every framework during a training by so many workers, and of a swarm's networks: a table."""
+    import pandas as pd
+
+    from turbanet.lab.scaling import launch
+
+    lines = []
+    for name in launch.FRAMEWORKS:
+        own = 1 if name == "swarm" else workers  # a member sees all rows
+        steps = epochs * 10_000 // batch_size // own // evaluations * evaluations
+        every = steps if name == "swarm" else steps // evaluations
+        how = {"learning_rate": learning_rate, "warm_up": warm_up, "evaluate_every": every}
+        try:
+            found = launch.train(name, launch.cifar10_job(batch_size=batch_size, steps=steps, **how), workers=workers)
+        except (FileNotFoundError, RuntimeError) as failure:
+            print(f"{name}: {failure}", file=sys.stderr, flush=True)
+            continue
+        for step, share in zip(found.at, found.accuracy, strict=True):
+            lines.append((name, workers, step, found.seconds[step - 1], share))
+        print(f"{name}: {found.accuracy[-1]:.3f} after {found.seconds[-1]:.0f} s", flush=True)
+    return pd.DataFrame(lines, columns=["framework", "workers", "steps", "seconds", "accuracy"])
+
+
+PARTS = {"throughput": throughput, "accuracy": accuracy}
+
+
+def main(arguments=None):
+    """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(PARTS)}")
+    parser.add_argument("--build", action="store_true", help="only build")
+    given = parser.parse_args(arguments)
+    if unknown := sorted(set(given.parts) - PARTS.keys()):
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+    root = repository()
+    failures = []
+    for wanted in sorted((root / "peers").glob("*.txt")):
+        try:
+            build(wanted.stem, root=root)
+        except subprocess.CalledProcessError as failure:
+            failures.append(f"{wanted.stem} is not built: {failure}")
+    for sentence in failures:
+        print(sentence, file=sys.stderr)
+    if given.build:
+        return 1 if failures else 0
+    from turbanet.lab.machine import machine, machine_line
+
+    folder = Path(root / "reports/peers")
+    for part in given.parts or PARTS:
+        table = PARTS[part]()
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
+        here = {"machine": machine_line(), "date": datetime.date.today().isoformat(), **machine()}
+        (folder / f"{part}.json").write_text(json.dumps(here, indent=2) + "\n")
+        print(f"{machine_line()}; written to {folder / part}.csv", flush=True)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
