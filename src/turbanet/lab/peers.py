@@ -81,9 +81,10 @@ def throughput(*, weak=32, strong=64, workers=(1, 2, 4), steps=23, repeats=3):
     from turbanet.lab.scaling import launch
 
     lines = []
+    cases = sorted({(each, size) for each in workers for size in (weak, strong // each)})
     for repeat in range(repeats):
         for name in launch.FRAMEWORKS:
-            for count, size in sorted({(count, size) for count in workers for size in (weak, strong // count)}):
+            for count, size in cases:
                 try:
                     found = launch.train(name, launch.cifar10_job(batch_size=size, steps=steps), workers=count)
                 except (FileNotFoundError, RuntimeError) as failure:
