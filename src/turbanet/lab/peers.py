@@ -1,4 +1,4 @@
-"""Other frameworks, built in environments of their own, and the measurements that a rebuild has no time for."""
+"""Other frameworks, each built in an environment of its own, and what `make peers` measures with them."""
 
 import argparse
 import datetime
@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
+from turbanet.lab import workers_suite as suite
 from turbanet.lab.paths import repository
 
 HOROVOD = "horovod"  # is built from source on this environment's PyTorch
@@ -71,66 +72,14 @@ def _build_horovod(folder, pip, requirement):
     subprocess.run(command, env=environment, check=True)
 
 
-def throughput(*, weak=32, strong=64, workers=(1, 2, 4), steps=23, repeats=3):
-    """Every framework that can be run here at each number of workers, in turn: a table.
-
-    weak : rows of a worker's step, whatever the number of workers; strong : rows of a step of all workers
-    """
-    import pandas as pd
-
-    from turbanet.lab.scaling import launch
-
-    lines = []
-    cases = sorted({(each, size) for each in workers for size in (weak, strong // each)})
-    for repeat in range(repeats):
-        for name in launch.FRAMEWORKS:
-            for count, size in cases:
-                try:
-                    found = launch.train(name, launch.cifar10_job(batch_size=size, steps=steps), workers=count)
-                except (FileNotFoundError, RuntimeError) as failure:
-                    print(f"{name}, {count} workers: {failure}", file=sys.stderr, flush=True)
-                    continue
-                rate = found.throughput()
-                lines.append((name, count, size, repeat, rate, found.startup_seconds, found.loss[0]))
-                print(f"{name}, {count} workers, {size} rows each: {rate:.0f} images a second", flush=True)
-    columns = ["framework", "workers", "batch_size", "repeat", "images_per_second", "startup_seconds", "first_loss"]
-    return pd.DataFrame(lines, columns=columns)
-
-
-def accuracy(*, workers=2, batch_size=32, epochs=4, learning_rate=0.02, warm_up=100, evaluations=8):
-    """Test accuracy of every framework during a training by so many workers, and of a swarm's networks: a table."""
-    import pandas as pd
-
-    from turbanet.lab.scaling import launch
-
-    lines = []
-    for name in launch.FRAMEWORKS:
-        own = 1 if name == "swarm" else workers  # a member sees all rows
-        steps = epochs * 10_000 // batch_size // own // evaluations * evaluations
-        every = steps if name == "swarm" else steps // evaluations
-        how = {"learning_rate": learning_rate, "warm_up": warm_up, "evaluate_every": every}
-        try:
-            found = launch.train(name, launch.cifar10_job(batch_size=batch_size, steps=steps, **how), workers=workers)
-        except (FileNotFoundError, RuntimeError) as failure:
-            print(f"{name}: {failure}", file=sys.stderr, flush=True)
-            continue
-        for step, share in zip(found.at, found.accuracy, strict=True):
-            lines.append((name, workers, step, found.seconds[step - 1], share))
-        print(f"{name}: {found.accuracy[-1]:.3f} after {found.seconds[-1]:.0f} s", flush=True)
-    return pd.DataFrame(lines, columns=["framework", "workers", "steps", "seconds", "accuracy"])
-
-
-PARTS = {"throughput": throughput, "accuracy": accuracy}
-
-
 def main(arguments=None):
     """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(suite.PARTS)}")
     parser.add_argument("--build", action="store_true", help="only build")
     given = parser.parse_args(arguments)
-    if unknown := sorted(set(given.parts) - PARTS.keys()):
-        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+    if unknown := sorted(set(given.parts) - suite.PARTS.keys()):
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(suite.PARTS)}")
     root = repository()
     failures = []
     for wanted in sorted((root / "peers").glob("*.txt")):
@@ -142,11 +91,13 @@ def main(arguments=None):
         print(sentence, file=sys.stderr)
     if given.build:
         return 1 if failures else 0
+    import turbanet as tn
     from turbanet.lab.machine import machine, machine_line
 
+    tn.use_cores()
     folder = Path(root / "reports/peers")
-    for part in given.parts or PARTS:
-        table = PARTS[part]()
+    for part in given.parts or suite.PARTS:
+        table = suite.PARTS[part]()
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
         here = {"machine": machine_line(), "date": datetime.date.today().isoformat(), **machine()}

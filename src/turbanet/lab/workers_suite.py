@@ -1,0 +1,163 @@
+"""Measurements of many workers on one network that a rebuild has no time for: every framework, rate, seed, number."""
+
+import sys
+
+
+def throughput(*, weak=32, strong=64, workers=(1, 2, 4), steps=23, repeats=3):
+    """Every framework that can be run here at each number of workers, in turn: a table.
+
+    weak : rows of a worker's step, whatever the number of workers; strong : rows of a step of all workers
+    """
+    import pandas as pd
+
+    from turbanet.lab.scaling import launch
+
+    lines = []
+    cases = sorted({(each, size) for each in workers for size in (weak, strong // each)})
+    for repeat in range(repeats):
+        for name in launch.FRAMEWORKS:
+            for count, size in cases:
+                try:
+                    found = launch.train(name, launch.cifar10_job(batch_size=size, steps=steps), workers=count)
+                except (FileNotFoundError, RuntimeError) as failure:
+                    print(f"{name}, {count} workers: {failure}", file=sys.stderr, flush=True)
+                    continue
+                rate = found.throughput()
+                lines.append((name, count, size, repeat, rate, found.startup_seconds, found.loss[0]))
+                print(f"{name}, {count} workers, {size} rows each: {rate:.0f} images a second", flush=True)
+    columns = ["framework", "workers", "batch_size", "repeat", "images_per_second", "startup_seconds", "first_loss"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def accuracy(*, workers=2, batch_size=32, epochs=4, learning_rate=0.02, warm_up=100, evaluations=8):
+    """Test accuracy of every framework during a training by so many workers, and of a swarm's networks: a table."""
+    import pandas as pd
+
+    from turbanet.lab.scaling import launch
+
+    lines = []
+    for name in launch.FRAMEWORKS:
+        own = 1 if name == "swarm" else workers  # a member sees all rows
+        steps = epochs * 10_000 // batch_size // own // evaluations * evaluations
+        every = steps if name == "swarm" else steps // evaluations
+        how = {"learning_rate": learning_rate, "warm_up": warm_up, "evaluate_every": every}
+        try:
+            found = launch.train(name, launch.cifar10_job(batch_size=batch_size, steps=steps, **how), workers=workers)
+        except (FileNotFoundError, RuntimeError) as failure:
+            print(f"{name}: {failure}", file=sys.stderr, flush=True)
+            continue
+        for step, share in zip(found.at, found.accuracy, strict=True):
+            lines.append((name, workers, step, found.seconds[step - 1], share))
+        print(f"{name}: {found.accuracy[-1]:.3f} after {found.seconds[-1]:.0f} s", flush=True)
+    return pd.DataFrame(lines, columns=["framework", "workers", "steps", "seconds", "accuracy"])
+
+
+def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10, target_epochs=6, workers=2):
+    """Every way to train the MNIST network by workers, each at each learning rate, with several seeds: a table.
+
+    Its `target` is the loss that serial training has after so many epochs at its best rate, by the median of the seeds;
+    every way is timed to it.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from turbanet.lab import one_network
+    from turbanet.lab.labels import SERIAL_ONE
+
+    keys = [(rate, seed) for rate in rates for seed in range(seeds)]
+    tasks = {key: _mnist(rows=rows, epochs=epochs, learning_rate=key[0], seed=key[1]) for key in keys}
+    _, x_test, y_test = _mnist_data(rows)
+    serial = {key: one_network.run(SERIAL_ONE, task) for key, task in tasks.items()}
+    after = {rate: [serial[rate, seed].loss_after(target_epochs) for seed in range(seeds)] for rate in rates}
+    target = min(float(np.median(each)) for each in after.values())
+    lines = []
+    for way in one_network.WAYS:
+        for key, task in tasks.items():
+            try:
+                run = serial[key] if way == SERIAL_ONE else one_network.run(way, task, count=workers)
+            except FloatingPointError as failure:
+                print(f"{way}: {failure}", file=sys.stderr, flush=True)
+                continue
+            costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
+            lines.append((way, *key, target, *costs, run.score(x_test, y_test)[0], run.cpu()))
+        print(f"{way}: {len(lines)} runs so far", flush=True)
+    columns = ["way", "learning_rate", "seed", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy"]
+    return pd.DataFrame(lines, columns=[*columns, "cpu"])
+
+
+def worker_counts(*, counts=(1, 2, 4), epochs=10, target_epochs=6, learning_rate=0.01):
+    """LeNet on CIFAR-10 by one, two and more workers than cores: a table of way, workers, seconds to a loss."""
+    import pandas as pd
+
+    from turbanet.lab import one_network
+    from turbanet.lab.labels import DDP, HOGWILD, LOCAL, SERIAL_ONE
+
+    task, x_test, y_test = _lenet(epochs=epochs, learning_rate=learning_rate, every=4)
+    serial = one_network.run(SERIAL_ONE, task)
+    target = serial.loss_after(target_epochs)
+    runs = {(SERIAL_ONE, 1): serial}
+    runs |= {(way, count): one_network.run(way, task, count=count) for count in counts for way in (HOGWILD, DDP, LOCAL)}
+    lines = []
+    for (way, count), run in runs.items():
+        costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
+        lines.append((way, count, target, *costs, run.score(x_test, y_test)[0], run.cpu(), run.losses.behind.mean()))
+    columns = ["way", "workers", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy", "cpu", "behind"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def shared_state(*, epochs=10, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
+    """What sharing the optimizer's state does to LeNet under Hogwild, for momentum and for Adam: a table."""
+    import pandas as pd
+
+    from turbanet.lab import one_network
+    from turbanet.lab.labels import HOGWILD, SERIAL_ONE, SHARED
+
+    lines = []
+    for seed in range(seeds):
+        for optimizer, rate in rates:
+            task, x_test, y_test = _lenet(epochs=epochs, learning_rate=rate, optimizer=optimizer, seed=seed)
+            for way in (SERIAL_ONE, HOGWILD, SHARED):
+                run = one_network.run(way, task, count=2)
+                ended = run.loss_after(epochs), run.losses.seconds.max(), run.score(x_test, y_test)[0]
+                lines.append((optimizer, way, seed, *ended, run.losses.behind.mean()))
+    columns = ["optimizer", "way", "seed", "loss", "seconds", "accuracy", "behind"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _mnist(*, rows, **how):
+    """The MNIST network of the study, trained by workers."""
+    import turbanet as tn
+    from turbanet.lab import one_network, twins
+
+    (x, y), _, _ = _mnist_data(rows)
+    return one_network.Task(tn.MLP((64, 32, 10)), twins.mlp_twin, x, y, batch_size=8, **how)
+
+
+def _mnist_data(rows):
+    from turbanet.lab.sources import store
+
+    arrays, _ = store.load("mnist")
+    flat = {name: arrays[name].reshape(len(arrays[name]), -1).astype("float32") / 255 for name in ("x_train", "x_test")}
+    return (flat["x_train"][:rows], arrays["y_train"][:rows]), flat["x_test"], arrays["y_test"]
+
+
+def _lenet(**how):
+    """(LeNet on CIFAR-10, trained by workers; test rows; their classes)."""
+    import turbanet as tn
+    from turbanet.lab import one_network, twins
+    from turbanet.lab.sources import store
+    from turbanet.lab.windows import normalised
+
+    arrays, _ = store.load("cifar10")
+    x = normalised(arrays["x_train"][:10_000])
+    task = one_network.Task(tn.LeNet(), twins.lenet_twin, x, arrays["y_train"][:10_000], batch_size=32, **how)
+    return task, normalised(arrays["x_test"]), arrays["y_test"]
+
+
+PARTS = {
+    "throughput": throughput,
+    "accuracy": accuracy,
+    "learning_rates": learning_rates,
+    "worker_counts": worker_counts,
+    "shared_state": shared_state,
+}

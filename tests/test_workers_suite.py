@@ -1,0 +1,62 @@
+"""turbanet.lab.workers_suite: what is measured is what its tables say, with runs made up."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from turbanet.lab import one_network, workers_suite
+from turbanet.lab.labels import HOGWILD, SERIAL_ONE
+from turbanet.lab.scaling import launch
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Runs of four epochs of one batch, whose loss falls by a tenth of a hundred learning rates an epoch."""
+    images = np.zeros((10, 4), np.float32), np.arange(10)
+    monkeypatch.setattr(workers_suite, "_mnist_data", lambda rows: (images, *images))
+
+    def run(way, task, count=None):
+        if way == HOGWILD and task.learning_rate > 1:
+            raise FloatingPointError("The loss of worker 1 is nan.")
+        pace = 0.5 if way == HOGWILD else 1.0  # seconds an epoch
+        loss = 2 - 10 * task.learning_rate * np.arange(4)
+        losses = pd.DataFrame({"seconds": pace * np.arange(4), "loss": loss, "behind": 0})
+        use = pd.DataFrame({"core_0": [50.0], "core_1": [100.0]})
+        return one_network.Run(way, losses, 3.0, torch.nn.Identity(), use, window=1)
+
+    monkeypatch.setattr(one_network, "run", run)
+    monkeypatch.setattr(one_network.Run, "score", lambda self, x, y: (0.25, None))
+
+
+def test_every_way_is_timed_to_the_loss_of_serial_training_at_its_best(made_up):
+    found = workers_suite.learning_rates(rates=(0.01, 0.05), seeds=2, epochs=4, target_epochs=3)
+    assert set(found.way) == set(one_network.WAYS) and len(found) == 4 * len(one_network.WAYS)
+    assert (found.target == 1.0).all()  # 2 - 10 * 0.05 * 2
+    to_loss = found.set_index(["way", "learning_rate", "seed"]).seconds_to_loss
+    assert to_loss[SERIAL_ONE, 0.05, 1] == 2.0 and to_loss[HOGWILD, 0.05, 0] == 1.0
+    assert np.isinf(to_loss[SERIAL_ONE, 0.01, 0])
+    assert (found.accuracy == 0.25).all() and (found.cpu == 0.75).all() and (found.startup_seconds == 3).all()
+
+
+def test_a_way_that_diverges_is_said_and_left_out(made_up, capsys):
+    found = workers_suite.learning_rates(rates=(0.05, 2.0), seeds=1, epochs=4, target_epochs=3)
+    assert "Hogwild: The loss of worker 1 is nan." in capsys.readouterr().err
+    assert len(found) == 2 * len(one_network.WAYS) - 1
+
+
+def test_throughput_has_every_framework_that_is_there_at_each_number_of_workers(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "cifar10_job", lambda batch_size, steps: (batch_size, steps))
+
+    def train(name, job, workers):
+        if name == "mxnet":
+            raise FileNotFoundError("There is no mxnet in build/peers: `make peers` builds it.")
+        return launch.Result(np.arange(1.0, job[1] + 1), np.full(job[1], 2.3), None, None, 4.0, job[0] * workers)
+
+    monkeypatch.setattr(launch, "train", train)
+    found = workers_suite.throughput(repeats=2)
+    assert set(found.framework) == launch.FRAMEWORKS.keys() - {"mxnet"}
+    jax = found[(found.framework == "jax") & (found.repeat == 1)]
+    cases = jax[["workers", "batch_size", "images_per_second"]].values.tolist()
+    assert cases == [[1, 32, 32], [1, 64, 64], [2, 32, 64], [4, 16, 64], [4, 32, 128]]
+    assert "mxnet, 1 workers: There is no mxnet in build/peers" in capsys.readouterr().err
