@@ -188,7 +188,7 @@ def test_markdown_by_hand():
     frame = pd.DataFrame({"way": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
     lines = [
         "| way | seconds | ratio |",
-        "| ---- | --------: | ----: |",
+        "| ------ | ----------: | ------: |",
         r"| a\|b | 1,234,568 | 0.123 |",
         "| c |  | -12.3 |",
     ]
@@ -198,13 +198,13 @@ def test_markdown_by_hand():
 def test_markdown_shares_out_a_page_by_what_the_cells_hold():
     frame = pd.DataFrame({"n": [1], "what": ["word " * 30], "file": ["a" * 50]})
     dashes = reports.markdown(frame).splitlines()[1]
-    assert [len(part) for part in dashes.strip("| ").split(" | ")] == [3, 36, 50]
+    assert [len(part) for part in dashes.strip("| ").split(" | ")] == [5, 38, 52]
 
 
 def test_markdown_writes_no_exponent_for_a_rounded_thousand_and_nothing_for_none():
     assert reports.markdown(pd.DataFrame({"a|b": [999.7, None]}, dtype=object)).splitlines() == [
         r"| a\|b |",
-        "| ----- |",
+        "| ------- |",
         "| 1,000 |",
         "|  |",
     ]

@@ -11,6 +11,7 @@ from PIL import Image
 
 from turbanet.lab.paths import repository
 
+GAP = 2  # letters between the columns of a table
 DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
 
 
@@ -144,11 +145,11 @@ def markdown(frame, digits=3):
     """A frame as a pipe table; numbers to `digits` significant digits and to the right, nothing for a missing one.
 
     pandoc shares out a page by the dashes below the columns' names: as many as the longest cell has letters, at most
-    36, but never fewer than its longest word.
+    36, but never fewer than its longest word, and a gap to the next column.
     """
     cells, right = readable(frame, digits)
     columns = [[text.replace("|", "\\|") for text in (str(name), *cells[name])] for name in cells.columns]
     wide = [max(3, min(max(map(len, cells)), 36), *map(len, " ".join(cells).split())) for cells in columns]
-    dashes = ["-" * (width - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
+    dashes = ["-" * (width + GAP - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
     header, *rows = zip(*columns)
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, dashes, *rows))
