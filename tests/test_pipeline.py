@@ -123,9 +123,10 @@ def pipeline(tmp_path_factory):
     return folder
 
 
+STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold"},
-    "training/program.py": {"sweep@small", "sweep@large", "mnist", "stocks", "benchmark", "search", "kfold"},
+    "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
     "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold"},
     "lab/published.csv": set(),
 }

@@ -10,7 +10,19 @@ import pytest
 from turbanet.lab import notebook, rebuild
 
 ROOT = Path(__file__).parents[1]
-KNOWN = ["sweep", "sweep@small", "sweep@large", "mnist", "stocks", "benchmark", "search", "kfold", "report"]
+KNOWN = [
+    "sweep",
+    "sweep@small",
+    "sweep@large",
+    "mnist",
+    "stocks",
+    "benchmark",
+    "search",
+    "kfold",
+    "async_sgd",
+    "scaling",
+    "report",
+]
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
 
 
