@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix
 from torch import nn
 
-from turbanet.lab import hogwild, workers
+from turbanet.lab import hogwild
 from turbanet.lab.hogwild import DistributedTester, DistributedTrainer
 from turbanet.training.sampling import deal
 
@@ -144,4 +144,3 @@ def test_scores_are_those_of_all_batches(tmp_path):
     expected = [np.mean(chosen[Y.numpy() == label] == label) for label in range(3)]
     np.testing.assert_allclose(classes.accuracy, expected)
     np.testing.assert_allclose(pd.read_csv(tmp_path / "scores.csv").accuracy, expected)
-    assert workers.COLUMNS == ("seconds", "loss", "behind")

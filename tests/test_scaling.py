@@ -79,6 +79,11 @@ def test_a_swarm_trains_a_network_a_core():
     assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0] and found.accuracy.shape == (1,)
 
 
+def test_a_swarm_is_scored_at_its_end_alone():
+    with pytest.raises(RuntimeError, match="A swarm is scored at its end alone"):
+        launch.train("swarm", job(steps=8, evaluate_every=4), workers=1)
+
+
 def test_learning_rates_grow_with_the_workers_after_a_warm_up():
     given = job(warm_up=4, steps=6)
     np.testing.assert_allclose(given.rates(1), np.full(6, 0.05))

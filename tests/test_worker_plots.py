@@ -60,6 +60,13 @@ def test_throughput_shows_what_was_measured_and_dashed_what_was_not():
     np.testing.assert_allclose(dashed.get_ydata(), [100, 390])
 
 
+def test_no_framework_is_left_out():
+    names = [f"framework {number}" for number in range(12)]
+    measured = pd.DataFrame({"framework": names, "workers": 1, "images a second": 9.0, "low": 8.0, "high": 10.0})
+    ax = worker_plots.throughput(plt.subplots()[1], measured, pd.DataFrame({"workers": [1], "images a second": [9.0]}))
+    assert sorted(container.get_label() for container in ax.containers) == sorted(names)
+
+
 def test_sums_are_medians_in_milliseconds():
     seconds = np.array([[0.001, 0.002, 0.009], [0.004, 0.004, 0.004]])
     ax = worker_plots.sums(plt.subplots()[1], np.array([1e6, 2e6]), seconds, np.array([0.002, 0.004]))

@@ -84,8 +84,11 @@ def test_schedulers_step_once_an_epoch(scheduler, rates):
         return optimizer
 
     seen = []
+
+    def after(step):
+        seen.append(optimizer.param_groups[0]["lr"])
+
     how = {"criterion": SQUARED, "optimizer": make, "scheduler": scheduler, "record": room(order)}
-    after = lambda step: seen.append(optimizer.param_groups[0]["lr"])  # noqa: E731
     workers.train(line(), torch.utils.data.TensorDataset(X, Y), order, after=after, **how)
     np.testing.assert_allclose(seen[::3], rates)
 

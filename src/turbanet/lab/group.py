@@ -102,10 +102,10 @@ def _work(rank, job, record, started=None):
             DistributedDataParallel(model), job.dataset, job.order[rank], record=record[rank], worker=rank, **how
         )
     elif rank == 0:
-        _serve(model, exchanges=(len(job.order)) * -(-record.shape[1] // job.every))
+        _serve(model, exchanges=len(job.order) * -(-record.shape[1] // job.every))
     else:
-        exchange = _Exchange(model, record[rank - 1], job.every)
         worker = rank - 1
+        exchange = _Exchange(model, record[worker], job.every)
         workers.train(
             model, job.dataset, job.order[worker], record=record[worker], worker=worker, after=exchange, **how
         )

@@ -102,9 +102,9 @@ class DistributedTester:
     root_dir: Any = None
 
     def __call__(self, model):
-        """The confusion matrix, int [true class, predicted class], and a table of each class's rows, right and share.
+        """(accuracy over all rows; a table of each class's rows, right ones and accuracy; the confusion matrix).
 
-        Returns (accuracy, table, matrix); the accuracy is that of all rows.
+        The matrix is int [true class, predicted class].
         """
         import pandas as pd
         from sklearn.metrics import confusion_matrix

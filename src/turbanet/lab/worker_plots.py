@@ -8,6 +8,7 @@ from turbanet.lab import plots, workers
 from turbanet.lab.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, MARKERS
 from turbanet.lab.plots import COLOURS, SMALL
 
+FRAMEWORK_MARKERS = "osD^vPX*<>"
 ARCHITECTURES = {  # the way: what stands above the workers, what an arrow is
     HOGWILD: ("weights in shared memory", "every step, no lock"),
     DOWNPOUR: ("parameter server", "every few steps, own pace"),
@@ -92,17 +93,17 @@ def throughput(ax, table, predicted):
 
     table : framework, workers, images a second, low, high; predicted : workers, images a second
     """
-    for colour, marker, (name, own) in zip(("C1", "C0", "C2", "C3", "C4"), "osD^v", table.groupby("framework")):
+    for number, (name, own) in enumerate(table.groupby("framework")):
         middle = own["images a second"]
         ax.errorbar(
             own.workers,
             middle,
             [middle - own.low, own.high - middle],
-            fmt=marker,
+            fmt=FRAMEWORK_MARKERS[number % len(FRAMEWORK_MARKERS)],
             ls="-",
             ms=3,
             lw=1,
-            color=colour,
+            color=f"C{number % 10}",
             label=name,
         )
     ax.plot(predicted.workers, predicted["images a second"], color="0.4", ls="--", lw=1, label="predicted")

@@ -84,6 +84,12 @@ class Job:
         grown = np.minimum(1, np.arange(1, self.steps + 1) / max(1, self.warm_up))
         return np.float32(self.learning_rate * (1 + (workers - 1) * grown))
 
+    @property
+    def evaluated(self):
+        """int [evaluation], after how many steps the test rows are predicted."""
+        every = self.evaluate_every
+        return np.arange(every, self.steps + 1, every) if every else np.zeros(0, int)
+
     def write(self, folder, framework, workers, ports):
         """The job's files for so many workers."""
         order = deal(
@@ -94,9 +100,8 @@ class Job:
             seed=self.seed,
         )
         order = order.reshape(workers, -1, self.batch_size)[:, : self.steps]
-        every = self.evaluate_every
         arrays = {"x": self.x, "y": self.y, "x_test": self.x_test, "order": order, "rates": self.rates(workers)}
-        arrays["evaluated"] = np.arange(every, self.steps + 1, every) if every else np.zeros(0, int)
+        arrays["evaluated"] = self.evaluated
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
         np.savez(folder / "weights.npz", **self.weights)
@@ -225,7 +230,7 @@ def free_port(port=None):
 def _run(name, framework, folder, workers, limit):
     """Run the programs of a job to their end, or end all of them with the first that fails: what each left."""
     if workers > joblib.cpu_count():
-        say_once(f"{workers} workers share {joblib.cpu_count()} cores: such times are marked as oversubscribed.")
+        say_once(f"{workers} workers share {joblib.cpu_count()} cores: what each gets is less than a core.")
     commands = _commands(framework, folder, workers)
     processes = []
     settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(PROGRAMS.parents[2])}
@@ -260,8 +265,7 @@ def _run(name, framework, folder, workers, limit):
 def _result(job, results, began, workers):
     losses = np.mean([result["losses"] for result in results], axis=0)
     first = results[0]
-    every = job.evaluate_every
-    at = np.arange(every, job.steps + 1, every) if every else np.zeros(0, int)
+    at = job.evaluated
     accuracy = (first["predictions"] == job.y_test).mean(-1) if len(at) else np.zeros(0)
     startup = max(float(result["began"]) for result in results) - began
     return Result(first["seconds"], losses, accuracy, at, startup, workers * job.batch_size)

@@ -1,5 +1,6 @@
 """A swarm: each core trains a network of its own, from weights of its own, and nothing is communicated."""
 
+import sys
 import time
 
 import numpy as np
@@ -14,6 +15,8 @@ def main():
     tn.use_cores(worker.workers)
     import optax
 
+    if len(worker.evaluated) > 1:
+        sys.exit("A swarm is scored at its end alone: evaluate_every must be the number of steps, or None.")
     members = worker.workers
     steps, size = len(worker.rates), worker.order.shape[-1]
     rows = min(len(worker.x), steps * size)
