@@ -52,4 +52,4 @@ def test_an_environment_is_made_from_its_list_and_again_when_that_changes(tmp_pa
 def test_unknown_parts_are_named(capsys):
     with pytest.raises(SystemExit):
         peers.main(["troughput"])
-    assert "unknown part 'troughput'; known: throughput, accuracy, learning_rates" in capsys.readouterr().err
+    assert "unknown part 'troughput'; known: throughput, accuracy, depths" in capsys.readouterr().err

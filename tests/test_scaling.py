@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -13,6 +14,7 @@ import pytest
 
 import turbanet as tn
 from turbanet.lab.scaling import launch
+from turbanet.lab.scaling.job import Job, Result, flat
 from turbanet.training.sampling import deal
 
 RANDOM = np.random.default_rng(0)
@@ -28,13 +30,16 @@ def variables():
 
 def job(**how):
     """A job of ResNet-8 on small images."""
-    weights = launch.flat(variables())
+    weights = flat(variables())
     values = {"batch_size": 6, "steps": 5, "learning_rate": 0.05, "warm_up": 2, "depth": 8, "evaluate_every": 5} | how
-    return launch.Job(weights, X, Y, X[:20], Y[:20], **values)
+    return Job(weights, X, Y, X[:20], Y[:20], **values)
 
 
-def by_hand(workers, steps=5):
-    """Losses of plain JAX: in each step the workers' own gradients, by their own batches' statistics, averaged."""
+def by_hand(workers, steps=5, rates=None, only=None):
+    """Losses of plain JAX: in each step the workers' own gradients, by their own batches' statistics, averaged.
+
+    only: the worker that trains a network of its own.
+    """
     state = variables()
     params, stats = state["params"], state["batch_stats"]
     given = job(steps=steps)
@@ -50,10 +55,11 @@ def by_hand(workers, steps=5):
         return jax.value_and_grad(loss)(params)
 
     pace, losses = jax.tree.map(np.zeros_like, params), []
-    for step, rate in enumerate(given.rates(workers)):
-        each = [grad(params, X[order[w, step]], Y[order[w, step]]) for w in range(workers)]
+    those = range(workers) if only is None else [only]
+    for step, rate in enumerate(given.rates(workers) if rates is None else rates):
+        each = [grad(params, X[order[w, step]], Y[order[w, step]]) for w in those]
         losses.append(np.mean([loss for loss, _ in each]))
-        mean = jax.tree.map(lambda *grads: sum(grads) / workers, *(grads for _, grads in each))
+        mean = jax.tree.map(lambda *grads: sum(grads) / len(those), *(grads for _, grads in each))
         pace = jax.tree.map(lambda p, g: 0.9 * p + g, pace, mean)
         params = jax.tree.map(lambda w, p, rate=rate: w - rate * p, params, pace)
     return np.array(losses)
@@ -74,14 +80,59 @@ def test_gradients_of_half_the_bits_start_alike():
     np.testing.assert_allclose(found.loss, by_hand(2), rtol=5e-2)
 
 
-def test_a_swarm_trains_a_network_a_core():
-    found = launch.train("swarm", job(steps=24, evaluate_every=24), workers=2)
-    assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0] and found.accuracy.shape == (1,)
+def test_workers_that_send_nothing_train_networks_of_their_own():
+    found = launch.train("pytorch_alone", job(), workers=2)
+    own = np.full(5, 0.05)
+    each = [by_hand(2, rates=own, only=worker) for worker in range(2)]
+    np.testing.assert_allclose(found.loss, np.mean(each, axis=0), rtol=2e-2)
 
 
-def test_a_swarm_is_scored_at_its_end_alone():
-    with pytest.raises(RuntimeError, match="A swarm is scored at its end alone"):
+@pytest.mark.parametrize("name", ["swarm", "swarm_processes"])
+def test_a_swarm_trains_a_network_a_core(name):
+    found = launch.train(name, job(steps=24, evaluate_every=8), workers=2)
+    assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0]
+    assert found.at.tolist() == [8, 16, 24] and found.accuracy.shape == (3,)
+    assert (np.diff(found.seconds) > 0).all()
+    model = tn.ResNet(8)
+    swarm = tn.TurbaTrainState.swarm(model, optax.sgd(0.05, 0.9), 2, sample_input=X[:1], seed=0)
+    swarm, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=3, batch_size=6)
+    np.testing.assert_allclose(found.loss[::8], history.train_loss.mean(1), rtol=1e-3)
+    scores = np.asarray(tn.predict(swarm, X[:20]))
+    np.testing.assert_allclose(found.accuracy[-1], (scores.argmax(-1) == Y[:20]).mean(), atol=0.05)
+
+
+def test_a_swarm_is_scored_between_epochs():
+    with pytest.raises(RuntimeError, match="A swarm is scored between epochs.*multiples of an epoch's 8 steps"):
         launch.train("swarm", job(steps=8, evaluate_every=4), workers=1)
+
+
+def test_what_needs_an_environment_that_is_not_there_is_said(monkeypatch, capsys):
+    monkeypatch.setitem(launch.FRAMEWORKS, "mxnet", launch.Framework("mxnet", environment="nowhere"))
+    assert launch.available(["jax", "mxnet"]) == ["jax"]
+    assert capsys.readouterr().out == (
+        "mxnet is not measured. There is no nowhere in build/peers: `make peers` builds it.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (137, r"^Worker 1 of horovod_pytorch was ended by SIGKILL, and the others were stopped\.$"),
+        (1, r"^Worker 1 of horovod_pytorch failed, and the others were stopped\. It said:\nno room\nleft$"),
+    ],
+)
+def test_of_a_worker_that_a_launcher_saw_fail_only_its_own_words_are_quoted(code, said, monkeypatch):
+    lines = (
+        "[1]<stderr>:no room",
+        "[0]<stderr>:I was stopped",
+        "[1]<stderr>:left",
+        "Process name: 1",
+        f"Exit code: {code}",
+    )
+    program = f"print({chr(10).join(lines)!r}); raise SystemExit(1)"
+    monkeypatch.setattr(launch, "_commands", lambda *of: [[sys.executable, "-c", program]])
+    with pytest.raises(RuntimeError, match=said):
+        launch.train("horovod_pytorch", job(), workers=2)
 
 
 def test_learning_rates_grow_with_the_workers_after_a_warm_up():
@@ -92,7 +143,7 @@ def test_learning_rates_grow_with_the_workers_after_a_warm_up():
 
 def test_throughput_leaves_the_first_steps_out():
     seconds = np.array([10.0, 11, 12, 13, 14, 15])
-    result = launch.Result(seconds, seconds, np.array([0.2, 0.4]), np.array([3, 6]), 1.0, rows=30)
+    result = Result(seconds, seconds, np.array([0.2, 0.4]), np.array([3, 6]), 1.0, rows=30)
     np.testing.assert_allclose(result.throughputs(), [30.0] * 3)
     assert result.throughput() == 30.0 and result.seconds_to(0.3) == 15.0 and result.seconds_to(0.5) == np.inf
 

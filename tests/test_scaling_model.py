@@ -14,14 +14,12 @@ def test_a_link_is_found_in_the_times_it_makes(workers):
     np.testing.assert_allclose(link, (50e-6, 2e9), rtol=1e-6)
 
 
-def test_a_step_is_computation_and_a_ring():
+@pytest.mark.parametrize("compute", [0.1, np.array([0.1, 0.1, 0.2])], ids=["a core each", "shared cores"])
+def test_a_step_is_computation_and_a_ring(compute):
     link = model.Link(latency=1e-3, bandwidth=1e6)
-    found = model.step_seconds(0.1, 3000, np.array([1, 2, 4]), link, cores=2)
-    by_hand = [0.1, 0.1 + 2 * (1e-3 + 1500 / 1e6), 0.2 + 6 * (1e-3 + 750 / 1e6)]
-    np.testing.assert_allclose(found, by_hand)
-    np.testing.assert_allclose(
-        model.throughput(0.1, 8, 3000, np.array([1, 2, 4]), link, cores=2), 8 * np.array([1, 2, 4]) / by_hand
-    )
+    workers = np.array([1, 2, 4])
+    by_hand = np.array([0.0, 2 * (1e-3 + 1500 / 1e6), 6 * (1e-3 + 750 / 1e6)]) + compute
+    np.testing.assert_allclose(model.throughput(compute, 8, 3000, workers, link), 8 * workers / by_hand)
 
 
 def test_workers_with_cores_of_their_own_do_not_share():

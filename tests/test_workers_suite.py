@@ -7,7 +7,6 @@ import torch
 
 from turbanet.lab import one_network, workers_suite
 from turbanet.lab.labels import HOGWILD, SERIAL_ONE
-from turbanet.lab.scaling import launch
 
 
 @pytest.fixture
@@ -43,20 +42,3 @@ def test_a_way_that_diverges_is_said_and_left_out(made_up, capsys):
     found = workers_suite.learning_rates(rates=(0.05, 2.0), seeds=1, epochs=4, target_epochs=3)
     assert "Hogwild: The loss of worker 1 is nan." in capsys.readouterr().err
     assert len(found) == 2 * len(one_network.WAYS) - 1
-
-
-def test_throughput_has_every_framework_that_is_there_at_each_number_of_workers(monkeypatch, capsys):
-    monkeypatch.setattr(launch, "cifar10_job", lambda batch_size, steps: (batch_size, steps))
-
-    def train(name, job, workers):
-        if name == "mxnet":
-            raise FileNotFoundError("There is no mxnet in build/peers: `make peers` builds it.")
-        return launch.Result(np.arange(1.0, job[1] + 1), np.full(job[1], 2.3), None, None, 4.0, job[0] * workers)
-
-    monkeypatch.setattr(launch, "train", train)
-    found = workers_suite.throughput(repeats=2)
-    assert set(found.framework) == launch.FRAMEWORKS.keys() - {"mxnet"}
-    jax = found[(found.framework == "jax") & (found.repeat == 1)]
-    cases = jax[["workers", "batch_size", "images_per_second"]].values.tolist()
-    assert cases == [[1, 32, 32], [1, 64, 64], [2, 32, 64], [4, 16, 64], [4, 32, 128]]
-    assert "mxnet, 1 workers: There is no mxnet in build/peers" in capsys.readouterr().err

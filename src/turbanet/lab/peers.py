@@ -10,18 +10,13 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-from turbanet.lab import workers_suite as suite
+from turbanet.lab import workers_suite
 from turbanet.lab.paths import repository
+from turbanet.lab.scaling import suite
 
-HOROVOD = "horovod"  # is built from source on this environment's PyTorch
-FLAGS = {  # of its build: PyTorch over gloo and nothing else
-    "HOROVOD_WITH_PYTORCH": "1",
-    "HOROVOD_WITH_GLOO": "1",
-    "HOROVOD_CPU_OPERATIONS": "GLOO",
-    "HOROVOD_WITHOUT_MPI": "1",
-    "HOROVOD_WITHOUT_TENSORFLOW": "1",
-    "HOROVOD_WITHOUT_MXNET": "1",
-}
+HOROVOD = {"horovod": "PYTORCH", "horovod_tensorflow": "TENSORFLOW"}  # environment: what it is built on, from source
+PARTS = suite.PARTS | workers_suite.PARTS
+FLAGS = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_WITHOUT_MPI": "1"}  # of its build
 
 
 def build(name, *, root=None):
@@ -38,21 +33,20 @@ def build(name, *, root=None):
     print(f"Building {name} in build/peers", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    if name == HOROVOD:
+    if name in HOROVOD:
         lines = wanted.read_text().splitlines()
-        tools = [line for line in lines if not line.startswith(HOROVOD)]
-        subprocess.run([*pip, "install", "-q", *tools], check=True)
-        _build_horovod(folder, pip, next(line for line in lines if line.startswith(HOROVOD)))
+        others = [line for line in lines if not line.startswith("horovod==")]
+        subprocess.run([*pip, "install", "-q", *others], check=True)
+        horovod = next(line for line in lines if line.startswith("horovod=="))
+        _build_horovod(folder, pip, horovod, on=HOROVOD[name])
     else:
         subprocess.run([*pip, "install", "-q", "-r", wanted], check=True)
     made.write_text(wanted.read_text())
     return python
 
 
-def _build_horovod(folder, pip, requirement):
-    """Horovod 0.28.1 asks for C++17, PyTorch's headers for 20."""
-    study = sysconfig.get_path("purelib")  # whose PyTorch it is built on and runs on
-    (next((folder / "lib").glob("python*")) / "site-packages/study.pth").write_text(f"{study}\n")
+def _build_horovod(folder, pip, requirement, on):
+    """From source on this environment's own TensorFlow, or on the study's PyTorch."""
     source = folder / "source"
     source.mkdir(exist_ok=True)
     download = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", source]
@@ -60,26 +54,45 @@ def _build_horovod(folder, pip, requirement):
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
     unpacked = next(path for path in source.iterdir() if path.is_dir())
-    for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-        text = (unpacked / name).read_text()
-        newer = "\n".join(
-            "set(CMAKE_CXX_STANDARD 20)" if line.strip().startswith("set(CMAKE_CXX_STANDARD ") else line
-            for line in text.splitlines()
-        )
-        (unpacked / name).write_text(newer + "\n")
-    environment = os.environ | FLAGS | {"PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])}
+    if on == "PYTORCH":
+        study = sysconfig.get_path("purelib")
+        (next((folder / "lib").glob("python*")) / "site-packages/study.pth").write_text(f"{study}\n")
+        for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+            _ask_for_newer_c(unpacked / name)
+    flags = {f"HOROVOD_WITHOUT_{each}": "1" for each in ("PYTORCH", "TENSORFLOW", "MXNET") if each != on}
+    own = {f"HOROVOD_WITH_{on}": "1", "PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])}
     command = [*pip, "install", "-q", "--no-build-isolation", "--no-deps", unpacked]
-    subprocess.run(command, env=environment, check=True)
+    subprocess.run(command, env=os.environ | FLAGS | flags | own, check=True)
+
+
+def _ask_for_newer_c(file):
+    """Horovod 0.28.1 asks for C++17, PyTorch's headers for 20."""
+    lines = [
+        "set(CMAKE_CXX_STANDARD 20)" if line.strip().startswith("set(CMAKE_CXX_STANDARD ") else line
+        for line in file.read_text().splitlines()
+    ]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def measured(part):
+    """What `make peers` left in reports/peers/ of a part: (a table, the machine and the day in one line)."""
+    import pandas as pd
+
+    folder = repository() / "reports/peers"
+    if not (folder / f"{part}.json").is_file():
+        raise FileNotFoundError(f"There is no {folder / part}.json; `make peers ARGS={part}` makes it.")
+    here = json.loads((folder / f"{part}.json").read_text())
+    return pd.read_csv(folder / f"{part}.csv"), f"{here['date']}, {here['machine']}"
 
 
 def main(arguments=None):
     """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(suite.PARTS)}")
+    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(PARTS)}")
     parser.add_argument("--build", action="store_true", help="only build")
     given = parser.parse_args(arguments)
-    if unknown := sorted(set(given.parts) - suite.PARTS.keys()):
-        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(suite.PARTS)}")
+    if unknown := sorted(set(given.parts) - PARTS.keys()):
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
     root = repository()
     failures = []
     for wanted in sorted((root / "peers").glob("*.txt")):
@@ -96,8 +109,8 @@ def main(arguments=None):
 
     tn.use_cores()
     folder = Path(root / "reports/peers")
-    for part in given.parts or suite.PARTS:
-        table = suite.PARTS[part]()
+    for part in given.parts or PARTS:
+        table = PARTS[part]()
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
         here = {"machine": machine_line(), "date": datetime.date.today().isoformat(), **machine()}

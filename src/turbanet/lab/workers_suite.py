@@ -1,55 +1,7 @@
-"""Measurements of many workers on one network that a rebuild has no time for: every framework, rate, seed, number."""
+"""Ways to train one network by workers that a rebuild has no time for: learning rates, seeds, numbers of workers."""
 
+import dataclasses
 import sys
-
-
-def throughput(*, weak=32, strong=64, workers=(1, 2, 4), steps=23, repeats=3):
-    """Every framework that can be run here at each number of workers, in turn: a table.
-
-    weak : rows of a worker's step, whatever the number of workers; strong : rows of a step of all workers
-    """
-    import pandas as pd
-
-    from turbanet.lab.scaling import launch
-
-    lines = []
-    cases = sorted({(each, size) for each in workers for size in (weak, strong // each)})
-    for repeat in range(repeats):
-        for name in launch.FRAMEWORKS:
-            for count, size in cases:
-                try:
-                    found = launch.train(name, launch.cifar10_job(batch_size=size, steps=steps), workers=count)
-                except (FileNotFoundError, RuntimeError) as failure:
-                    print(f"{name}, {count} workers: {failure}", file=sys.stderr, flush=True)
-                    continue
-                rate = found.throughput()
-                lines.append((name, count, size, repeat, rate, found.startup_seconds, found.loss[0]))
-                print(f"{name}, {count} workers, {size} rows each: {rate:.0f} images a second", flush=True)
-    columns = ["framework", "workers", "batch_size", "repeat", "images_per_second", "startup_seconds", "first_loss"]
-    return pd.DataFrame(lines, columns=columns)
-
-
-def accuracy(*, workers=2, batch_size=32, epochs=4, learning_rate=0.02, warm_up=100, evaluations=8):
-    """Test accuracy of every framework during a training by so many workers, and of a swarm's networks: a table."""
-    import pandas as pd
-
-    from turbanet.lab.scaling import launch
-
-    lines = []
-    for name in launch.FRAMEWORKS:
-        own = 1 if name == "swarm" else workers  # a member sees all rows
-        steps = epochs * 10_000 // batch_size // own // evaluations * evaluations
-        every = steps if name == "swarm" else steps // evaluations
-        how = {"learning_rate": learning_rate, "warm_up": warm_up, "evaluate_every": every}
-        try:
-            found = launch.train(name, launch.cifar10_job(batch_size=batch_size, steps=steps, **how), workers=workers)
-        except (FileNotFoundError, RuntimeError) as failure:
-            print(f"{name}: {failure}", file=sys.stderr, flush=True)
-            continue
-        for step, share in zip(found.at, found.accuracy, strict=True):
-            lines.append((name, workers, step, found.seconds[step - 1], share))
-        print(f"{name}: {found.accuracy[-1]:.3f} after {found.seconds[-1]:.0f} s", flush=True)
-    return pd.DataFrame(lines, columns=["framework", "workers", "steps", "seconds", "accuracy"])
 
 
 def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10, target_epochs=6, workers=2):
@@ -62,7 +14,7 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10
     import pandas as pd
 
     from turbanet.lab import one_network
-    from turbanet.lab.labels import SERIAL_ONE
+    from turbanet.lab.labels import DOWNPOUR, SERIAL_ONE
 
     keys = [(rate, seed) for rate in rates for seed in range(seeds)]
     tasks = {key: _mnist(rows=rows, epochs=epochs, learning_rate=key[0], seed=key[1]) for key in keys}
@@ -73,6 +25,8 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10
     lines = []
     for way in one_network.WAYS:
         for key, task in tasks.items():
+            if way == DOWNPOUR:
+                task = dataclasses.replace(task, every=1)  # with momentum, what is sent more rarely overshoots
             try:
                 run = serial[key] if way == SERIAL_ONE else one_network.run(way, task, count=workers)
             except FloatingPointError as failure:
@@ -154,10 +108,4 @@ def _lenet(**how):
     return task, normalised(arrays["x_test"]), arrays["y_test"]
 
 
-PARTS = {
-    "throughput": throughput,
-    "accuracy": accuracy,
-    "learning_rates": learning_rates,
-    "worker_counts": worker_counts,
-    "shared_state": shared_state,
-}
+PARTS = {"learning_rates": learning_rates, "worker_counts": worker_counts, "shared_state": shared_state}

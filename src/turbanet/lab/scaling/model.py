@@ -36,17 +36,11 @@ def measured_link(sizes, seconds, workers: int) -> Link:
     return Link(latency / scale[0], scale[1] / per_byte if per_byte else np.inf)
 
 
-def step_seconds(compute: float, size: float, workers, link: Link, cores=None):
-    """Of a step: `compute` seconds of a worker on a core of its own, then the sum of `size` bytes of gradients.
+def throughput(compute, batch_size: int, size: float, workers, link: Link):
+    """Rows a second of all workers, each of which computes its batch_size rows and then sums `size` bytes with them.
 
-    workers: a number, or an array of them. cores: how many there are, which workers share where they are more; None:
-    one for each worker.
+    compute : seconds of a worker's step without the sum; a number, or one for each number of `workers`
     """
     workers = np.asarray(workers)
-    shared = 1.0 if cores is None else np.maximum(1.0, workers / cores)
-    return compute * shared + np.where(workers > 1, link.seconds(size, workers), 0.0)
-
-
-def throughput(compute: float, batch_size: int, size: float, workers, link: Link, cores=None):
-    """Rows a second of all workers by `step_seconds`, batch_size rows each."""
-    return np.asarray(workers) * batch_size / step_seconds(compute, size, workers, link, cores)
+    sums = np.where(workers > 1, link.seconds(size, workers), 0.0)
+    return workers * batch_size / (np.asarray(compute) + sums)

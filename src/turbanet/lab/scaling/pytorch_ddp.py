@@ -1,4 +1,7 @@
-"""PyTorch: DistributedDataParallel over gloo, over NCCL where each worker has a GPU; its way "fp16" halves messages."""
+"""PyTorch: DistributedDataParallel over gloo, over NCCL where each worker has a GPU.
+
+Its way "fp16" halves messages; "alone" sends none, and each worker trains a network of its own beside the others.
+"""
 
 import os
 
@@ -20,7 +23,7 @@ def main():
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(worker.job["port"])}
     dist.init_process_group("nccl" if on_gpus else "gloo", rank=worker.rank, world_size=worker.workers)
     plain = resnet_twin(worker.nested()["params"]).to(device)
-    network = DistributedDataParallel(plain)
+    network = plain if worker.job["way"] == "alone" else DistributedDataParallel(plain)
     if worker.job["way"] == "fp16":
         network.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
