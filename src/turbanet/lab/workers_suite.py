@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 
-def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10, target_epochs=6, workers=2):
+def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=6, target_epochs=4, workers=2):
     """Every way to train the MNIST network by workers, each at each learning rate, with several seeds: a table.
 
     Its `target` is the loss that serial training has after so many epochs at its best rate, by the median of the seeds;
@@ -39,7 +39,7 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=10
     return pd.DataFrame(lines, columns=[*columns, "cpu"])
 
 
-def worker_counts(*, counts=(1, 2, 4), epochs=10, target_epochs=6, learning_rate=0.01):
+def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=0.01):
     """LeNet on CIFAR-10 by one, two and more workers than cores: a table of way, workers, seconds to a loss."""
     import pandas as pd
 
@@ -59,7 +59,7 @@ def worker_counts(*, counts=(1, 2, 4), epochs=10, target_epochs=6, learning_rate
     return pd.DataFrame(lines, columns=columns)
 
 
-def shared_state(*, epochs=10, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
+def shared_state(*, epochs=6, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
     """What sharing the optimizer's state does to LeNet under Hogwild, for momentum and for Adam: a table."""
     import pandas as pd
 

@@ -78,7 +78,7 @@ def _agree(table):
             raise AssertionError(f"With {case[0]} workers of {case[1]} rows {came}.")
 
 
-def accuracy(*, workers=2, batch_size=32, epochs=3, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how):
+def accuracy(*, workers=2, batch_size=32, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how):
     """Test accuracy of every framework while so many workers train, and of a swarm's networks: a table.
 
     counts, batch_sizes : of which PyTorch's DistributedDataParallel is trained too. The learning rate is in proportion
