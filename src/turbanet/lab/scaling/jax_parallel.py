@@ -1,4 +1,4 @@
-"""JAX: the batch sharded over devices, the parameters on each of them, gradients averaged in the compiled step.
+"""JAX: the batch sharded over devices, the parameters on each of them, gradients averaged in the compiled step as one vector.
 
 job["one_process"]: one process with a device for each worker; else a process each under jax.distributed.
 """
@@ -22,6 +22,7 @@ def main():
         jax.distributed.initialize(f"127.0.0.1:{worker.job['port']}", worker.workers, worker.rank)
     import jax.numpy as jnp
     import optax
+    from jax.flatten_util import ravel_pytree
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
     from turbanet import ResNet
@@ -41,7 +42,8 @@ def main():
     def of_worker(state, x, y, rate):
         params, stats, moments = state
         (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(params, stats, x, y)
-        loss, stats, grads = jax.lax.pmean((loss, stats, grads), "worker")
+        numbers, split = ravel_pytree((loss, stats, grads))  # one sum, as each costs more than its numbers
+        loss, stats, grads = split(jax.lax.pmean(numbers, "worker"))
         moments.hyperparams["learning_rate"] = rate
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), stats, moments), loss
