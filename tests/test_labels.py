@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from turbanet.lab.labels import COLOURS, KEYS, MARKERS, WAYS
+from turbanet.lab.labels import COLOURS, FRAMEWORK_NAMES, FRAMEWORKS, KEYS, MARKERS, WAYS
 
 
 def test_labels_load_neither_torch_nor_jax():
@@ -18,3 +18,11 @@ def test_keys_are_names_of_metrics_and_tell_the_ways_apart():
 
 def test_ways_of_one_figure_look_different():
     assert len({COLOURS[way] for way in WAYS}) == len({MARKERS[way] for way in WAYS}) == len(WAYS)
+
+
+def test_every_framework_has_a_name_and_looks_of_its_own():
+    from turbanet.lab.scaling import launch
+
+    assert set(FRAMEWORK_NAMES) == set(launch.FRAMEWORKS)
+    looks = [(label.colour, label.marker) for label in FRAMEWORKS.values()]
+    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == len(FRAMEWORKS)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,42 @@ def test_an_environment_is_made_from_its_list_and_again_when_that_changes(tmp_pa
     wanted.write_text("mxnet==1.9.0\n")
     peers.build("mxnet", root=tmp_path)
     assert len(commands) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "other"), [("horovod", "PYTORCH", "TENSORFLOW"), ("horovod_tensorflow", "TENSORFLOW", "PYTORCH")]
+)
+def test_horovod_is_built_from_source_on_one_framework(name, on, other, tmp_path, monkeypatch):
+    commands, environments = [], []
+
+    def run(command, check, env=None):
+        command = [str(word) for word in command]
+        commands.append(command)
+        environments.append(env)
+        if "venv" in command:
+            (Path(command[-1]) / "lib/python3.11/site-packages").mkdir(parents=True)
+        if "download" in command:
+            unpacked = tmp_path / "horovod-0.28.1"
+            (unpacked / "horovod/torch").mkdir(parents=True)
+            for file in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+                (unpacked / file).write_text("  set(CMAKE_CXX_STANDARD 17)\nproject(horovod)\n")
+            with tarfile.open(Path(command[-2]) / "horovod-0.28.1.tar.gz", "w:gz") as archive:
+                archive.add(unpacked, "horovod-0.28.1")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "peers").mkdir()
+    (tmp_path / f"peers/{name}.txt").write_text("cmake==3.31.10\nhorovod==0.28.1\n")
+    peers.build(name, root=tmp_path)
+    folder = tmp_path / "build/peers" / name
+    _, tools, download, build = commands
+    assert tools[-1] == "cmake==3.31.10" and download[-1] == "horovod==0.28.1"
+    assert build[-1] == str(folder / "source/horovod-0.28.1") and "--no-build-isolation" in build
+    flags = environments[-1]
+    assert flags[f"HOROVOD_WITH_{on}"] == flags[f"HOROVOD_WITHOUT_{other}"] == flags["HOROVOD_WITH_GLOO"] == "1"
+    assert f"HOROVOD_WITHOUT_{on}" not in flags and flags["PATH"].startswith(str(folder / "bin"))
+    standard = (folder / "source/horovod-0.28.1/horovod/torch/CMakeLists.txt").read_text().split("\n")[0]
+    assert standard.strip() == f"set(CMAKE_CXX_STANDARD {20 if on == 'PYTORCH' else 17})"
+    assert (folder / "lib/python3.11/site-packages/study.pth").exists() == (on == "PYTORCH")
 
 
 def test_unknown_parts_are_named(capsys):

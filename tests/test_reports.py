@@ -127,6 +127,18 @@ def test_read_table_gives_what_table_wrote(root, monkeypatch):
     pd.testing.assert_frame_equal(reports.read_table("mnist", "times"), kept, check_dtype=False)
 
 
+def test_read_peers_gives_a_table_and_when_and_where_it_was_measured(root):
+    folder = root / "reports/peers"
+    folder.mkdir(parents=True)
+    FRAME.to_csv(folder / "sums.csv", index=False)
+    (folder / "sums.json").write_text(json.dumps({"date": "2026-11-24", "machine": "one core", "cores": 1}))
+    table, here = reports.read_peers("sums")
+    pd.testing.assert_frame_equal(table, FRAME)
+    assert here["cores"] == 1 and here["measured"] == "measured on 2026-11-24 by make peers on one core"
+    with pytest.raises(FileNotFoundError, match="peers/depths.csv; `make peers ARGS=depths` makes it"):
+        reports.read_peers("depths")
+
+
 @pytest.mark.parametrize("kind", ["png", "pdf"])
 def test_figure_has_the_same_bytes_at_another_time(report, monkeypatch, kind):
     with matplotlib.rc_context():

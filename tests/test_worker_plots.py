@@ -47,27 +47,19 @@ def test_architectures_name_each_way():
     assert all("worker 2" in " ".join(text.get_text() for text in ax.texts) for ax in axes)
 
 
-def test_throughput_shows_what_was_measured_and_dashed_what_was_not():
-    columns = ["framework", "workers", "images a second", "low", "high"]
-    measured = pd.DataFrame([("jax", 1, 100.0, 90, 120), ("jax", 2, 180.0, 170, 190)], columns=columns)
-    predicted = pd.DataFrame({"workers": [1, 4], "images a second": [100.0, 390.0]})
-    ax = worker_plots.throughput(plt.subplots()[1], measured, predicted)
-    (container,) = ax.containers
-    np.testing.assert_allclose(container[0].get_xydata(), [[1, 100], [2, 180]])
-    segments = container[2][0].get_segments()
-    np.testing.assert_allclose([segment[:, 1] for segment in segments], [[90, 120], [170, 190]])
-    dashed = next(line for line in ax.get_lines() if line.get_linestyle() == "--")
-    np.testing.assert_allclose(dashed.get_ydata(), [100, 390])
+def test_speed_ups_against_workers_are_open_where_workers_share_cores():
+    columns = ["way", "workers", "speed-up", "oversubscribed"]
+    ways = pd.DataFrame([(HOGWILD, 1, 0.9, False), (HOGWILD, 2, 1.7, False), (HOGWILD, 4, 1.6, True)], columns=columns)
+    ax = worker_plots.against_workers(plt.subplots()[1], ways)
+    line, opened = ax.get_lines()[:2]
+    np.testing.assert_allclose(line.get_xydata(), [[1, 0.9], [2, 1.7], [4, 1.6]])
+    np.testing.assert_allclose(opened.get_xydata(), [[4, 1.6]])
+    assert opened.get_markerfacecolor() == "white"
 
 
-def test_no_framework_is_left_out():
-    names = [f"framework {number}" for number in range(12)]
-    measured = pd.DataFrame({"framework": names, "workers": 1, "images a second": 9.0, "low": 8.0, "high": 10.0})
-    ax = worker_plots.throughput(plt.subplots()[1], measured, pd.DataFrame({"workers": [1], "images a second": [9.0]}))
-    assert sorted(container.get_label() for container in ax.containers) == sorted(names)
-
-
-def test_sums_are_medians_in_milliseconds():
-    seconds = np.array([[0.001, 0.002, 0.009], [0.004, 0.004, 0.004]])
-    ax = worker_plots.sums(plt.subplots()[1], np.array([1e6, 2e6]), seconds, np.array([0.002, 0.004]))
-    np.testing.assert_allclose(ax.containers[0][0].get_xydata(), [[1, 2], [2, 4]])
+def test_each_seed_is_a_point_and_their_median_a_line():
+    seconds = pd.DataFrame({"way": [HOGWILD] * 3 + [LOCAL], "seconds_to_loss": [3.0, 1, 2, 0.5]})
+    ax = worker_plots.seconds_of_seeds(plt.subplots()[1], seconds)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [LOCAL, HOGWILD]
+    points, median = ax.get_lines()[2:]
+    assert points.get_xdata().tolist() == [3, 1, 2] and list(median.get_xdata()) == [2, 2]

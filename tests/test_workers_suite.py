@@ -42,3 +42,14 @@ def test_a_way_that_diverges_is_said_and_left_out(made_up, capsys):
     found = workers_suite.learning_rates(rates=(0.05, 2.0), seeds=1, epochs=4, target_epochs=3)
     assert "Hogwild: The loss of worker 1 is nan." in capsys.readouterr().err
     assert len(found) == 2 * len(one_network.WAYS) - 1
+
+
+def test_a_way_is_at_its_best_where_its_median_seed_is_first_and_one_that_diverged_never_is():
+    lines = [(HOGWILD, 0.1, seed, took) for seed, took in enumerate([1.0, 9.0, 9.0])]
+    lines += [(HOGWILD, 0.2, seed, 5.0) for seed in range(3)]
+    lines += [(HOGWILD, 0.4, 0, 0.1)]  # the other two seeds diverged
+    lines += [(SERIAL_ONE, 0.1, seed, 2.0) for seed in range(3)]
+    table = pd.DataFrame(lines, columns=["way", "learning_rate", "seed", "seconds_to_loss"])
+    best = workers_suite.at_its_best(table)
+    assert best.groupby("way").learning_rate.unique().map(list).to_dict() == {HOGWILD: [0.2], SERIAL_ONE: [0.1]}
+    assert len(best) == 6

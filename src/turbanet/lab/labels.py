@@ -64,6 +64,22 @@ COLOURS = {way: label.colour for way, label in LABELS.items()} | {
     "member": "#999999",
 }
 
+FRAMEWORKS = {  # data-parallel training of one network, and, of the last two and "no sums", of a network each
+    "PyTorch DDP": Label("pytorch_ddp", "#de8f05", "s"),
+    "PyTorch DDP, 16 bits": Label("pytorch_ddp_fp16", "#ece133", "D"),
+    "PyTorch, no sums": Label("pytorch_alone", "#d55e00", "v"),
+    "JAX": Label("jax", "#029e73", "^"),
+    "JAX, process each": Label("jax_processes", "#66c2a5", "<"),
+    "Keras on JAX": Label("keras", "#cc78bc", "P"),
+    "TensorFlow": Label("tensorflow", "#ca9161", "X"),
+    "MXNet": Label("mxnet", "#949494", "*"),
+    "Horovod, PyTorch": Label("horovod_pytorch", "#fbafe4", "h"),
+    "Horovod, TensorFlow": Label("horovod_tensorflow", "#7a4e2d", "p"),
+    "TurbaNet swarm": Label("swarm", LABELS[OURS].colour, "o"),
+    "TurbaNet, process each": Label("swarm_processes", "#56b4e9", "8"),
+}
+FRAMEWORK_NAMES = {label.key: name for name, label in FRAMEWORKS.items()}
+
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 WORKLOADS = {

@@ -106,7 +106,8 @@ def copy_study(root, folder, size):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    for suite in root.glob("reports/benchmark/*/machine.json"):  # what `make bench` measured
+    before = [*root.glob("reports/benchmark/*/machine.json"), *root.glob("reports/peers/throughput.json")]
+    for suite in before:  # what `make bench` and `make peers` measured
         shutil.copytree(suite.parent, folder / suite.parent.relative_to(root))
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)

@@ -74,17 +74,6 @@ def _ask_for_newer_c(file):
     file.write_text("\n".join(lines) + "\n")
 
 
-def measured(part):
-    """What `make peers` left in reports/peers/ of a part: (a table, the machine and the day in one line)."""
-    import pandas as pd
-
-    folder = repository() / "reports/peers"
-    if not (folder / f"{part}.json").is_file():
-        raise FileNotFoundError(f"There is no {folder / part}.json; `make peers ARGS={part}` makes it.")
-    here = json.loads((folder / f"{part}.json").read_text())
-    return pd.read_csv(folder / f"{part}.csv"), f"{here['date']}, {here['machine']}"
-
-
 def main(arguments=None):
     """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
     parser = argparse.ArgumentParser(description=main.__doc__)

@@ -82,10 +82,19 @@ def read_table(stage, name):
     return pd.read_csv(_existing(stage, f"tables/{name}.csv"))
 
 
-def _existing(stage, name):
+def read_peers(part):
+    """A table that `make peers` left in reports/peers/, and {the machine then}: its `measured` is when and where."""
+    import pandas as pd
+
+    table, record = (_existing("peers", f"{part}.{kind}", f"make peers ARGS={part}") for kind in ("csv", "json"))
+    here = json.loads(record.read_text())
+    return pd.read_csv(table), here | {"measured": f"measured on {here['date']} by make peers on {here['machine']}"}
+
+
+def _existing(stage, name, made_by="dvc repro"):
     path = repository() / "reports" / stage / name
     if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}; `dvc repro` makes it.")
+        raise FileNotFoundError(f"There is no {path}; `{made_by}` makes it.")
     return path
 
 

@@ -8,7 +8,6 @@ from turbanet.lab import plots, workers
 from turbanet.lab.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, MARKERS
 from turbanet.lab.plots import COLOURS, SMALL
 
-FRAMEWORK_MARKERS = "osD^vPX*<>"
 ARCHITECTURES = {  # the way: what stands above the workers, what an arrow is
     HOGWILD: ("weights in shared memory", "every step, no lock"),
     DOWNPOUR: ("parameter server", "every few steps, own pace"),
@@ -88,39 +87,29 @@ def _arrow(ax, begin, end, style):
     ax.add_patch(FancyArrowPatch(begin, end, arrowstyle=style, mutation_scale=6, lw=0.8, color="0.3"))
 
 
-def throughput(ax, table, predicted):
-    """Rows a second against workers, logarithmic: measured, with the range of the runs, and predicted, dashed.
-
-    table : framework, workers, images a second, low, high; predicted : workers, images a second
-    """
-    for number, (name, own) in enumerate(table.groupby("framework")):
-        middle = own["images a second"]
-        ax.errorbar(
-            own.workers,
-            middle,
-            [middle - own.low, own.high - middle],
-            fmt=FRAMEWORK_MARKERS[number % len(FRAMEWORK_MARKERS)],
-            ls="-",
-            ms=3,
-            lw=1,
-            color=f"C{number % 10}",
-            label=name,
-        )
-    ax.plot(predicted.workers, predicted["images a second"], color="0.4", ls="--", lw=1, label="predicted")
-    ax.set(xlabel="workers", ylabel="images a second")
-    plots.logarithmic(ax)
+def against_workers(ax, table):
+    """Times as fast to a loss as one thread, against workers; open where they share cores: [way, workers, speed-up]."""
+    for way, own in table.groupby("way", sort=False):
+        how = {"color": COLOURS[way], "marker": MARKERS[way], "ms": 4}
+        ax.plot(own.workers, own["speed-up"], lw=1, label=way, **how)
+        shared = own[own.oversubscribed]
+        ax.plot(shared.workers, shared["speed-up"], mfc="white", ls="", **how)
+    ax.axhline(1, color="0.3", lw=0.8, ls=":")
+    ax.set(xlabel="workers", ylabel="times as fast as one thread", xticks=sorted(table.workers.unique()))
     ax.legend(fontsize=SMALL)
     sns.despine(ax=ax)
     return ax
 
 
-def sums(ax, sizes, seconds, fitted):
-    """Seconds of a sum over workers against the bytes of its message: median and range of [size, repeat], and a fit."""
-    middle = np.median(seconds, axis=1)
-    spread = [middle - seconds.min(1), seconds.max(1) - middle]
-    ax.errorbar(sizes / 1e6, 1e3 * middle, [1e3 * side for side in spread], fmt="o", ms=3, lw=1, label="measured")
-    ax.plot(sizes / 1e6, 1e3 * fitted, color="0.4", ls="--", lw=1, label="latency and bandwidth")
-    ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)", xscale="log", yscale="log")
-    ax.legend(fontsize=SMALL)
+def seconds_of_seeds(ax, table):
+    """Seconds to a loss, logarithmic: a point a seed, the median as a line; a table of way and seconds_to_loss."""
+    ways = list(dict.fromkeys(table.way))[::-1]
+    for place, way in enumerate(ways):
+        seconds = table.seconds_to_loss[table.way == way]
+        ax.plot(seconds, np.full(len(seconds), place), MARKERS[way], ms=3.5, color=COLOURS[way], alpha=0.7)
+        ax.plot(2 * [seconds.median()], [place - 0.3, place + 0.3], color=COLOURS[way], lw=1.5)
+    ax.set(xlabel="seconds to the loss", yticks=range(len(ways)), yticklabels=ways)
+    ax.tick_params(axis="y", labelsize=SMALL)
+    plots.logarithmic(ax, "x")
     sns.despine(ax=ax)
     return ax

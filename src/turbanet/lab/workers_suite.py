@@ -39,6 +39,18 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=6,
     return pd.DataFrame(lines, columns=[*columns, "cpu"])
 
 
+def at_its_best(table):
+    """Of a table as `learning_rates`' each way's lines at its best rate: where the median seed is at the loss first.
+
+    A seed that diverged, which has no line, counts as one that never gets there.
+    """
+    import numpy as np
+
+    seconds = table.set_index(["way", "learning_rate", "seed"]).seconds_to_loss.unstack().fillna(np.inf)
+    best = seconds.median(axis=1).groupby(level="way").idxmin()
+    return table[[pair in set(best) for pair in zip(table.way, table.learning_rate, strict=True)]]
+
+
 def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=0.01):
     """LeNet on CIFAR-10 by one, two and more workers than cores: a table of way, workers, seconds to a loss."""
     import pandas as pd

@@ -1,4 +1,4 @@
-"""JAX: the batch sharded over devices, the parameters on each of them, gradients averaged in the compiled step as one vector.
+"""JAX: the batch sharded over devices, the parameters on each of them, gradients averaged as one vector.
 
 job["one_process"]: one process with a device for each worker; else a process each under jax.distributed.
 """

@@ -4,15 +4,18 @@ import sys
 
 import joblib
 
+from turbanet.lab.labels import FRAMEWORK_NAMES
 from turbanet.lab.scaling import launch
 from turbanet.lab.scaling.job import cifar10_job
 
+BATCH, ROWS = 32, 64  # rows of a worker's step in weak scaling, of all workers' in strong scaling
+WORKERS = 2  # that train to an accuracy
 STRONG = ("pytorch_ddp", "jax", "swarm")  # of which strong scaling is measured too
 KERAS = "keras"  # whose batch normalisation takes the statistics of all workers' rows together
 TWICE = ("jax_processes", "pytorch_alone", "swarm_processes")  # which learn as another one does
 
 
-def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=32, strong=64, steps=23, repeats=2, **how):
+def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=ROWS, steps=23, repeats=2, **how):
     """Each framework that can be run here at each number of workers, in turn: a table, by quarters of each run.
 
     frameworks : names; None: all
@@ -61,6 +64,7 @@ def compared(table, *, batch_size=None, rows=None):
     speed_up = found["median"] / found.framework.map(single)
     found.insert(6, "speed-up", speed_up)
     found.insert(7, "efficiency", speed_up / found.workers)
+    found["framework"] = found.framework.map(FRAMEWORK_NAMES)
     called = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
     columns = [name for name in found if name != "oversubscribed"]
     return pd.DataFrame(found[[*columns, "oversubscribed"]]).rename(columns=called)
@@ -78,7 +82,9 @@ def _agree(table):
             raise AssertionError(f"With {case[0]} workers of {case[1]} rows {came}.")
 
 
-def accuracy(*, workers=2, batch_size=32, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how):
+def accuracy(
+    *, workers=WORKERS, batch_size=BATCH, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how
+):
     """Test accuracy of every framework while so many workers train, and of a swarm's networks: a table.
 
     counts, batch_sizes : of which PyTorch's DistributedDataParallel is trained too. The learning rate is in proportion
@@ -103,7 +109,7 @@ def accuracy(*, workers=2, batch_size=32, epochs=2, evaluations=6, counts=(1, 4)
     return pd.DataFrame(lines, columns=[*columns, "accuracy"])
 
 
-def depths(*, depths=(20, 44), batch_size=32, workers=(1, 2, 4), steps=13):
+def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
     """PyTorch's throughput with gradients that are summed, and without, by depth of the network: a table."""
     import pandas as pd
 

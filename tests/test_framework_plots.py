@@ -1,0 +1,77 @@
+"""turbanet.lab.framework_plots: what is drawn is what was measured, and what was not is dashed."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from turbanet.lab import framework_plots
+from turbanet.lab.labels import FRAMEWORKS
+
+MEASURED = pd.DataFrame(
+    [
+        ("JAX", 1, 100.0, 90, 120, 1.0, False),
+        ("JAX", 2, 180.0, 170, 190, 0.9, False),
+        ("JAX", 4, 160.0, 1, 200, 0.4, True),
+    ],
+    columns=["framework", "workers", "images a second", "low", "high", "efficiency", "oversubscribed"],
+)
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def test_throughput_shows_what_was_measured_and_dashed_what_was_not():
+    predicted = pd.DataFrame({"workers": [1, 4], "images a second": [100.0, 390.0]})
+    ax = framework_plots.throughput(plt.subplots()[1], MEASURED, predicted)
+    (container,) = ax.containers
+    np.testing.assert_allclose(container[0].get_xydata(), [[1, 100], [2, 180], [4, 160]])
+    segments = container[2][0].get_segments()
+    np.testing.assert_allclose([segment[:, 1] for segment in segments], [[90, 120], [170, 190], [1, 200]])
+    dashed = next(line for line in ax.get_lines() if line.get_linestyle() == "--")
+    np.testing.assert_allclose(dashed.get_ydata(), [100, 390])
+
+
+def test_marks_are_open_where_workers_share_cores():
+    for draw in (framework_plots.throughput, framework_plots.efficiency):
+        ax = draw(plt.subplots()[1], MEASURED)
+        opened = [line for line in ax.get_lines() if line.get_markerfacecolor() == "white"]
+        assert [line.get_xdata().tolist() for line in opened] == [[4]]
+
+
+def test_efficiency_has_what_was_published_beside_it():
+    ax = framework_plots.efficiency(plt.subplots()[1], MEASURED, {"theirs": (12, 0.84)})
+    shown = {line.get_label(): np.ravel(line.get_ydata()).tolist() for line in ax.get_lines()}
+    assert shown["JAX"] == [1, 0.9, 0.4] and shown["theirs"] == [0.84]
+
+
+def test_no_framework_is_left_out():
+    table = pd.concat([MEASURED.assign(framework=name) for name in FRAMEWORKS])
+    ax = framework_plots.throughput(plt.subplots()[1], table)
+    assert [container.get_label() for container in ax.containers] == list(FRAMEWORKS)
+
+
+@pytest.mark.parametrize(("by", "names"), [("framework", ["MXNet", "JAX"]), ("rows of a step", ["32", "64"])])
+def test_accuracy_is_a_line_in_percent_for_each(by, names):
+    own = {"framework": ["MXNet", "MXNet", "JAX"], "rows of a step": [64, 64, 32]}
+    table = pd.DataFrame(own | {"seconds": [1.0, 2, 3], "accuracy": [0.1, 0.2, 0.4]})
+    ax = framework_plots.accuracy(plt.subplots()[1], table, "seconds", by=by)
+    shown = {line.get_label(): line.get_xydata().tolist() for line in ax.get_lines()}
+    assert list(shown) == names
+    assert sorted(shown.values()) == [[[1, 10], [2, 20]], [[3, 40]]]
+
+
+def test_costs_are_bars_with_their_numbers():
+    table = pd.DataFrame({"what": ["one", "both"], "framework": ["JAX", "MXNet"], "seconds": [20.4, 11.0]})
+    ax = framework_plots.costs(plt.subplots()[1], table, "seconds")
+    assert [bar.get_width() for bar in ax.patches] == [11.0, 20.4]
+    assert [text.get_text().strip() for text in ax.texts] == ["11", "20"]
+
+
+def test_sums_are_medians_in_milliseconds():
+    seconds = np.array([[0.001, 0.002, 0.009], [0.004, 0.004, 0.004]])
+    ax = framework_plots.sums(plt.subplots()[1], np.array([1e6, 2e6]), seconds, np.array([0.002, 0.004]))
+    np.testing.assert_allclose(ax.containers[0][0].get_xydata(), [[1, 2], [2, 4]])
