@@ -21,12 +21,26 @@ SWEEP = {
     "turbanet_growth_seconds_per_network",
     "torch_loop_growth_seconds_per_network",
 }
+FRAMEWORKS = ("pytorch_ddp", "jax", "keras", "tensorflow", "mxnet", "horovod_pytorch", "horovod_tensorflow")
+SCALING = ("throughput_1", "throughput_2", "efficiency_2", "test_accuracy")
 KFOLD = ("speedup_vs_serial", "speedup_vs_processes", "accuracy", "serial_accuracy")
 METRICS = {
     "kfold": {
         *(f"{model}_{name}" for model in ("lenet", "lenet5", "alexnet", "mobilenet", "vgg") for name in KFOLD),
         "swarm_cpu_utilisation",
         "serial_cpu_utilisation",
+        "data_source",
+    },
+    "async_sgd": {
+        *(f"{way}_accuracy" for way in ("torch_serial_one", "hogwild", "ddp", "downpour", "local_sgd")),
+        "hogwild_cpu_utilisation",
+        "serial_cpu_utilisation",
+        "mnist_best_torch_over_local_sgd_ratio",
+        "data_source",
+    },
+    "scaling": {
+        *(f"{framework}_{name}" for framework in FRAMEWORKS for name in SCALING),
+        "swarm_efficiency_2",
         "data_source",
     },
     "sweep/small": SWEEP,
@@ -128,7 +142,7 @@ USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold"},
     "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
     "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold"},
-    "lab/published.csv": set(),
+    "lab/published.csv": {"scaling"},
 }
 
 
