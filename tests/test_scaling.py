@@ -189,8 +189,9 @@ def test_a_loss_that_is_no_number_is_named():
 
 
 def test_what_cannot_be_started_is_said(monkeypatch):
-    with pytest.raises(ValueError, match="Unknown framework 'horovid'; known: pytorch_ddp"):
-        launch.train("horovid", job(), workers=1)
+    for start in (lambda name: launch.train(name, job(), workers=1), lambda name: launch.available([name])):
+        with pytest.raises(ValueError, match="Unknown framework 'horovid'; known: pytorch_ddp"):
+            start("horovid")
     with pytest.raises(ValueError, match="49 workers, 48 rows"):
         launch.train("jax", job(), workers=49)
     with socket.socket() as taken:

@@ -67,9 +67,7 @@ def train(name, job, *, workers, port=None, limit=3600):
     FileNotFoundError : where the framework's environment has not been made
     RuntimeError : where a program fails, is killed or takes longer than `limit` seconds; no process is left behind
     """
-    if name not in FRAMEWORKS:
-        raise ValueError(f"Unknown framework {name!r}; known: {', '.join(FRAMEWORKS)}.")
-    framework = FRAMEWORKS[name]
+    framework = _known(name)
     ports = [free_port(port), *(free_port() for _ in range(workers))]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job.write(Path(folder), framework, workers, ports)
@@ -87,16 +85,22 @@ def all_reduce_seconds(sizes, *, workers, repeats=20):
 
 
 def available(names):
-    """Those of the frameworks that can be run here; what each of the others needs is said."""
+    """Those of the frameworks that can be run here; what the others need is said. ValueError for unknown ones."""
     there = []
     for name in names:
         try:
-            interpreter(FRAMEWORKS[name])
+            interpreter(_known(name))
         except FileNotFoundError as missing:
             print(f"{name} is not measured. {missing}", flush=True)
         else:
             there.append(name)
     return there
+
+
+def _known(name):
+    if name not in FRAMEWORKS:
+        raise ValueError(f"Unknown framework {name!r}; known: {', '.join(FRAMEWORKS)}.")
+    return FRAMEWORKS[name]
 
 
 def interpreter(framework):

@@ -52,8 +52,6 @@ def compared(table, *, batch_size=None, rows=None):
 
     Raises AssertionError where frameworks that train one network do not begin with the same loss.
     """
-    import pandas as pd
-
     table = table.assign(rows=table.batch_size * table.workers)
     table = table[table.batch_size == batch_size] if rows is None else table[table.rows == rows]
     _agree(table)
@@ -67,7 +65,7 @@ def compared(table, *, batch_size=None, rows=None):
     found["framework"] = found.framework.map(FRAMEWORK_NAMES)
     called = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
     columns = [name for name in found if name != "oversubscribed"]
-    return pd.DataFrame(found[[*columns, "oversubscribed"]]).rename(columns=called)
+    return found[[*columns, "oversubscribed"]].rename(columns=called)
 
 
 def _agree(table):
