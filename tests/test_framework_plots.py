@@ -64,6 +64,15 @@ def test_accuracy_is_a_line_in_percent_for_each(by, names):
     assert sorted(shown.values()) == [[[1, 10], [2, 20]], [[3, 40]]]
 
 
+def test_lines_of_one_framework_have_its_colour_and_other_dashes():
+    own = {"what": ["one", "two", "both"], "framework": ["PyTorch DDP", "PyTorch DDP", "TurbaNet swarm"]}
+    table = pd.DataFrame(own | {"seconds": 1.0, "accuracy": 0.1})
+    lines = framework_plots.accuracy(plt.subplots()[1], table, "seconds", by="what").get_lines()
+    shown = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in lines}
+    ddp, swarm = (FRAMEWORKS[name].colour for name in ("PyTorch DDP", "TurbaNet swarm"))
+    assert shown == {"one": (ddp, "-"), "two": (ddp, "--"), "both": (swarm, "-")}
+
+
 def test_costs_are_bars_with_their_numbers():
     table = pd.DataFrame({"what": ["one", "both"], "framework": ["JAX", "MXNet"], "seconds": [20.4, 11.0]})
     ax = framework_plots.costs(plt.subplots()[1], table, "seconds")

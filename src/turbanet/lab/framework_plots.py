@@ -12,9 +12,10 @@ RATE = "images a second"
 
 
 def throughput(ax, table, predicted=None):
-    """Images a second against workers, both logarithmic, with the range of what was measured; a prediction dashed.
+    """Images a second against workers, with the range of what was measured; a prediction, if any, dashed.
 
-    table : as `suite.compared` makes it; open marks where workers share cores. predicted : workers, images a second
+    table : as `suite.compared` makes it; open marks where workers share cores. predicted : workers, images a second,
+        with which both axes are logarithmic
     """
     for name, own in table.groupby("framework", sort=False):
         middle = own[RATE]
@@ -22,8 +23,10 @@ def throughput(ax, table, predicted=None):
         _open(ax, own, RATE)
     if predicted is not None:
         ax.plot(predicted.workers, predicted[RATE], color="0.4", ls="--", lw=1, label="predicted")
+        plots.logarithmic(ax, "y")
+    else:
+        ax.set_ylim(0, None)
     ax.set(ylabel=RATE)
-    plots.logarithmic(ax, "y")
     return _against_workers(ax)
 
 
@@ -40,13 +43,19 @@ def efficiency(ax, table, published=None):
 
 
 def accuracy(ax, table, x, by="framework"):
-    """Test accuracy in percent against column `x`, a line for each value of `by`: a table of both and accuracy."""
-    shades = sns.color_palette("viridis", table[by].nunique())
-    for number, (name, own) in enumerate(table.groupby(by, sort=by != "framework")):
-        style = _style(name) if by == "framework" else {"color": shades[number], "marker": "o", "ms": 3, "lw": 1}
+    """Test accuracy in percent against column `x`, a line for each value of `by`: a table with both and `framework`.
+
+    Names have their framework's colour, the second and third of one framework other dashes; numbers have a scale's.
+    """
+    numbers = np.issubdtype(table[by].dtype, np.number)
+    shades = iter(sns.color_palette("viridis", table[by].nunique()))
+    dashes = {name: iter(("-", "--", ":")) for name in table.framework}
+    for name, own in table.groupby(by, sort=numbers):
+        framework = own.framework.iloc[0]
+        style = _style(framework) | ({"color": next(shades)} if numbers else {"ls": next(dashes[framework])})
         ax.plot(own[x], 100 * own.accuracy, label=name, **style)
     ax.set(xlabel=x, ylabel="test accuracy (%)")
-    ax.legend(fontsize=SMALL, title=None if by == "framework" else by, title_fontsize=SMALL)
+    ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
     sns.despine(ax=ax)
     return ax
 
@@ -69,7 +78,8 @@ def sums(ax, sizes, seconds, fitted):
     spread = [middle - seconds.min(1), seconds.max(1) - middle]
     ax.errorbar(sizes / 1e6, 1e3 * middle, [1e3 * side for side in spread], fmt="o", ms=3, lw=1, label="measured")
     ax.plot(sizes / 1e6, 1e3 * fitted, color="0.4", ls="--", lw=1, label="latency and bandwidth")
-    ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)", xscale="log", yscale="log")
+    ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)")
+    plots.logarithmic(ax)
     ax.legend(fontsize=SMALL)
     sns.despine(ax=ax)
     return ax
@@ -83,7 +93,7 @@ def _style(name):
 def _open(ax, own, column):
     shared = own[own.oversubscribed]
     name = own.framework.iloc[0]
-    ax.plot(shared.workers, shared[column], **(_style(name) | {"ls": "", "mfc": "white"}))
+    ax.plot(shared.workers, shared[column], **(_style(name) | {"ls": "", "mfc": "white", "zorder": 3}))
 
 
 def _against_workers(ax):
