@@ -3,6 +3,7 @@
 import numpy as np
 import seaborn as sns
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from pandas.api.types import is_numeric_dtype
 
 from turbanet.lab import plots
 from turbanet.lab.labels import FRAMEWORKS
@@ -47,7 +48,7 @@ def accuracy(ax, table, x, by="framework"):
 
     Names have their framework's colour, the second and third of one framework other dashes; numbers have a scale's.
     """
-    numbers = np.issubdtype(table[by].dtype, np.number)
+    numbers = is_numeric_dtype(table[by])
     shades = iter(sns.color_palette("viridis", table[by].nunique()))
     dashes = {name: iter(("-", "--", ":")) for name in table.framework}
     for name, own in table.groupby(by, sort=numbers):
