@@ -55,7 +55,7 @@ def accuracy(ax, table, x, by="framework"):
         framework = own.framework.iloc[0]
         style = _style(framework) | ({"color": next(shades)} if numbers else {"ls": next(dashes[framework])})
         ax.plot(own[x], 100 * own.accuracy, label=name, **style)
-    ax.set(xlabel=x, ylabel="test accuracy (%)")
+    ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, None))
     ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
     sns.despine(ax=ax)
     return ax

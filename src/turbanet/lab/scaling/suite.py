@@ -117,6 +117,8 @@ def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
         for name in ("pytorch_ddp", "pytorch_alone"):
             for count in workers:
                 found = _train(name, job, count)
+                if found is None:
+                    continue
                 lines.append((depth, job.gradient_bytes, name, count, batch_size, found.throughput()))
                 print(f"ResNet-{depth}, {name}, {count} workers: {lines[-1][-1]:.0f} images a second", flush=True)
     columns = ["depth", "gradient_bytes", "framework", "workers", "batch_size", "images_per_second"]
