@@ -64,6 +64,14 @@ def test_accuracy_is_a_line_in_percent_for_each(by, names):
     assert sorted(shown.values()) == [[[1, 10], [2, 20]], [[3, 40]]]
 
 
+def test_accuracies_beside_one_another_begin_at_zero_and_none_is_cut_off():
+    _, axes = plt.subplots(1, 2, sharey=True)
+    for ax, share in zip(axes, (0.2, 0.4), strict=True):
+        table = pd.DataFrame({"framework": ["MXNet"] * 2, "seconds": [1.0, 2], "accuracy": [0.1, share]})
+        framework_plots.accuracy(ax, table, "seconds")
+    assert [ax.get_ylim() for ax in axes] == [pytest.approx((0, 42))] * 2
+
+
 def test_lines_of_one_framework_have_its_colour_and_other_dashes():
     own = {"what": ["one", "two", "both"], "framework": ["PyTorch DDP", "PyTorch DDP", "TurbaNet swarm"]}
     table = pd.DataFrame(own | {"seconds": 1.0, "accuracy": 0.1})

@@ -39,6 +39,8 @@ def test_speed_ups_are_bars_with_their_numbers():
     ax = worker_plots.speed_ups(plt.subplots()[1], ways, SERIAL_ONE)
     assert [bar.get_width() for bar in ax.patches] == [1.75, 1.0]
     assert [text.get_text().strip() for text in ax.texts] == ["1.75", "1.00"]
+    ax.figure.draw_without_rendering()
+    assert ax.xaxis.label.get_window_extent().x1 <= ax.get_window_extent().x1 + 1
 
 
 def test_architectures_name_each_way():

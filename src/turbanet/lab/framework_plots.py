@@ -55,7 +55,8 @@ def accuracy(ax, table, x, by="framework"):
         framework = own.framework.iloc[0]
         style = _style(framework) | ({"color": next(shades)} if numbers else {"ls": next(dashes[framework])})
         ax.plot(own[x], 100 * own.accuracy, label=name, **style)
-    ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, None))
+    beside = [line for other in ax.get_shared_y_axes().get_siblings(ax) for line in other.lines]
+    ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, 1.05 * max(line.get_ydata().max() for line in beside)))
     ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
     sns.despine(ax=ax)
     return ax
