@@ -32,7 +32,9 @@ from .networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
 from .networks.models import LSTM, MLP
 from .networks.products import dot_general
 from .networks.recurrent import lstm
+from .populations.agents import AgentHistory, evaluate_agents, train_agents
 from .populations.local_sgd import local_sgd
+from .ppo import PPOConfig
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
 from .training.augment import Chain, RandomCrop, RandomFlip, augmented
@@ -48,6 +50,7 @@ __all__ = [
     "LSTM",
     "MLP",
     "VGG",
+    "AgentHistory",
     "AlexNet",
     "Chain",
     "Checkpoints",
@@ -58,6 +61,7 @@ __all__ = [
     "LeNet",
     "LeNet5",
     "MobileNet",
+    "PPOConfig",
     "Plan",
     "RandomCrop",
     "RandomFlip",
@@ -82,6 +86,7 @@ __all__ = [
     "ensemble_mean",
     "ensemble_vote",
     "evaluate",
+    "evaluate_agents",
     "expected_calibration_error",
     "export",
     "fit",
@@ -110,6 +115,7 @@ __all__ = [
     "stacking_weights",
     "subset",
     "temperature",
+    "train_agents",
     "use_cores",
     "weighted",
     "with_hyperparameters",

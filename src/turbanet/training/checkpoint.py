@@ -47,9 +47,12 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
         return fingerprint(jax.tree.leaves(tree))[:16]
 
     of_metrics = {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
-    rule = swarm.stopping
-    stopping = "never" if rule is None else f"{rule.patience}, {rule.min_delta}, {rule.mode} {rule.monitor}"
-    found = {"format": str(FORMAT), **versions(), **identified(swarm, {"loss": program.loss_fn, **of_metrics})}
+    stopping = "never" if swarm.stopping is None else swarm.stopping.rule
+    found = {
+        "format": str(FORMAT),
+        **versions(),
+        **identified(swarm, {"loss": program.loss_fn, **of_metrics, **program.computed}),
+    }
     found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
     found |= {"shuffling": str(program.shuffle), "stopping": stopping, **types(swarm, "state"), **types(data, "data")}
     return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}

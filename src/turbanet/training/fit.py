@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from tqdm.auto import tqdm
 
 from turbanet.training import autoplan, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data
 from turbanet.training.data import placed, prepare
-from turbanet.training.interrupt import Interrupted, noted
+from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, home, say_once
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
@@ -174,18 +173,12 @@ def fit(
     if compile_only:
         run.compile()
         return swarm, _history(run, swarm, swarm, metric)
-    hidden = {} if progress else {"disable": True}
-    with noted() as interrupted, tqdm(total=epochs, initial=min(run.done, epochs), unit="epoch", **hidden) as bar:
-        while run.goes_on and not interrupted():
-            run.advance()
-            bar.n = run.progress
-            bar.update(0)
-            bar.set_postfix({name: f"{loss:.4g}" for name, loss in run.losses_now().items()})
+    interrupted = run.finish(run.losses_now, progress=progress)
     state = run.end()
     history = _history(run, swarm, state, metric)
     state = gathered(state if patience is None else stopping.restored(state))
     state = jax.device_put(state, jax.tree.map(home, swarm))
-    if interrupted() and on_interrupt == "raise":
+    if interrupted and on_interrupt == "raise":
         raise Interrupted(state, history)
     return state, history
 
@@ -250,7 +243,7 @@ def evaluate(
     loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
-    return _apply(Evaluate(loss_fn), swarm, data, plan)[0]
+    return apply(Evaluate(loss_fn), swarm, data, plan)[0]
 
 
 def predict(
@@ -265,7 +258,7 @@ def predict(
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member)
     check_data(swarm, data, None, allow_nan=True)
-    return _apply(predict_rows, swarm, data, plan)
+    return apply(predict_rows, swarm, data, plan)
 
 
 def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
@@ -291,7 +284,8 @@ def _pair(validation):
     return validation
 
 
-def _apply(program, swarm, data, plan):
+def apply(program: Any, swarm: Swarm, data: Any, plan: Plan | None) -> Any:
+    """What `program` returns of every member, [member, ...], where the swarm is."""
     plan = choose(plan, swarm)
     rounds = plan.rounds(len(swarm))
     states = [plan.place(swarm, round) for round in rounds]

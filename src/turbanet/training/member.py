@@ -13,7 +13,7 @@ from flax.core.tracers import current_trace
 
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
-INIT, SHUFFLE, STREAMS, AUGMENT = range(4)  # tags that keep a member's random streams apart
+INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAINS = "train", "training", "is_training"  # keywords by which a model's `__call__` is told that it trains
 RESTS = "deterministic", "use_running_average", "inference", "inference_mode"  # and that it does not
 

@@ -42,6 +42,16 @@ class Train:
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
 
+    @property
+    def seen(self) -> list[str]:
+        """The names of what is seen beside the losses."""
+        return list(dict(self.metrics))
+
+    @property
+    def computed(self) -> dict[str, Any]:
+        """{name: thing} that a training is known by, beside its loss and metrics."""
+        return {}
+
     def steps(self, length: int) -> int:
         """Steps of an epoch for a member that sees `length` rows."""
         return min(-(-length // self.batch_size), self.most_steps or length)

@@ -1,15 +1,18 @@
 """A training under way, segment by segment: its plan, its memory, its time, its checkpoints, who still trains."""
 
 import time
+from collections.abc import Callable
 from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm.auto import tqdm
 
 from turbanet.training import autoplan, checkpoint, stopping
 from turbanet.training.arrays import is_key
 from turbanet.training.data import of_members, placed, targets
+from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
@@ -95,6 +98,21 @@ class Training:
             begun(self.program, self.plan, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.manager.close()
+
+    def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: int = 1) -> bool:
+        """Train to the end, or to Ctrl-C: whether that came.
+
+        A bar shows what is done, each epoch as so many `units`, and beside it what `shown` returns, {name: number}.
+        """
+        hidden = {} if progress else {"disable": True}
+        total, done = units * self.epochs, units * min(self.done, self.epochs)
+        with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
+            while self.goes_on and not interrupted():
+                self.advance()
+                bar.n = units * self.progress
+                bar.update(0)
+                bar.set_postfix({name: f"{number:.4g}" for name, number in shown().items()})
+            return interrupted()
 
     def advance(self):
         """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
@@ -195,9 +213,9 @@ class Training:
         return True
 
     def _of_everyone(self, loss):
-        """Losses [epoch, member] of those who train, NaN for the others."""
-        every = np.full((loss.shape[1], len(self.start)), np.nan, loss.dtype)
-        every[:, self.training] = loss[: len(self.training)].T
+        """Losses [epoch, member, ...] of those who train, NaN for the others."""
+        every = np.full((loss.shape[1], len(self.start), *loss.shape[2:]), np.nan, loss.dtype)
+        every[:, self.training] = np.swapaxes(loss[: len(self.training)], 0, 1)
         return every
 
     def _on_host(self, predictions, loss):
@@ -249,7 +267,7 @@ class Training:
         self.place = progress["place"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         if self.done:
-            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in dict(self.program.metrics) | self.metrics}
+            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
         self._place(checkpoint.named_leaves(arrays, self.start), plan)
         self._set_aside()

@@ -24,6 +24,11 @@ class Stopping:
     monitor: str = struct.field(pytree_node=False)  # LOSS, or the name of a metric
     mode: str = struct.field(pytree_node=False)  # whether it is to become small, "min", or large, "max"
 
+    @property
+    def rule(self) -> str:
+        """When a member stops."""
+        return f"{self.patience}, {self.min_delta}, {self.mode} {self.monitor}"
+
 
 def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mode: str) -> Any:
     """`swarm` about to train each member until `patience` epochs in a row are not better by `min_delta`."""

@@ -1,0 +1,162 @@
+"""Networks that act: of an observation a distribution over actions and the value of being there."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from turbanet.networks.models import Precise
+
+CLIPPED = 10.0  # standard deviations that a normalised observation lies away from its mean at the most
+
+
+class Categorical(NamedTuple):
+    """One of some actions: logits [..., action]."""
+
+    logits: Any
+
+    def noise(self, key: jax.Array, *lead: int) -> jax.Array:
+        """What `sample` needs to draw [*lead, ...] actions."""
+        return jax.random.gumbel(key, (*lead, *self.logits.shape), self.logits.dtype)
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """Actions, int [...]."""
+        return jnp.argmax(self.logits + noise, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """The likeliest actions, int [...]."""
+        return jnp.argmax(self.logits, axis=-1)
+
+    def log_probability(self, action: jax.Array) -> jax.Array:
+        """Of actions, int [...], in nats."""
+        known = jnp.arange(self.logits.shape[-1]) == action[..., None]  # a gather is slower by far
+        return jnp.where(known, jax.nn.log_softmax(self.logits), 0).sum(-1)
+
+    def entropy(self) -> jax.Array:
+        """[...], in nats."""
+        logarithm = jax.nn.log_softmax(self.logits)
+        return -(jnp.exp(logarithm) * logarithm).sum(-1)
+
+
+class Gaussian(NamedTuple):
+    """Numbers that are independent of one another: mean [..., action], the logarithm of the deviation [..., action]."""
+
+    mean: Any
+    log_deviation: Any
+
+    def noise(self, key: jax.Array, *lead: int) -> jax.Array:
+        """What `sample` needs to draw [*lead, ...] actions."""
+        return jax.random.normal(key, (*lead, *self.mean.shape), self.mean.dtype)
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """Actions [..., action]."""
+        return self.mean + jnp.exp(self.log_deviation) * noise
+
+    def mode(self) -> jax.Array:
+        """The likeliest actions [..., action]."""
+        return self.mean
+
+    def log_probability(self, action: jax.Array) -> jax.Array:
+        """The density of actions [..., action], in nats."""
+        away = (action - self.mean) * jnp.exp(-self.log_deviation)
+        return -(0.5 * away**2 + self.log_deviation + 0.5 * np.log(2 * np.pi)).sum(-1)
+
+    def entropy(self) -> jax.Array:
+        """[...], in nats."""
+        each = jnp.broadcast_to(self.log_deviation, self.mean.shape) + 0.5 * np.log(2 * np.pi * np.e)
+        return each.sum(-1)
+
+
+def distribution(policy: Any) -> Categorical | Gaussian:
+    """What a network returned as its policy; an array is the logits of actions."""
+    return policy if hasattr(policy, "log_probability") else Categorical(policy)
+
+
+class Agent(Precise):
+    """x [..., feature] -> (policy over actions, values [...]): a network for each, tanh between orthogonal layers.
+
+    The policy is a `Gaussian` whose deviation does not depend on x where `continuous`, else a `Categorical`. Widths and
+    initial weights are those that CleanRL and Stable-Baselines3 publish scores for (Huang et al. 2022, details 2, 3).
+    """
+
+    actions: int
+    hidden: Sequence[int] = (64, 64)
+    continuous: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[Categorical | Gaussian, jax.Array]:
+        logits = self._tower(x, "actor", self.actions, scale=0.01)
+        values = self._tower(x, "critic", 1, scale=1.0)[..., 0]
+        if not self.continuous:
+            return Categorical(logits), values
+        deviation = self.param("log_deviation", nn.initializers.zeros_init(), (self.actions,), self.param_dtype)
+        return Gaussian(logits, jnp.broadcast_to(deviation, logits.shape)), values
+
+    def _tower(self, x, name, outputs, scale):
+        scales = [np.sqrt(2)] * len(self.hidden) + [scale]
+        for layer, (width, size) in enumerate(zip((*self.hidden, outputs), scales, strict=True)):
+            x = nn.tanh(x) if layer else x
+            kernel_init = nn.initializers.orthogonal(size)
+            x = nn.Dense(width, kernel_init=kernel_init, name=f"{name}_{layer}", **self.precision)(x)
+        return x
+
+
+class ActorCritic(nn.Module):
+    """x [..., feature] -> (logits [..., action], values [...]) by two hidden layers that both share."""
+
+    n_actions: int
+    hidden_dim: int = 64
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(2):
+            x = nn.tanh(nn.Dense(self.hidden_dim)(x))
+        logits = nn.Dense(self.n_actions)(x)
+        return logits, nn.Dense(1)(x)[..., 0]
+
+
+class DualEncoderActorCritic(nn.Module):
+    """x [..., feature] -> (logits [..., action], values [...]) by two hidden layers of each one's own."""
+
+    n_actions: int
+    actor_hidden: int = 16
+    critic_hidden: int = 16
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        actor = critic = x
+        for _ in range(2):
+            actor = nn.tanh(nn.Dense(self.actor_hidden)(actor))
+        for _ in range(2):
+            critic = nn.tanh(nn.Dense(self.critic_hidden)(critic))
+        logits = nn.Dense(self.n_actions)(actor)
+        return logits, nn.Dense(1)(critic)[..., 0]
+
+
+class Normalised(nn.Module):
+    """A network whose observations are taken from their running mean, over their running deviation.
+
+    Both are in the collection "observations", with how many there were, and are no weights: who trains it changes them
+    (see `running`).
+    """
+
+    network: nn.Module
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> Any:
+        shape = x.shape[-1:]
+        mean = self.variable("observations", "mean", jnp.zeros, shape, float).value
+        variance = self.variable("observations", "variance", jnp.ones, shape, float).value
+        self.variable("observations", "count", jnp.zeros, (), float)
+        return self.network(jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIPPED, CLIPPED))
+
+
+def running(seen: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    """{"mean", "variance", "count"} after x [row, ...] too (Chan, Golub and LeVeque 1979)."""
+    count = seen["count"] + len(x)
+    away = x.mean(0) - seen["mean"]
+    squares = seen["variance"] * seen["count"] + x.var(0) * len(x) + away**2 * seen["count"] * len(x) / count
+    return {"mean": seen["mean"] + away * len(x) / count, "variance": squares / count, "count": count}

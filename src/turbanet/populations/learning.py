@@ -1,0 +1,210 @@
+"""How one agent learns: rollouts in its environments, advantages, epochs over minibatches; one program for a swarm."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from turbanet.networks.policies import distribution, running
+from turbanet.populations import environments
+from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
+from turbanet.training import member, stopping
+from turbanet.training.program import Train
+from turbanet.training.sampling import epoch_order
+
+IN_LOSS = "clip_range", "ent_coef", "vf_coef"
+IN_OPTIMIZER = {"lr": "learning_rate", "max_grad_norm": "max_grad_norm"}
+OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"
+SEEN = "policy_loss", "value_loss", "entropy", "kl", "train_return", "episodes", "evaluation"  # beside the loss
+HIGHEST = 10.0  # what a normalised reward is at the most
+
+
+@struct.dataclass
+class Life:
+    """Where a member is in its environments: leaves [member, ...]."""
+
+    worlds: Any  # states of the environments [env, ...]
+    observation: Any  # [env, ...]
+    so_far: Any  # return of each episode under way [env]
+    discounted: Any  # sum that rewards are normalised by [env]
+    spread: Any  # running mean, variance and count of that sum
+    updates: Any  # that were made
+
+
+@struct.dataclass
+class Solved:
+    """Which members learn on: those whose evaluation has not reached `at`, and whose losses are numbers."""
+
+    active: Any  # bool [member]
+    at: float = struct.field(pytree_node=False)
+    monitor: str = struct.field(pytree_node=False, default="evaluation")
+
+    @property
+    def rule(self):
+        return f"at {self.at}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """`ppo_loss` as `member.train_step` takes it: y is (Taken, {setting: number})."""
+
+    clip_values: bool
+
+    def __call__(self, params, x, y, apply_fn):
+        taken, settings = y
+        policy, values = apply_fn({"params": params}, x)
+        weights = {name: settings[name] for name in IN_LOSS}
+        return ppo_loss(policy, values, taken, **weights, clip_values=self.clip_values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learn(Train):
+    """Some epochs of one agent, each of `every` updates and an evaluation: (state, data) -> (state, what was seen)."""
+
+    env: Any
+    config: PPOConfig  # without the numbers that may be each member's own
+    every: int
+    updates: int  # of the whole training
+    episodes: int  # of an evaluation
+
+    @property
+    def seen(self):
+        return list(SEEN)
+
+    @property
+    def computed(self) -> dict[str, Any]:
+        return {"environment": self.env, "settings": self.config, "updates": (self.every, self.updates, self.episodes)}
+
+    def begun(self, state: Any, params: Any) -> Life:
+        """The life of one member that has not begun, by its types and shapes; worlds are made in the first update."""
+        begun = jax.eval_shape(lambda: self._begun(jax.random.key(0), params))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), begun)
+
+    def _begun(self, key, params):
+        observation, worlds = environments.reset(self.env, jax.random.split(key, self.config.n_envs), params)
+        nothing = jnp.zeros(self.config.n_envs)
+        spread = {"mean": jnp.zeros(()), "variance": jnp.ones(()), "count": jnp.zeros(())}
+        return Life(worlds, observation, nothing, nothing, spread, jnp.int32(0))
+
+    def _epoch(self, state, data):
+        def update(state, _):
+            return self._update(state, data.x["settings"], data.x["params"])
+
+        state, losses = jax.lax.scan(update, state, None, length=self.every)
+        return state, (losses, data.x["params"])
+
+    def _end(self, before, after, seen, held_out):
+        """An evaluation, and whether the member learns on; one that has lost its numbers stays where it was."""
+        losses, params = seen
+        sane = jnp.isfinite(losses["loss"]).all()
+        evaluation = jnp.float32(jnp.nan)
+        if self.episodes:
+            key = jax.random.fold_in(member.member_key(after.seed, after.id, member.PLAY), after.epoch)
+            returns = environments.play(self.env, after, params, key, episodes=self.episodes)
+            evaluation = returns.mean()
+        active = before.stopping.active
+        goes_on = active & sane & ~(evaluation >= before.stopping.at)
+        after = stopping.choose(active & sane, after.replace(epoch=after.epoch + 1), before)
+        after = after.replace(stopping=before.stopping.replace(active=goes_on))
+        losses = losses | {"evaluation": evaluation}
+        losses = jax.tree.map(lambda value: jnp.where(active, value, jnp.nan), losses)
+        return after, (losses.pop("loss"), None, losses, None)
+
+    def _update(self, state, settings, params):
+        """A rollout and the steps on it: -> (state, {name: what was seen})."""
+        config, life = self.config, state.underway
+        begin, act, order = jax.random.split(
+            jax.random.fold_in(member.member_key(state.seed, state.id, member.ACT), state.step), 3
+        )
+        life = stopping.choose(life.updates == 0, self._begun(begin, params).replace(spread=life.spread), life)
+        left = 1 - life.updates / self.updates
+        settings = {name: value * left if name in config.anneal else value for name, value in settings.items()}
+        state = state.replace(opt_state=_set(state.opt_state, settings))
+
+        life, seen = self._rollout(state, life, act, params, settings["gamma"])
+        rewards = seen["reward"]
+        if config.normalize_rewards:
+            spread = running(life.spread, seen["discounted"].ravel())
+            life = life.replace(spread=spread)
+            rewards = jnp.clip(rewards / jnp.sqrt(spread["variance"] + 1e-8), -HIGHEST, HIGHEST)
+        values, taken = self._judged(state, seen, rewards, settings)
+        transitions = jax.tree.map(_flat, (seen["observation"], taken))
+
+        def epoch(state, key):
+            positions = epoch_order(key, config.n_steps * config.n_envs, length=values.size, batch_size=self.batch_size)
+            return jax.lax.scan(step, state, jax.tree.map(lambda leaf: leaf[positions], transitions))
+
+        def step(state, batch):
+            x, taken = batch
+            state, loss, parts = member.train_step(self.loss_fn, state, x, (taken, settings))
+            return state, {"loss": loss, **parts}
+
+        state, losses = jax.lax.scan(epoch, state, jax.random.split(order, config.n_epochs))
+        if config.normalize_observations:
+            known = state.collections["observations"]
+            state = state.replace(collections={**state.collections, "observations": running(known, transitions[0])})
+        episodes = seen["ended"].sum()
+        found = jax.tree.map(jnp.mean, losses)
+        found |= {"train_return": jnp.where(seen["ended"], seen["so_far"], 0).sum() / episodes, "episodes": episodes}
+        found = jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), found)
+        return state.replace(underway=life.replace(updates=life.updates + 1)), found
+
+    def _rollout(self, state, life, key, params, gamma):
+        """`n_steps` of every environment: -> (life, {name: [step, env, ...]})."""
+        steps, envs = self.config.n_steps, self.config.n_envs
+        draw, move, begin = jax.random.split(key, 3)
+        policy = jax.eval_shape(lambda: distribution(member.predict(state, life.observation)[0]))
+        # All that is drawn is drawn here: random numbers in a loop of small steps take longer than the steps.
+        noise = policy.noise(draw, steps)
+        keys = jax.random.split(move, (steps, envs))
+        anew = environments.reset(self.env, jax.random.split(begin, (steps, envs)), params)
+
+        def step(life, drawn):
+            noise, keys, anew = drawn
+            action = distribution(member.predict(state, life.observation)[0]).sample(noise)
+            observation, worlds, reward, terminated, truncated = environments.step(
+                self.env, keys, life.worlds, action, params
+            )
+            ended = terminated | truncated
+            so_far, discounted = life.so_far + reward, gamma * life.discounted + reward
+            seen = {"observation": life.observation, "action": action, "reward": reward, "terminated": terminated}
+            seen |= {"ended": ended, "last": observation, "so_far": so_far, "discounted": discounted}
+
+            def of_next(new, old):
+                return jnp.where(ended.reshape(envs, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
+
+            begun = (*anew, jnp.zeros(envs), jnp.zeros(envs))
+            observation, worlds, so_far, discounted = jax.tree.map(
+                of_next, begun, (observation, worlds, so_far, discounted)
+            )
+            return life.replace(worlds=worlds, observation=observation, so_far=so_far, discounted=discounted), seen
+
+        return jax.lax.scan(step, life, (noise, keys, anew))
+
+    def _judged(self, state, seen, rewards, settings):
+        """Values [step, env] of the observations, and what was taken with its advantages."""
+
+        def predicted(observation):
+            policy, values = member.predict(state, _flat(observation))
+            return distribution(policy), values.reshape(rewards.shape)
+
+        policy, values = predicted(seen["observation"])
+        following = predicted(seen["last"])[1]
+        discounts = settings["gamma"], settings["gae_lambda"]
+        advantages = gae(rewards, values, following, seen["terminated"], seen["ended"], *discounts)
+        logarithms = policy.log_probability(_flat(seen["action"])).reshape(rewards.shape)
+        return values, Taken(seen["action"], logarithms, advantages, advantages + values, values)
+
+
+def _flat(leaf):
+    """[step, env, ...] as [transition, ...]."""
+    return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
+
+
+def _set(opt_state, settings):
+    values = {known: settings[name] for name, known in IN_OPTIMIZER.items()}
+    return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)

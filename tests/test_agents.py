@@ -1,0 +1,261 @@
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import struct
+
+import turbanet as tn
+from turbanet import PPOConfig, evaluate_agents, train_agents
+from turbanet.networks.policies import Agent, Normalised, running
+from turbanet.populations import environments
+
+SHORT = PPOConfig(lr=0.01, n_steps=8, n_envs=2, batch_size=8, n_epochs=2, gamma=0.9, total_timesteps=160, ent_coef=0.01)
+BLOCK = tn.Plan(1, block=2)
+
+
+@struct.dataclass
+class Where:
+    place: Any
+    time: Any
+
+
+@struct.dataclass
+class Params:
+    reward: Any = 1.0
+    limit: Any = 6
+
+
+class Line:
+    """A walk: action 1 goes right and pays, 0 goes back and costs; it ends at 3 by its rules, at `limit` by time."""
+
+    default_params = Params()
+    space: Any = SimpleNamespace(n=2)
+
+    def action_space(self, params):
+        return self.space
+
+    def reset(self, key, params):
+        place = jax.random.uniform(key, (), minval=-0.1, maxval=0.1)
+        return place[None], Where(place, jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        state = Where(state.place + jnp.where(action == 1, 1.0, -1.0), state.time + 1)
+        return state.place[None], state, params.reward * jnp.where(action == 1, 1.0, -1.0), state.place > 2.5, {}
+
+    def is_truncated(self, state, params):
+        return state.time >= params.limit
+
+
+class Target(Line):
+    """One step an episode; what is paid is minus the squared distance of the action to 0.5."""
+
+    space = SimpleNamespace(low=-1.0, high=1.0, shape=(1,))
+
+    def step_env(self, key, state, action, params):
+        return state.place[None], state, -((action[0] - 0.5) ** 2), jnp.bool(True), {}
+
+
+def train(env=None, config=SHORT, members=3, **how):
+    return train_agents(env or Line(), config, members, **{"progress": False, "plan": BLOCK} | how)
+
+
+def assert_equal(a, b):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_agents_learn_what_pays():
+    swarm, history = train(members=4, config=SHORT._replace(total_timesteps=1600), evaluations=2, episodes=5)
+    assert history.evaluation.shape == (2, 4)
+    np.testing.assert_array_equal(history.evaluation[-1], 3)
+    np.testing.assert_array_equal(evaluate_agents(Line(), swarm, episodes=7), np.full((4, 7), 3.0))
+
+
+def test_continuous_actions_learn_their_target():
+    config = SHORT._replace(n_envs=16, batch_size=64, total_timesteps=8 * 16 * 120, ent_coef=0.0)
+    swarm, _ = train(Target(), config, members=2)
+    policy, _ = tn.predict(swarm, np.zeros((1, 1), np.float32))
+    np.testing.assert_allclose(policy.mean, 0.5, atol=0.1)
+
+
+def test_the_history_counts_episodes_and_their_returns():
+    class Pays(Line):
+        def step_env(self, key, state, action, params):
+            state = Where(state.place, state.time + 1)
+            return state.place[None], state, 2.0, jnp.bool(False), {}
+
+    _, history = train(Pays(), params=Params(limit=4))
+    np.testing.assert_array_equal(history.episodes, 4)  # two environments of eight steps
+    np.testing.assert_array_equal(history.train_return, 8)
+    assert history.steps == 16 and history.updates.tolist() == [10, 10, 10]
+    assert len(history.frame()) == 30 and history.frame().steps.max() == 160
+
+
+def test_an_agent_of_a_swarm_equals_the_agent_trained_alone():
+    swarm, history = train(members=5)
+    alone = tn.TurbaTrainState.swarm(Agent(2), SHORT.optimizer, 5, sample_input=np.zeros((1, 1)))[[3]]
+    one, of_one = train(members=alone)
+    assert_equal(swarm[[3]].params, one.params)
+    np.testing.assert_array_equal(history.train_loss[:, 3:4], of_one.train_loss)
+
+
+def test_blocks_and_devices_change_roundings_alone():
+    _, history = train(members=5, config=SHORT._replace(total_timesteps=48))
+    for plan in (tn.Plan(1, block=1), tn.Plan(2, block=3)):
+        _, other = train(members=5, config=SHORT._replace(total_timesteps=48), plan=plan)
+        np.testing.assert_allclose(other.train_loss, history.train_loss, rtol=1e-4, atol=1e-5)
+
+
+def test_settings_of_each_member_equal_a_swarm_with_them():
+    own = {
+        "lr": [0.01, 0.1, 0.0],
+        "gamma": [0.5, 0.9, 0.9],
+        "clip_range": [0.2, 0.1, 0.2],
+        "max_grad_norm": [0.5, 1, 2],
+    }
+    swarm, history = train(config=SHORT._replace(**{name: np.array(value) for name, value in own.items()}))
+    for position in range(3):
+        config = SHORT._replace(**{name: value[position] for name, value in own.items()})
+        _, of_alone = train(config=config)
+        np.testing.assert_allclose(history.train_loss[:, position], of_alone.train_loss[:, position], rtol=1e-5)
+    begun, _ = train(config=SHORT._replace(total_timesteps=16, lr=0.0))
+    assert_equal(swarm.get_state(2).params, begun.get_state(2).params)  # which learned nothing
+
+
+def test_settings_are_annealed_to_zero():
+    swarm, _ = train(config=SHORT._replace(anneal=("lr",)))
+    np.testing.assert_allclose(tn.hyperparameters(swarm)["learning_rate"], 0.01 * (1 - 9 / 10), rtol=1e-5)
+
+
+def test_each_member_has_an_environment_of_its_own():
+    reward = np.array([1.0, 2.0, -1.0], np.float32)
+    swarm, _ = train(params=Params(reward=reward), config=SHORT._replace(total_timesteps=1600))
+    paid = evaluate_agents(Line(), swarm, params=Params(reward=reward), episodes=3).mean(1)
+    np.testing.assert_array_equal(paid, [3, 6, 6])  # the third goes left, until its time is up
+
+
+def test_a_solved_member_stops_and_keeps_its_weights():
+    how = {"evaluations": 10, "episodes": 3, "config": SHORT._replace(total_timesteps=1600)}
+    reward = np.array([1.0, 0.1, 1.0], np.float32)
+    _, history = train(params=Params(reward=reward), solved=2.5, **how)
+    assert history.updates[1] == 100 and (history.updates[[0, 2]] < 100).all()
+    for member in (0, 2):
+        last = history.updates[member] // 10
+        assert history.evaluation[last - 1, member] == 3 and np.isnan(history.evaluation[last:, member]).all()
+
+
+def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
+    good, _ = train()
+    with caplog.at_level(logging.WARNING, "turbanet"):
+        swarm, _ = train(params=Params(reward=np.array([1.0, np.nan, 1.0], np.float32)))
+    assert "member 1 are no numbers from update 0 on" in caplog.text
+    assert np.isfinite(jax.tree.leaves(swarm.params)[0]).all()
+    for member in (0, 2):
+        assert_equal(swarm.get_state(member).params, good.get_state(member).params)
+
+
+def test_a_training_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    config = SHORT._replace(normalize_observations=True, normalize_rewards=True)
+    whole, expected = train(config=config)
+    advance, calls = tn.training.run.Training.advance, []
+
+    def dies(run):
+        calls.append(run.done)
+        if len(calls) > 4:
+            raise RuntimeError("killed")
+        advance(run)
+
+    monkeypatch.setattr(tn.training.run.Training, "advance", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config=config, checkpoints=tmp_path)
+    monkeypatch.undo()
+    swarm, history = train(config=config, checkpoints=tmp_path)
+    assert_equal(swarm, whole)
+    np.testing.assert_array_equal(history.train_loss, expected.train_loss)
+    with pytest.raises(ValueError, match="another training: settings was"):
+        train(config=config._replace(n_epochs=3), checkpoints=tmp_path)
+    with pytest.raises(ValueError, match="another training"):
+        train(config=config, params=Params(limit=5), checkpoints=tmp_path)
+
+
+def test_normalised_observations_are_what_numpy_says():
+    random = np.random.default_rng(0)
+    parts = [random.normal(3, 2, (10, 2)), random.normal(-1, 5, (30, 2))]
+    seen = {"mean": jnp.zeros(2), "variance": jnp.ones(2), "count": jnp.zeros(())}
+    for part in parts:
+        seen = running(seen, jnp.asarray(part))
+    every = np.concatenate(parts)
+    np.testing.assert_allclose(seen["mean"], every.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(seen["variance"], every.var(0), rtol=1e-5)
+
+    class Sees(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x
+
+    out = Normalised(Sees()).apply({"observations": seen}, jnp.asarray(every))
+    np.testing.assert_allclose(out, (every - every.mean(0)) / every.std(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_swarm_that_normalises_carries_what_it_saw():
+    swarm, _ = train(config=SHORT._replace(normalize_observations=True))
+    seen = swarm.collections["observations"]
+    assert seen["count"].tolist() == [160] * 3 and (seen["variance"] != 1).all()
+
+
+def test_agents_learn_on_from_where_they_were():
+    swarm, _ = train()
+    again, _ = train(members=swarm)
+    assert (again.step == 2 * swarm.step).all() and (again.epoch == 20).all()
+
+
+def test_play_stops_with_the_episode():
+    class Long(Line):
+        def step_env(self, key, state, action, params):
+            return jnp.zeros(1), Where(state.place, state.time + 1), 1.0, jnp.bool(False), {}
+
+    swarm, _ = train(config=SHORT._replace(total_timesteps=16))
+    np.testing.assert_array_equal(evaluate_agents(Long(), swarm, params=Params(limit=9), episodes=2), 9)
+
+
+def test_equal_calls_compile_once():
+    train()
+    _, again = train(config=SHORT._replace(lr=0.02, gamma=0.5))
+    assert again.compile_seconds < 0.05
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"env": object()}, "object has no reset, step_env, is_truncated, action_space"),
+        ({"config": SHORT._replace(batch_size=17)}, "A batch of 17 is larger than a rollout of n_steps . n_envs = 16"),
+        ({"config": SHORT._replace(total_timesteps=15)}, "15 is less than one rollout, 16"),
+        ({"config": SHORT._replace(n_epochs=0)}, "n_epochs must be a whole number"),
+        ({"config": SHORT._replace(anneal=("learning_rate",))}, "anneal names learning_rate; known: lr, gamma"),
+        ({"config": SHORT._replace(lr=[0.1, 0.2])}, "lr must be one number or 3 of them"),
+        ({"config": SHORT._replace(lr=-0.1)}, "lr must be numbers of at least 0"),
+        ({"params": Params(limit=np.arange(2))}, r"params.limit must be of shape \(\), or \(3,\)"),
+        ({"params": {"limit": 3}}, "params are Params"),
+        ({"solved": 3.0}, "give evaluations="),
+        ({"evaluations": 11}, "There are 10 updates"),
+        ({"plan": "auto"}, "by a Plan or by rule"),
+        ({"on_interrupt": "stop"}, "on_interrupt must be"),
+        ({"members": 0}, "swarm_size"),
+    ],
+)
+def test_bad_input_is_refused(how, words):
+    with pytest.raises(ValueError, match=words):
+        train(**how)
+
+
+@pytest.mark.parametrize("space", [SimpleNamespace(low=0, high=1, shape=(2, 2)), SimpleNamespace(spaces=[])])
+def test_an_action_space_that_is_not_supported_is_refused(space):
+    env = Line()
+    env.space = space
+    with pytest.raises(ValueError, match="Actions are numbered, Discrete.n., or a Box of one axis; Line takes"):
+        environments.actions(env, None)
