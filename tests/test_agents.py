@@ -233,8 +233,8 @@ def test_equal_calls_compile_once():
     ("how", "words"),
     [
         ({"env": object()}, "object has no reset, step_env, is_truncated, action_space"),
-        ({"config": SHORT._replace(batch_size=17)}, "A batch of 17 is larger than a rollout of n_steps . n_envs = 16"),
-        ({"config": SHORT._replace(total_timesteps=15)}, "15 is less than one rollout, 16"),
+        ({"config": SHORT._replace(batch_size=17)}, "batch_size 17 is more than a rollout of n_steps . n_envs = 16"),
+        ({"config": SHORT._replace(total_timesteps=15)}, "15 is less than one rollout of 16"),
         ({"config": SHORT._replace(n_epochs=0)}, "n_epochs must be a whole number"),
         ({"config": SHORT._replace(anneal=("learning_rate",))}, "anneal names learning_rate; known: lr, gamma"),
         ({"config": SHORT._replace(lr=[0.1, 0.2])}, "lr must be one number or 3 of them"),

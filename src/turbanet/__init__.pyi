@@ -33,7 +33,9 @@ from .networks.models import LSTM, MLP
 from .networks.products import dot_general
 from .networks.recurrent import lstm
 from .populations.agents import AgentHistory, evaluate_agents, train_agents
+from .populations.foraging import Foraging
 from .populations.local_sgd import local_sgd
+from .populations.together import evaluate_together, train_together
 from .ppo import PPOConfig
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
@@ -56,6 +58,7 @@ __all__ = [
     "Checkpoints",
     "CrossValidation",
     "Exported",
+    "Foraging",
     "History",
     "Interrupted",
     "LeNet",
@@ -87,6 +90,7 @@ __all__ = [
     "ensemble_vote",
     "evaluate",
     "evaluate_agents",
+    "evaluate_together",
     "expected_calibration_error",
     "export",
     "fit",
@@ -116,6 +120,7 @@ __all__ = [
     "subset",
     "temperature",
     "train_agents",
+    "train_together",
     "use_cores",
     "weighted",
     "with_hyperparameters",

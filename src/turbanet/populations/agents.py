@@ -9,16 +9,16 @@ import numpy as np
 
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.populations import environments, learning
+from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member
-from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.arrays import check_whole
 from turbanet.training.data import Data
 from turbanet.training.fit import apply
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, gathered, home, say_once
 from turbanet.training.run import Training
-from turbanet.training.schedules import with_hyperparameters
 from turbanet.turba_train_state import TurbaTrainState
 
 SEGMENTS = 10  # of a training without evaluations: from one checkpoint to the next
@@ -131,7 +131,7 @@ def train_agents(
     """
     environments.check(env)
     config = config or PPOConfig()
-    updates = _updates(config)
+    updates = count_updates(config)
     if isinstance(plan, str):
         raise ValueError(f"Agents train by a Plan or by rule (None), got {plan!r}: try another Plan(block=...).")
     if on_interrupt not in ("raise", "return"):
@@ -143,28 +143,20 @@ def train_agents(
         check_whole(evaluations=evaluations)
     if evaluations > updates:
         raise ValueError(f"There are {updates} updates in {config.total_timesteps} timesteps; got {evaluations=}.")
-    data, one = _data(env, config, params, members if isinstance(members, int | np.integer) else len(members))
+    count = int(members) if isinstance(members, int | np.integer) else len(members)
+    data, one = _data(env, config, params, count)
     if isinstance(members, int | np.integer):
-        members = _new(env, config, int(members), seed, model, one)
-    swarm = _with_settings(members, data.x["settings"])
+        actions, continuous = environments.actions(env, one)
+        observed = jax.eval_shape(env.reset, jax.random.key(0), one)[0]
+        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observed.shape, seed)
+    swarm = into_swarm(members, data.x["settings"])
 
     every = updates // evaluations if evaluations else 1
-    numbers: dict[str, Any] = dict.fromkeys(
-        learning.OF_MEMBER, 0.0
-    )  # which are data: a change of them compiles nothing
-    program = learning.Learn(
-        learning.Loss(config.clip_values),
-        config.batch_size,
-        env=env,
-        config=config._replace(**numbers),
-        every=every,
-        updates=updates // every * every,
-        episodes=episodes if evaluations else 0,
-    )
+    epochs = updates // every
+    program = learning.learner(config, env, updates=updates, every=every, episodes=episodes if evaluations else 0)
     life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), program.begun(swarm.get_state(0), one))
     active = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
     start = swarm.replace(underway=life, stopping=active)
-    epochs = updates // every
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
     run = Training(
         program, start, (data, None), epochs=epochs, segment=segment, plan=plan, metrics={}, checkpoints=checkpoints
@@ -221,33 +213,19 @@ def evaluate_agents(
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
 
 
-def _updates(config):
-    """How many a training has; ValueError for settings that do not fit one another."""
-    whole = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
-    check_whole(**{name: getattr(config, name) for name in whole})
-    transitions = config.n_steps * config.n_envs
-    if config.batch_size > transitions:
-        raise ValueError(
-            f"A batch of {config.batch_size} is larger than a rollout of n_steps * n_envs = {transitions}."
-        )
-    if config.total_timesteps < transitions:
-        raise ValueError(
-            f"total_timesteps {config.total_timesteps} is less than one rollout, {transitions} transitions."
-        )
-    if unknown := set(config.anneal) - set(learning.OF_MEMBER):
-        raise ValueError(f"anneal names {', '.join(sorted(unknown))}; known: {', '.join(learning.OF_MEMBER)}.")
-    return config.total_timesteps // transitions
+def new_swarm(model: Any, config: PPOConfig, members: int, observed: tuple[int, ...], seed: int) -> Swarm:
+    """A swarm that has not learned, of networks for observations of this shape."""
+    if config.normalize_observations:
+        model = Normalised(model)
+    return TurbaTrainState.swarm(
+        model, PPOConfig().optimizer, members, sample_input=jnp.zeros((1, *observed), float), seed=seed
+    )
 
 
 def _data(env, config, params, members):
     """The members' settings and environment parameters as `Data`, and one member's parameters."""
     params, is_own = environments.parameters(env, params, members)
-    settings = {name: np.asarray(as_array(getattr(config, name), name), np.float32) for name in learning.OF_MEMBER}
-    for name, value in settings.items():
-        if value.shape not in ((), (members,)):
-            raise ValueError(f"{name} must be one number or {members} of them, got shape {value.shape}.")
-        if not np.isfinite(value).all() or (value < 0).any():
-            raise ValueError(f"{name} must be numbers of at least 0, got {getattr(config, name)!r:.80}.")
+    settings = of_members(config, members)
     own = {"settings": {name: value.ndim > 0 for name, value in settings.items()}, "params": is_own}
     one = jax.tree.map(lambda leaf, is_it: leaf[0] if is_it else leaf, params, is_own)
     return _as_data({"settings": settings, "params": params}, own, config.batch_size), one
@@ -255,23 +233,6 @@ def _data(env, config, params, members):
 
 def _as_data(x, own, length):
     return Data(x, None, None, None, is_own=tuple(jax.tree.leaves(own)), length=length, ragged=False)
-
-
-def _new(env, config, members, seed, model, params):
-    """A swarm that has not learned."""
-    count, continuous = environments.actions(env, params)
-    model = model or Agent(count, continuous=continuous)
-    if config.normalize_observations:
-        model = Normalised(model)
-    seen = jax.eval_shape(env.reset, jax.random.key(0), params)[0]
-    sample = jnp.zeros((1, *seen.shape), float)
-    return TurbaTrainState.swarm(model, PPOConfig().optimizer, members, sample_input=sample, seed=seed)
-
-
-def _with_settings(swarm, settings):
-    """`swarm` with these settings in its optimizer."""
-    values = {known: settings[name] for name, known in learning.IN_OPTIMIZER.items()}
-    return with_hyperparameters(swarm, **values)
 
 
 def _last(seen):

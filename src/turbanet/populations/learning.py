@@ -6,19 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from turbanet.networks.policies import distribution, running
 from turbanet.populations import environments
+from turbanet.populations.settings import into_optimizer, without_numbers
 from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
 from turbanet.training import member, stopping
 from turbanet.training.program import Train
 from turbanet.training.sampling import epoch_order
 
 IN_LOSS = "clip_range", "ent_coef", "vf_coef"
-IN_OPTIMIZER = {"lr": "learning_rate", "max_grad_norm": "max_grad_norm"}
-OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"
 SEEN = "policy_loss", "value_loss", "entropy", "kl", "train_return", "episodes", "evaluation"  # beside the loss
 HIGHEST = 10.0  # what a normalised reward is at the most
 
@@ -116,34 +114,39 @@ class Learn(Train):
 
     def _update(self, state, settings, params):
         """A rollout and the steps on it: -> (state, {name: what was seen})."""
-        config, life = self.config, state.underway
-        begin, act, order = jax.random.split(
-            jax.random.fold_in(member.member_key(state.seed, state.id, member.ACT), state.step), 3
-        )
+        state, settings, (begin, act, order) = self.prepared(state, settings)
+        life = state.underway
         life = stopping.choose(life.updates == 0, self._begun(begin, params).replace(spread=life.spread), life)
-        left = 1 - life.updates / self.updates
-        settings = {name: value * left if name in config.anneal else value for name, value in settings.items()}
-        state = state.replace(opt_state=_set(state.opt_state, settings))
-
         life, seen = self._rollout(state, life, act, params, settings["gamma"])
+        return self.improved(state.replace(underway=life), settings, seen, order)
+
+    def prepared(self, state: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any], jax.Array]:
+        """A member with an update's settings in its optimizer, these, and three keys: to begin, to act, to shuffle."""
+        left = 1 - state.underway.updates / self.updates
+        settings = {name: value * left if name in self.config.anneal else value for name, value in settings.items()}
+        key = jax.random.fold_in(member.member_key(state.seed, state.id, member.ACT), state.step)
+        return state.replace(opt_state=into_optimizer(state.opt_state, settings)), settings, jax.random.split(key, 3)
+
+    def improved(self, state: Any, settings: dict[str, Any], seen: dict[str, Any], key: jax.Array) -> tuple[Any, Any]:
+        """A member after its steps on what it has `seen`, {name: [step, env, ...]}: -> (state, {name: number})."""
+        config, life = self.config, state.underway
         rewards = seen["reward"]
         if config.normalize_rewards:
             spread = running(life.spread, seen["discounted"].ravel())
             life = life.replace(spread=spread)
             rewards = jnp.clip(rewards / jnp.sqrt(spread["variance"] + 1e-8), -HIGHEST, HIGHEST)
-        values, taken = self._judged(state, seen, rewards, settings)
-        transitions = jax.tree.map(_flat, (seen["observation"], taken))
+        transitions = jax.tree.map(_flat, (seen["observation"], self._judged(state, seen, rewards, settings)))
 
         def epoch(state, key):
-            positions = epoch_order(key, config.n_steps * config.n_envs, length=values.size, batch_size=self.batch_size)
-            return jax.lax.scan(step, state, jax.tree.map(lambda leaf: leaf[positions], transitions))
+            order = epoch_order(key, rewards.size, length=rewards.size, batch_size=self.batch_size)
+            return jax.lax.scan(step, state, jax.tree.map(lambda leaf: leaf[order], transitions))
 
         def step(state, batch):
             x, taken = batch
             state, loss, parts = member.train_step(self.loss_fn, state, x, (taken, settings))
             return state, {"loss": loss, **parts}
 
-        state, losses = jax.lax.scan(epoch, state, jax.random.split(order, config.n_epochs))
+        state, losses = jax.lax.scan(epoch, state, jax.random.split(key, config.n_epochs))
         if config.normalize_observations:
             known = state.collections["observations"]
             state = state.replace(collections={**state.collections, "observations": running(known, transitions[0])})
@@ -186,7 +189,7 @@ class Learn(Train):
         return jax.lax.scan(step, life, (noise, keys, anew))
 
     def _judged(self, state, seen, rewards, settings):
-        """Values [step, env] of the observations, and what was taken with its advantages."""
+        """What was taken, [step, env, ...], with its advantages."""
 
         def predicted(observation):
             policy, values = member.predict(state, _flat(observation))
@@ -197,7 +200,7 @@ class Learn(Train):
         discounts = settings["gamma"], settings["gae_lambda"]
         advantages = gae(rewards, values, following, seen["terminated"], seen["ended"], *discounts)
         logarithms = policy.log_probability(_flat(seen["action"])).reshape(rewards.shape)
-        return values, Taken(seen["action"], logarithms, advantages, advantages + values, values)
+        return Taken(seen["action"], logarithms, advantages, advantages + values, values)
 
 
 def _flat(leaf):
@@ -205,6 +208,14 @@ def _flat(leaf):
     return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
 
 
-def _set(opt_state, settings):
-    values = {known: settings[name] for name, known in IN_OPTIMIZER.items()}
-    return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)
+def learner(config: PPOConfig, env: Any, *, updates: int, every: int = 1, episodes: int = 0) -> Learn:
+    """What learns by these settings: see `Learn`."""
+    return Learn(
+        Loss(config.clip_values),
+        config.batch_size,
+        env=env,
+        config=without_numbers(config),
+        every=every,
+        updates=updates // every * every,
+        episodes=episodes,
+    )

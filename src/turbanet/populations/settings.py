@@ -1,0 +1,61 @@
+"""The settings of a training by PPO: checked, what is a number for each member as data, into the optimizer."""
+
+from typing import Any
+
+import numpy as np
+import optax
+
+from turbanet.ppo import PPOConfig
+from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.member import Swarm
+from turbanet.training.schedules import with_hyperparameters
+
+WHOLE = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
+OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"
+IN_OPTIMIZER = {"lr": "learning_rate", "max_grad_norm": "max_grad_norm"}
+
+
+def count_updates(config: PPOConfig, agents: int = 1) -> int:
+    """How many updates a training has; ValueError for settings that do not fit one another.
+
+    agents : how many a network acts for, from each of which it sees a rollout in an update
+    """
+    check_whole(**{name: getattr(config, name) for name in WHOLE})
+    transitions = config.n_steps * config.n_envs
+    if config.batch_size > agents * transitions:
+        of_agents = f" times {agents} agents" if agents > 1 else ""
+        most = f"a rollout of n_steps * n_envs = {transitions} transitions{of_agents}"
+        raise ValueError(f"batch_size {config.batch_size} is more than {most}.")
+    if config.total_timesteps < transitions:
+        raise ValueError(f"total_timesteps {config.total_timesteps} is less than one rollout of {transitions}.")
+    if unknown := set(config.anneal) - set(OF_MEMBER):
+        raise ValueError(f"anneal names {', '.join(sorted(unknown))}; known: {', '.join(OF_MEMBER)}.")
+    return config.total_timesteps // transitions
+
+
+def of_members(config: PPOConfig, members: int) -> dict[str, np.ndarray]:
+    """{name: one number for all or [member]} of what may be each member's own."""
+    settings = {name: np.asarray(as_array(getattr(config, name), name), np.float32) for name in OF_MEMBER}
+    for name, value in settings.items():
+        if value.shape not in ((), (members,)):
+            raise ValueError(f"{name} must be one number or {members} of them, got shape {value.shape}.")
+        if not np.isfinite(value).all() or (value < 0).any():
+            raise ValueError(f"{name} must be numbers of at least 0, got {getattr(config, name)!r:.80}.")
+    return settings
+
+
+def without_numbers(config: PPOConfig) -> PPOConfig:
+    """The same settings but for what is data: a change of that compiles nothing."""
+    numbers: dict[str, Any] = dict.fromkeys(OF_MEMBER, 0.0)
+    return config._replace(**numbers)
+
+
+def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
+    """`swarm` with these settings in its optimizer."""
+    return with_hyperparameters(swarm, **{known: settings[name] for name, known in IN_OPTIMIZER.items()})
+
+
+def into_optimizer(opt_state: Any, settings: dict[str, Any]) -> Any:
+    """One member's optimizer with these settings in it."""
+    values = {known: settings[name] for name, known in IN_OPTIMIZER.items()}
+    return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)

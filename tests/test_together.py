@@ -1,0 +1,78 @@
+import jax
+import numpy as np
+import pytest
+
+from turbanet import PPOConfig
+from turbanet.populations.foraging import Foraging
+from turbanet.populations.together import evaluate_together, play_together, train_together
+
+WORLD = Foraging(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16)
+SHORT = PPOConfig(lr=0.01, n_steps=16, n_envs=2, batch_size=32, n_epochs=2, total_timesteps=96)
+
+
+def train(config=SHORT, world=WORLD, **how):
+    return train_together(world, config, progress=False, **how)
+
+
+def assert_equal(a, b):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_agents_with_a_network_each_learn_to_eat():
+    swarm, _ = train(SHORT._replace(lr=0.003, n_envs=8, total_timesteps=16 * 8 * 60))
+    assert evaluate_together(WORLD, swarm).mean() > 1.3 * evaluate_together(WORLD).mean()
+
+
+def test_agents_with_one_network_learn_to_eat():
+    one, history = train(SHORT._replace(lr=0.003, batch_size=128, total_timesteps=32 * 60), shared=True)
+    assert len(one) == 1 and history.train_return.shape == (60, 1)
+    assert evaluate_together(WORLD, one).mean() > 1.3 * evaluate_together(WORLD).mean()
+
+
+def test_history_is_of_every_agent_and_update():
+    swarm, history = train()
+    assert len(swarm) == 6 and swarm.epoch.tolist() == [3] * 6
+    assert history.train_return.shape == history.train_loss.shape == (3, 6)
+    np.testing.assert_array_equal(history.episodes, 2)  # one in each copy of the world
+    assert history.updates.tolist() == [3] * 6 and len(history.frame()) == 18
+
+
+def test_play_shows_the_world_before_each_step():
+    returns, boards = play_together(WORLD, episodes=3)
+    assert returns.shape == (6, 3) and boards.food.shape == (16, 3, 12, 12) and boards.place.shape == (16, 3, 6, 2)
+    steps = abs(boards.place[1:] - boards.place[:-1])
+    assert np.minimum(steps, 12 - steps).sum(-1).max() == 1  # a cell at a time, over the edge too
+
+
+def test_equal_calls_give_equal_bits_and_compile_once():
+    swarm, _ = train()
+    again, history = train()
+    assert_equal(swarm.params, again.params)
+    assert history.compile_seconds < 0.1
+
+
+def test_one_device_changes_roundings_alone():
+    _, history = train()
+    _, other = train(devices=1)
+    np.testing.assert_allclose(history.train_loss[0], other.train_loss[0], rtol=1e-3, atol=1e-5)
+
+
+def test_agents_learn_on():
+    swarm, _ = train()
+    again, _ = train(swarm=swarm)
+    assert again.epoch.tolist() == [6] * 6 and (again.step == 2 * swarm.step).all()
+
+
+def test_bad_input_is_refused():
+    swarm, _ = train()
+    with pytest.raises(ValueError, match="A member is an agent: the swarm has 6, and 1 act"):
+        train(swarm=swarm, shared=True)
+    with pytest.raises(ValueError, match="object has no reset, step, agents, actions, limit"):
+        train(world=object())
+    with pytest.raises(ValueError, match="batch_size 500 is more than .* 32 transitions times 6 agents"):
+        train(SHORT._replace(batch_size=500), shared=True)
+    with pytest.raises(ValueError, match="6 agents act in this world, by a network each or by one; got 2"):
+        evaluate_together(WORLD, swarm[[0, 1]])
+    with pytest.raises(ValueError, match="episodes must be a whole number"):
+        evaluate_together(WORLD, episodes=0)
