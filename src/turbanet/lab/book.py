@@ -17,7 +17,7 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
     "networks": ("networks",),
     "ensembles": ("ensembles",),
     "selection": ("selection",),
-    "populations": ("populations",),
+    "populations": ("populations", "ppo"),
 }
 
 
