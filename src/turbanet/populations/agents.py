@@ -144,16 +144,15 @@ def train_agents(
     if evaluations > updates:
         raise ValueError(f"There are {updates} updates in {config.total_timesteps} timesteps; got {evaluations=}.")
     count = int(members) if isinstance(members, int | np.integer) else len(members)
-    data, one = _data(env, config, params, count)
+    every = updates // evaluations if evaluations else 1
+    epochs = updates // every
+    data, one = _data(env, config, params, count, updates=epochs * every)
     if isinstance(members, int | np.integer):
         actions, continuous = environments.actions(env, one)
         observed = jax.eval_shape(env.reset, jax.random.key(0), one)[0]
         members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observed.shape, seed)
     swarm = into_swarm(members, data.x["settings"])
-
-    every = updates // evaluations if evaluations else 1
-    epochs = updates // every
-    program = learning.learner(config, env, updates=updates, every=every, episodes=episodes if evaluations else 0)
+    program = learning.learner(config, env, every=every, episodes=episodes if evaluations else 0)
     life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), program.begun(swarm.get_state(0), one))
     active = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
     start = swarm.replace(underway=life, stopping=active)
@@ -222,10 +221,10 @@ def new_swarm(model: Any, config: PPOConfig, members: int, observed: tuple[int, 
     )
 
 
-def _data(env, config, params, members):
+def _data(env, config, params, members, *, updates):
     """The members' settings and environment parameters as `Data`, and one member's parameters."""
     params, is_own = environments.parameters(env, params, members)
-    settings = of_members(config, members)
+    settings = of_members(config, members, updates=updates)
     own = {"settings": {name: value.ndim > 0 for name, value in settings.items()}, "params": is_own}
     one = jax.tree.map(lambda leaf, is_it: leaf[0] if is_it else leaf, params, is_own)
     return _as_data({"settings": settings, "params": params}, own, config.batch_size), one

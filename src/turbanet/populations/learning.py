@@ -66,7 +66,6 @@ class Learn(Train):
     env: Any
     config: PPOConfig  # without the numbers that may be each member's own
     every: int
-    updates: int  # of the whole training
     episodes: int  # of an evaluation
 
     @property
@@ -75,7 +74,7 @@ class Learn(Train):
 
     @property
     def computed(self) -> dict[str, Any]:
-        return {"environment": self.env, "settings": self.config, "updates": (self.every, self.updates, self.episodes)}
+        return {"environment": self.env, "settings": self.config, "updates and episodes": (self.every, self.episodes)}
 
     def begun(self, state: Any, params: Any) -> Life:
         """The life of one member that has not begun, by its types and shapes; worlds are made in the first update."""
@@ -122,7 +121,7 @@ class Learn(Train):
 
     def prepared(self, state: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any], jax.Array]:
         """A member with an update's settings in its optimizer, these, and three keys: to begin, to act, to shuffle."""
-        left = 1 - state.underway.updates / self.updates
+        left = 1 - state.underway.updates / settings["updates"]
         settings = {name: value * left if name in self.config.anneal else value for name, value in settings.items()}
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.ACT), state.step)
         return state.replace(opt_state=into_optimizer(state.opt_state, settings)), settings, jax.random.split(key, 3)
@@ -208,7 +207,7 @@ def _flat(leaf):
     return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
 
 
-def learner(config: PPOConfig, env: Any, *, updates: int, every: int = 1, episodes: int = 0) -> Learn:
+def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0) -> Learn:
     """What learns by these settings: see `Learn`."""
     return Learn(
         Loss(config.clip_values),
@@ -216,6 +215,5 @@ def learner(config: PPOConfig, env: Any, *, updates: int, every: int = 1, episod
         env=env,
         config=without_numbers(config),
         every=every,
-        updates=updates // every * every,
         episodes=episodes,
     )

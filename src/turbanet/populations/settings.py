@@ -33,15 +33,15 @@ def count_updates(config: PPOConfig, agents: int = 1) -> int:
     return config.total_timesteps // transitions
 
 
-def of_members(config: PPOConfig, members: int) -> dict[str, np.ndarray]:
-    """{name: one number for all or [member]} of what may be each member's own."""
+def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np.ndarray]:
+    """{name: one number for all or [member]} of what may be each member's own, and how many `updates` there are."""
     settings = {name: np.asarray(as_array(getattr(config, name), name), np.float32) for name in OF_MEMBER}
     for name, value in settings.items():
         if value.shape not in ((), (members,)):
             raise ValueError(f"{name} must be one number or {members} of them, got shape {value.shape}.")
         if not np.isfinite(value).all() or (value < 0).any():
             raise ValueError(f"{name} must be numbers of at least 0, got {getattr(config, name)!r:.80}.")
-    return settings
+    return settings | {"updates": np.asarray(updates, np.float32)}
 
 
 def without_numbers(config: PPOConfig) -> PPOConfig:

@@ -74,9 +74,9 @@ def train_together(
         swarm = new_swarm(model or Agent(world.actions), config, members, observed.shape[1:], seed)
     if len(swarm) != members:
         raise ValueError(f"A member is an agent: the swarm has {len(swarm)}, and {members} act in this world.")
-    together = Together(learning.learner(config, world, updates=updates), shared)
+    together = Together(learning.learner(config, world), shared)
     plan = _plan(members, devices)
-    settings = of_members(config, members)
+    settings = of_members(config, members, updates=updates)
     state = plan.place(together.begun(into_swarm(swarm, settings), observed))
     own = plan.place(jax.tree.map(lambda value: np.broadcast_to(value, members), settings))
     everywhere = plan.share((together.worlds(seed), jax.random.key(seed)))
