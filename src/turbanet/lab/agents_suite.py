@@ -79,7 +79,7 @@ def setups(*, updates=20, repeats=3):
     return pd.concat(tables, ignore_index=True)
 
 
-def ways(*, members=64, timesteps=51_200, repeats=3):
+def ways(*, members=64, timesteps=51_200, repeats=3, names=tuple(WAYS)):
     """Seconds for an agent of CartPole by this library and by `jit(vmap(train))`, of the same program: a table.
 
     The last way is two processes with half of the agents each, at once; each process of each way is a fresh one.
@@ -88,7 +88,8 @@ def ways(*, members=64, timesteps=51_200, repeats=3):
 
     lines = []
     for repeat in range(repeats):
-        for way, (devices, block) in WAYS.items():
+        for way in names:
+            devices, block = WAYS[way]
             processes = 2 if "processes" in way else 1
             share = members // processes
             calls = [json.dumps([devices, block or share, share, timesteps]) for _ in range(processes)]
@@ -113,7 +114,8 @@ def many(*, members=10_000):
     call = json.dumps([2, 8, members, timesteps, "public"])
     done = subprocess.run([sys.executable, "-m", __name__, call], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{members} agents ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"{members} agents ended with {done.returncode}: {last}")
     found = json.loads(done.stdout)
     return pd.DataFrame([{"members": members, "transitions": members * timesteps, **found}])
 

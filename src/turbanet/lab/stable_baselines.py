@@ -54,7 +54,8 @@ def seconds(config: PPOConfig, environment: str, *, vectorised: str, threads: in
     call = json.dumps([config._asdict(), environment, vectorised, threads, updates])
     done = subprocess.run([sys.executable, "-m", __name__, call], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"Stable-Baselines3 ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"Stable-Baselines3 ended with {done.returncode}: {last}")
     return float(done.stdout.split()[-1])
 
 

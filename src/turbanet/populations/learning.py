@@ -160,7 +160,7 @@ class Learn(Train):
         steps, envs = self.config.n_steps, self.config.n_envs
         draw, move, begin = jax.random.split(key, 3)
         policy = jax.eval_shape(lambda: distribution(member.predict(state, life.observation)[0]))
-        # All that is drawn is drawn here: random numbers in a loop of small steps take longer than the steps.
+        # All that is drawn is drawn in one piece, new episodes too: an environment draws one in each step anyway.
         noise = policy.noise(draw, steps)
         keys = jax.random.split(move, (steps, envs))
         anew = environments.reset(self.env, jax.random.split(begin, (steps, envs)), params)

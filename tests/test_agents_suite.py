@@ -1,0 +1,30 @@
+import numpy as np
+
+import turbanet as tn
+from turbanet.lab import agents_suite
+from turbanet.ppo import Agent, PPOConfig
+
+
+def test_settings_are_the_published_ones():
+    # CleanRL's ppo.py and the zoo's hyperparameters/ppo.yml
+    c, zoo = agents_suite.CLEANRL, agents_suite.ZOO
+    assert (c.n_envs, c.n_steps, c.batch_size, c.n_epochs, c.lr) == (4, 128, 128, 4, 2.5e-4)
+    assert (c.gamma, c.gae_lambda, c.clip_range) == (0.99, 0.95, 0.2)
+    assert (c.ent_coef, c.vf_coef, c.max_grad_norm) == (0.01, 0.5, 0.5)
+    cart = zoo[agents_suite.CARTPOLE]
+    assert (cart.n_envs, cart.n_steps, cart.batch_size, cart.n_epochs, cart.gae_lambda) == (8, 32, 256, 20, 0.8)
+    pendulum = zoo[agents_suite.PENDULUM]
+    assert (pendulum.n_steps, pendulum.gamma, pendulum.lr, pendulum.n_epochs) == (1024, 0.9, 1e-3, 10)
+
+
+def test_cart_poles_stand_still_after_their_end():
+    swarm = tn.TurbaTrainState.swarm(Agent(2), PPOConfig().optimizer, 1, input_size=4)
+    states = agents_suite.cart_poles(swarm.get_state(0), [0, 1, 300, 400])
+    assert abs(states[0][1]) < 0.05 and states[2] == states[3] and abs(states[2][1]) > 0.2
+
+
+def test_ways_are_timed_in_processes_of_their_own():
+    *_, last = agents_suite.WAYS
+    table = agents_suite.ways(members=2, timesteps=1024, repeats=1, names=[last])
+    assert table.way.tolist() == [last]
+    assert np.isfinite(table.seconds).all() and (table.seconds > 0).all() and (table.megabytes > 50).all()
