@@ -152,7 +152,8 @@ def test_a_solved_member_stops_and_keeps_its_weights():
 def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
     good, _ = train()
     with caplog.at_level(logging.WARNING, "turbanet"):
-        swarm, _ = train(params=Params(reward=np.array([1.0, np.nan, 1.0], np.float32)))
+        swarm, history = train(params=Params(reward=np.array([1.0, np.nan, 1.0], np.float32)))
+    assert history.updates.tolist() == [10, 1, 10]
     assert "member 1 are no numbers from update 0 on" in caplog.text
     assert np.isfinite(jax.tree.leaves(swarm.params)[0]).all()
     for member in (0, 2):
