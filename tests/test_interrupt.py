@@ -106,7 +106,7 @@ def test_a_resumed_training_that_is_interrupted_at_once_is_kept_as_it_was(after_
     how = {"segment": 8, "on_interrupt": "return", "checkpoints": tmp_path}
     swarm, _ = train(**how)
     monkeypatch.undo()
-    monkeypatch.setattr(fit, "noted", lambda: contextlib.nullcontext(lambda: True))
+    monkeypatch.setattr(training, "noted", lambda: contextlib.nullcontext(lambda: True))
     again, history = train(**how)
     assert len(history.train_loss) == 3
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(swarm))

@@ -1,9 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
+from turbanet import TurbaTrainState
 from turbanet.networks.policies import Categorical, Gaussian
 from turbanet.ppo import ActorCritic, DualEncoderActorCritic, PPOConfig, RolloutBuffer, Taken, gae, ppo_loss
 
@@ -165,3 +167,41 @@ def test_gaussian_equals_scipy():
     np.testing.assert_allclose(policy.entropy(), expected.entropy().sum(1), rtol=1e-5)
     drawn = policy.sample(policy.noise(jax.random.key(0), 5000))
     assert stats.kstest(drawn[:, 0, 1], stats.norm(mean[0, 1], deviation[0, 1]).cdf).pvalue > 1e-3
+
+
+def test_a_script_for_the_public_package_runs_and_learns():
+    """Each member an agent in an environment of its own, stepped by NumPy: action 1 pays."""
+    cfg = PPOConfig(lr=0.01, n_steps=16, n_envs=4, batch_size=8, n_epochs=2, total_timesteps=16 * 4 * 12)
+    optimizer = optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), optax.adam(cfg.lr, eps=1e-5))
+    swarm = TurbaTrainState.swarm(ActorCritic(2), optimizer, swarm_size=cfg.n_envs, input_size=3, seed=42)
+    swarm = swarm.set_loss_fn(cfg.loss_fn)
+    random, obs, paid = np.random.default_rng(0), np.ones((cfg.n_envs, 3), np.float32), []
+    for _ in range(cfg.total_timesteps // (cfg.n_steps * cfg.n_envs)):
+        seen = []
+        for _ in range(cfg.n_steps):
+            logits, values = map(np.asarray, swarm.predict(obs))  # [member, feature], without a batch axis
+            logs = np.asarray(jax.nn.log_softmax(logits))
+            actions = (random.random(cfg.n_envs) < np.exp(logs[:, 1])).astype(int)
+            reward = actions.astype(np.float32)
+            seen.append((obs, actions, reward, reward * 0, logs[np.arange(cfg.n_envs), actions], values))
+        observations, actions, rewards, dones, action_lps, values = map(np.stack, zip(*seen, strict=True))
+        buffer = RolloutBuffer(
+            observations=observations,
+            actions=actions,
+            rewards=rewards,
+            dones=dones,
+            action_lps=action_lps,
+            values=values,
+            last_values=np.asarray(swarm.predict(obs)[1]),
+            next_obs=obs,
+        )
+        advantages, returns = buffer.compute_gae(cfg)
+        y = np.stack([actions, action_lps, advantages, returns], axis=-1).swapaxes(0, 1)  # [member, step, 4]
+        x = observations.swapaxes(0, 1)
+        for _ in range(cfg.n_epochs):
+            order = random.permutation(cfg.n_steps).reshape(-1, cfg.batch_size)
+            for rows in order:
+                swarm, loss, (policy, value, entropy) = swarm.train(x[:, rows], y[:, rows].astype(np.float32))
+                assert loss.shape == policy.shape == value.shape == entropy.shape == (cfg.n_envs,)
+        paid.append(rewards.mean())
+    assert paid[0] < 0.7 and paid[-1] > 0.9
