@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import fit, interrupt, program
+from turbanet.training import interrupt, program
 from turbanet.training import run as training
 
 rng = np.random.default_rng(0)

@@ -43,6 +43,15 @@ METRICS = {
         "swarm_efficiency_2",
         "data_source",
     },
+    "agents": {
+        "agents_seconds_per_agent",
+        "sb3_seconds_per_agent",
+        "agents_solved_share",
+        "acrobot_mean_return",
+        "pendulum_mean_return",
+        "foraging_a_network_each_return",
+        "data_source",
+    },
     "sweep/small": SWEEP,
     "sweep/large": SWEEP,
     "mnist": {
@@ -137,12 +146,12 @@ def pipeline(tmp_path_factory):
     return folder
 
 
-STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
+STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling", "agents"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold"},
     "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
     "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold"},
-    "lab/published.csv": {"scaling"},
+    "lab/published.csv": {"scaling", "agents"},
 }
 
 

@@ -21,6 +21,7 @@ KNOWN = [
     "kfold",
     "async_sgd",
     "scaling",
+    "agents",
     "report",
 ]
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
