@@ -226,7 +226,7 @@ def test_play_stops_with_the_episode():
 
 def test_equal_calls_compile_once():
     train()
-    _, again = train(config=SHORT._replace(lr=0.02, gamma=0.5))
+    _, again = train(config=SHORT._replace(lr=0.02, gamma=0.5, total_timesteps=320))
     assert again.compile_seconds < 0.05
 
 

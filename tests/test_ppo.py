@@ -125,6 +125,8 @@ def test_the_public_loss_packs_action_probability_advantage_and_return():
     np.testing.assert_allclose([loss, *parts], [whole, *expected], rtol=1e-5)
     with pytest.raises(ValueError, match=r"y is \[batch, 4\]"):
         loss_fn({}, None, jnp.asarray(y[:, :3]), None)
+    with pytest.raises(ValueError, match="clip_values needs the values as they were"):
+        PPOConfig(clip_values=True).loss_fn({}, None, jnp.asarray(y), None)
 
 
 def test_config_wires_the_learning_rate_and_the_clipping_in():

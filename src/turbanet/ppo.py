@@ -29,8 +29,8 @@ PUBLIC_COLUMNS = 4  # of a public loss's y: action, old log-probability, advanta
 class PPOConfig(NamedTuple):
     """The settings of an agent's training.
 
-    Where a swarm is trained (`train_agents`), the numbers from `lr` to `vf_coef` that are marked [member] may each be
-    an array with one for every member.
+    Where a swarm is trained (`train_agents`), each of the numbers that are marked [member] may be an array with one for
+    every member.
 
     lr : learning rate of Adam [member]
     n_steps, n_envs : steps of a rollout in each environment; environments side by side
@@ -84,6 +84,8 @@ class PPOConfig(NamedTuple):
     def _loss(self, params, x, y, apply_fn):
         if y.ndim != 2 or y.shape[1] != PUBLIC_COLUMNS:
             raise ValueError(f"y is [batch, 4]: action, old log-probability, advantage, return; got {y.shape}.")
+        if self.clip_values:
+            raise ValueError("clip_values needs the values as they were, which this y does not hold: use train_agents.")
         policy, values = apply_fn({"params": params}, x)
         action, log_probability, advantage, returns = y.T
         taken = Taken(action.astype(int), log_probability, advantage, returns, values)

@@ -160,7 +160,9 @@ def train_agents(
     run = Training(
         program, start, (data, None), epochs=epochs, segment=segment, plan=plan, metrics={}, checkpoints=checkpoints
     )
-    interrupted = run.finish(lambda: {"return": _last(run.seen()[2])}, progress=progress, unit="update", units=every)
+    interrupted = run.finish(
+        lambda: {"return": _last(run.losses[-1][2])}, progress=progress, unit="update", units=every
+    )
     state = run.end()
     history = _history(run, program, swarm)
     _name_the_lost(history)

@@ -45,9 +45,9 @@ def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np
 
 
 def without_numbers(config: PPOConfig) -> PPOConfig:
-    """The same settings but for what is data: a change of that compiles nothing."""
+    """The same settings but for what is data, the length of the training too: a change of that compiles nothing."""
     numbers: dict[str, Any] = dict.fromkeys(OF_MEMBER, 0.0)
-    return config._replace(**numbers)
+    return config._replace(**numbers, total_timesteps=0)
 
 
 def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
