@@ -1,3 +1,5 @@
+import logging
+
 import jax
 import numpy as np
 import pytest
@@ -62,6 +64,19 @@ def test_agents_learn_on():
     swarm, _ = train()
     again, _ = train(swarm=swarm)
     assert again.epoch.tolist() == [6] * 6 and (again.step == 2 * swarm.step).all()
+
+
+def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
+    class Unfair(Foraging):
+        def step(self, key, board, action):
+            observation, board, reward = super().step(key, board, action)
+            return observation, board, reward.at[4].set(np.nan)
+
+    with caplog.at_level(logging.WARNING, "turbanet"):
+        swarm, _ = train(world=Unfair(**vars(WORLD)))
+    assert "member 4 are no numbers from update 0 on" in caplog.text and "its weights are lost" in caplog.text
+    finite = np.isfinite(jax.tree.leaves(swarm.params)[0]).reshape(6, -1).all(1)
+    assert finite.tolist() == [True, True, True, True, False, True]
 
 
 def test_bad_input_is_refused():

@@ -165,7 +165,7 @@ def train_agents(
     )
     state = run.end()
     history = _history(run, program, swarm)
-    _name_the_lost(history)
+    name_the_lost(history, "it stopped with the weights it had before")
     state = gathered(state.replace(stopping=None))
     state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted and on_interrupt == "raise":
@@ -265,12 +265,12 @@ def _history(run, program, swarm):
     )
 
 
-def _name_the_lost(history):
-    """Say whose losses are no numbers, and from when on."""
+def name_the_lost(history: AgentHistory, outcome: str) -> None:
+    """Say whose losses are no numbers, from when on, and what became of the member."""
     lost = ~np.isfinite(history.train_loss) & ~np.isnan(history.episodes)
     for position in np.flatnonzero(lost.any(0)):
         since = f"from update {lost[:, position].argmax()} on"
         say_once(
-            f"The losses of member {history.member[position]} are no numbers {since}, as where rewards are NaN: it "
-            "stopped with the weights it had before, the others went on."
+            f"The losses of member {history.member[position]} are no numbers {since}, as where rewards are NaN: "
+            f"{outcome}, the others went on."
         )

@@ -160,11 +160,7 @@ class _Averaging:
 
     def compiled(self, plan, own, shared):
         """(own, shared, first, last) -> own and moments, as leaves; from memory if an equal one was compiled."""
-        state = own[0]
-        leaves, tree = jax.tree.flatten((state.replace(apply_fn=None, tx=None), own[1:], shared))
-        types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
-        numbers = [getattr(jax.config, name) for name in program.NUMBERS]
-        key = type(self), program.known(self, state), tree, types, plan, *numbers
+        key = program.identity(self, plan, own[0], (own[1:], shared))
         return program.remembered(key, partial(self._compile, plan, own, shared))
 
     def _compile(self, plan, own, shared):

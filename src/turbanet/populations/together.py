@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from turbanet.networks.policies import Agent, distribution
 from turbanet.populations import learning
-from turbanet.populations.agents import AgentHistory, new_swarm
+from turbanet.populations.agents import AgentHistory, name_the_lost, new_swarm
 from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member, program
@@ -95,6 +95,7 @@ def train_together(
                 break
         stopped = interrupted()
     history = _history(found, swarm, config, compiled - began, time.perf_counter() - compiled, plan)
+    name_the_lost(history, "its weights are lost")
     state = jax.device_put(state.replace(underway=None, epoch=state.epoch + len(found)), jax.tree.map(home, swarm))
     trained = swarm.replace(
         **{name: getattr(state, name) for name in ("params", "opt_state", "collections", "step", "epoch")}
@@ -187,10 +188,7 @@ class Together:
 
     def compiled(self, plan, state, *others):
         """(members, settings, worlds, key) -> (members, worlds, what was seen); an equal one is compiled once."""
-        leaves, tree = jax.tree.flatten((state.replace(apply_fn=None, tx=None, loss_fn=None, sample=None), others))
-        types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
-        numbers = [getattr(jax.config, name) for name in program.NUMBERS]
-        key = type(self), program.known(self, state), tree, types, plan, *numbers
+        key = program.identity(self, plan, state, others)
         run = program.remembered(key, partial(self._compile, plan, state, others))
 
         def call(state, *others):

@@ -179,17 +179,22 @@ def begun(program, plan, state, data) -> Future[Compiled]:
 
     A process ends only when that has ended.
     """
-    what = known(program, state)
+    key = identity(program, plan, state, data)
     state = state.replace(loss_fn=None, sample=None)  # of which a program reads nothing
-    schedule = state.schedule and state.schedule.replace(functions=())
-    leaves, tree = jax.tree.flatten((state.replace(apply_fn=None, tx=None, schedule=schedule), data))
-    types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
-    kind = type(program) if vars(program) else program  # a function of ours, which has no fields
-    key = kind, what, tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
     before = _programs().get(key)
     if before and before.done() and before.exception():  # such as too little memory, which may be there by now
         del _programs()[key]
     return remembered(key, partial(_begin, program, plan, state, data))
+
+
+def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
+    """What `program` for these arguments, as the plan places them, is remembered by: equal ones compile once."""
+    schedule = state.schedule and state.schedule.replace(functions=())
+    bare = state.replace(apply_fn=None, tx=None, loss_fn=None, sample=None, schedule=schedule)
+    leaves, tree = jax.tree.flatten((bare, others))
+    types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
+    kind = type(program) if vars(program) else program  # a function of ours, which has no fields
+    return kind, known(program, state), tree, types, plan, *(getattr(jax.config, name) for name in NUMBERS)
 
 
 def known(program: Any, state: Any) -> Fingerprint:
