@@ -121,6 +121,7 @@ def test_dropout_differs_between_workers():
 
 
 def test_an_equal_training_compiles_nothing_anew():
+    program.forget()
     start = line()
     tn.local_sgd(start, X, Y, tn.mse, workers=2, every=4, **JOB)
     before = len(program._programs())

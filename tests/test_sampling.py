@@ -1,5 +1,7 @@
 """Which rows each member sees."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import KFold
 
-from turbanet import all_rows, bootstrap, k_fold, ragged, subset
+from turbanet import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from turbanet.training.sampling import check_rows, deal, epoch_order
 
 KEY = jax.random.key(0)
@@ -150,3 +152,65 @@ def test_rows_are_dealt_anew_in_each_epoch_and_alike_for_a_seed():
 def test_deal_refuses_what_leaves_a_worker_without_rows(wrong):
     with pytest.raises(ValueError, match="whole number|11 workers, 10 rows"):
         deal(**{"rows": 10, "workers": 2, "epochs": 1, "batch_size": 2} | wrong)
+
+
+def classes(rows, labels):
+    """How many rows of each class each client has, [client, class]."""
+    rows = np.asarray(rows)
+    return np.stack([np.bincount(labels[own[own >= 0]], minlength=labels.max() + 1) for own in rows])
+
+
+def test_shards_are_equal_runs_of_rows_sorted_by_class():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    rows = np.asarray(shards(jax.random.key(0), labels=labels, clients=10, per_client=2))
+    assert rows.shape == (10, 60) and sorted(rows.ravel()) == list(range(600))
+    held = classes(rows, labels)
+    assert set(held.ravel().tolist()) <= {0, 30, 60}  # shards of 30 rows, and 60 of each class
+    assert (held > 0).sum(1).max() == 2
+
+
+def test_shards_are_dealt_anew_by_another_key():
+    labels = np.repeat(np.arange(10), 60)
+    one, two, again = (shards(jax.random.key(k), labels=labels, clients=10) for k in (0, 1, 0))
+    assert (one != two).any() and (one == again).all()
+
+
+@pytest.mark.parametrize("alpha", [0.05, 1.0, 1000.0])
+def test_dirichlet_deals_every_row_to_one_client(alpha):
+    labels = np.random.default_rng(1).integers(0, 5, 700)
+    rows = np.asarray(dirichlet(jax.random.key(2), labels=labels, clients=12, alpha=alpha))
+    assert sorted(rows[rows >= 0]) == list(range(700))
+    assert (rows >= 0).any(1).all()
+
+
+def test_dirichlet_shares_have_the_spread_of_their_alpha():
+    labels = np.zeros(100_000, int)
+    held = classes(dirichlet(jax.random.key(3), labels=labels, clients=200, alpha=2.0), labels)[:, 0] / 100_000
+    total = 200 * 2.0  # of a Dirichlet's alphas: a share has the mean 1/200 and this variance
+    expected = (1 / 200) * (1 - 1 / 200) / (total + 1)
+    np.testing.assert_allclose(held.var(), expected, rtol=0.4)
+
+
+def test_a_client_that_a_dirichlet_leaves_without_rows_gets_one():
+    labels = np.zeros(20, int)
+    rows = np.asarray(dirichlet(jax.random.key(4), labels=labels, clients=20, alpha=0.01))
+    np.testing.assert_array_equal((rows >= 0).sum(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(dirichlet, alpha=0), "alpha must be a number above 0, got 0"),
+        (partial(dirichlet, alpha=np.nan), "alpha must be a number above 0, got nan"),
+        (partial(shards, per_client=3), "8 clients of 3 shards each need 24 rows, got 20"),
+        (partial(shards, per_client=0), "per_client must be a whole number"),
+    ],
+)
+def test_dealing_that_cannot_be_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(jax.random.key(0), labels=np.zeros(20, int), clients=8)
+
+
+def test_labels_of_several_axes_are_refused():
+    with pytest.raises(ValueError, match=r"labels must be \[row\].*got \(20, 2\)"):
+        shards(jax.random.key(0), labels=np.zeros((20, 2), int), clients=8)

@@ -33,8 +33,10 @@ from .networks.models import LSTM, MLP
 from .networks.products import dot_general
 from .networks.recurrent import lstm
 from .populations.agents import AgentHistory, evaluate_agents, train_agents
+from .populations.federated import FederatedHistory, federated
 from .populations.foraging import Foraging
 from .populations.local_sgd import local_sgd
+from .populations.privacy import client_epsilon
 from .populations.together import evaluate_together, train_together
 from .ppo import PPOConfig
 from .selection.cross_validation import CrossValidation, cross_validate
@@ -44,7 +46,7 @@ from .training.checkpoint import Checkpoints
 from .training.fit import History, batch_order, evaluate, fit, measured_plan, predict
 from .training.interrupt import Interrupted
 from .training.plan import Plan, use_cores
-from .training.sampling import all_rows, bootstrap, k_fold, ragged, subset
+from .training.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
 from .turba_train_state import TurbaTrainState
 
@@ -58,6 +60,7 @@ __all__ = [
     "Checkpoints",
     "CrossValidation",
     "Exported",
+    "FederatedHistory",
     "Foraging",
     "History",
     "Interrupted",
@@ -78,9 +81,11 @@ __all__ = [
     "binary_cross_entropy",
     "bootstrap",
     "brier_score",
+    "client_epsilon",
     "confusion",
     "cross_entropy",
     "cross_validate",
+    "dirichlet",
     "disagreement",
     "diversity",
     "dot_general",
@@ -93,6 +98,7 @@ __all__ = [
     "evaluate_together",
     "expected_calibration_error",
     "export",
+    "federated",
     "fit",
     "greedy_weights",
     "grid",
@@ -115,6 +121,7 @@ __all__ = [
     "ragged",
     "score_interval",
     "scores",
+    "shards",
     "softmax_cross_entropy",
     "stacking_weights",
     "subset",

@@ -23,7 +23,7 @@ from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
-from turbanet.training.plan import say_once
+from turbanet.training.plan import resized, say_once
 from turbanet.training.program import read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
@@ -323,6 +323,13 @@ class TurbaTrainState(TrainState):
             return average(0, keepdims=True)
 
         return jax.tree.map(mean, self).replace(seed=self.seed[:1], id=self.id.max(keepdims=True) + 1)
+
+    def copies(self, members: int) -> Self:
+        """A swarm of so many copies of this swarm's one member, ids from 0 on: each draws and trains for itself."""
+        check_whole(members=members)
+        if len(self) != 1:
+            raise ValueError(f"copies are of one network, this is a swarm of {len(self)}: take swarm[[id]] of it.")
+        return resized(self, members).replace(id=jnp.arange(members, dtype=self.id.dtype))
 
     def get_state(self, index: int) -> Self:
         """The member at position `index` as one network, without the member axis."""

@@ -15,11 +15,11 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from turbanet.training import member, program
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import prepare
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, resized
+from turbanet.training.plan import Plan
 from turbanet.training.sampling import deal
 
 CALLS = 20  # of the program in a training: after each of them the clock is read
@@ -107,8 +107,7 @@ def local_sgd(
     plan = _plan(workers, devices)
     averaging = _Averaging(loss_fn, every, outer or optax.sgd(1.0))
 
-    copies = resized(swarm.replace(loss_fn=None, sample=None), workers)
-    copies = copies.replace(id=jnp.arange(workers, dtype=swarm.id.dtype))  # each draws for itself
+    copies = swarm.replace(loss_fn=None, sample=None).copies(workers)
     moments = averaging.outer.init(swarm.get_state(0).params)
     own = plan.place((copies, order, jnp.zeros(order.shape[:2], jnp.float32)))
     shared = plan.share((moments, data.x, data.y))
@@ -194,13 +193,9 @@ class _Averaging:
 
 def _mean(tree, axes):
     """The workers' mean of what are no whole numbers: one vector, as a sum over devices costs more than its numbers."""
-    leaves, form = jax.tree.flatten(tree)
-    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    floats, put = floating(tree)
     flat, split = ravel_pytree(floats)
-    means = iter(split(jax.lax.pmean(flat, axes) if axes else flat))
-    return jax.tree.unflatten(
-        form, [next(means) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf for leaf in leaves]
-    )
+    return put(split(jax.lax.pmean(flat, axes) if axes else flat))
 
 
 @jax.jit

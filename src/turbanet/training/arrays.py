@@ -1,5 +1,6 @@
 """Data as users have them, converted once where they come in: tensors, tables and lists become arrays for JAX."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,6 +43,21 @@ def check_whole(**numbers: Any) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
+
+
+def floating(tree: Any) -> tuple[list, Callable]:
+    """The leaves of a tree that are no whole numbers, and what puts others in their places.
+
+    That is put(leaves, rest=function) -> the tree; function, if given, makes of each other leaf what stands there.
+    """
+    leaves, form = jax.tree.flatten(tree)
+    is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+
+    def put(floats, rest=lambda leaf: leaf):
+        given = iter(floats)
+        return jax.tree.unflatten(form, [next(given) if it else rest(leaf) for leaf, it in zip(leaves, is_float)])
+
+    return [leaf for leaf, it in zip(leaves, is_float) if it], put
 
 
 def is_key(leaf: jax.Array | np.ndarray) -> bool:

@@ -171,23 +171,26 @@ class Plan:
     def vectorise(self, one: Callable) -> Callable:
         """`one(own, shared)` of one member, over trees `own` [member, ...]: blocks in turn, devices at once."""
 
-        def local(own, shared):
-            def each(member):
-                return one(member, shared)
-
-            if len(jax.tree.leaves(own)[0]) > self.block:
-                return jax.lax.map(each, own, batch_size=self.block if self.block > 1 else None)
-            if self.block > 1:
-                return jax.vmap(each)(own)
-            # One member is traced faster without vmap, and its products have no axis of one.
-            out = each(jax.tree.map(lambda leaf: leaf[0], own))
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], out)
-
+        local = partial(self.in_blocks, one)
         if len(self.devices) == 1:
             return local
         own, shared = PartitionSpec("member"), PartitionSpec()
         # check_vma would refuse models whose scans start from constants, any RNN among them
         return jax.shard_map(local, mesh=self._sharding().mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
+
+    def in_blocks(self, one: Callable, own: Any, shared: Any) -> Any:
+        """`one(own, shared)` of each member on one device, over a tree `own` [member, ...]: blocks in turn."""
+
+        def each(member):
+            return one(member, shared)
+
+        if len(jax.tree.leaves(own)[0]) > self.block:
+            return jax.lax.map(each, own, batch_size=self.block if self.block > 1 else None)
+        if self.block > 1:
+            return jax.vmap(each)(own)
+        # One member is traced faster without vmap, and its products have no axis of one.
+        out = each(jax.tree.map(lambda leaf: leaf[0], own))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], out)
 
     def _sharding(self, *axes):
         if len(self.devices) == 1:

@@ -84,6 +84,70 @@ def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Arr
     return ragged(train), ragged(parts)
 
 
+def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) -> jax.Array:
+    """Rows sorted by their class, cut into equal shards, so many of them to each client (McMahan et al. 2017).
+
+    Parameters
+    ----------
+    key : a JAX random key
+    labels : int [row], the class of each row
+    clients : how many there are
+    per_client : shards of each; with two, most clients have rows of two classes
+
+    Returns
+    -------
+    int32 [client, row]. Rows that are left over by the division belong to nobody.
+
+    Raises
+    ------
+    ValueError : for fewer rows than shards
+    """
+    labels = _labels(labels, clients)
+    check_whole(per_client=per_client)
+    pieces = clients * per_client
+    if len(labels) < pieces:
+        raise ValueError(f"{clients} clients of {per_client} shards each need {pieces} rows, got {len(labels)}.")
+    size = len(labels) // pieces
+    by_class = np.argsort(labels, kind="stable")[: pieces * size].reshape(pieces, size)
+    dealt = np.asarray(jax.random.permutation(key, pieces)).reshape(clients, per_client)
+    return jnp.asarray(by_class[dealt].reshape(clients, -1), jnp.int32)
+
+
+def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax.Array:
+    """The rows of each class dealt out to clients by shares that are drawn from a Dirichlet distribution (Hsu 2019).
+
+    Parameters
+    ----------
+    key : a JAX random key
+    labels : int [row], the class of each row
+    clients : how many there are
+    alpha : above 0; the smaller, the more of a class lies with few clients
+
+    Returns
+    -------
+    int32 [client, row], every row with one client, padded at the end with -1. A client that came away with nothing has
+    a row of the one that has most.
+
+    Raises
+    ------
+    ValueError : for an alpha that is not above 0, and for fewer rows than clients
+    """
+    labels = _labels(labels, clients)
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha must be a number above 0, got {alpha!r}.")
+    random = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)))
+    owned: list[list[int]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        cuts = np.round(np.cumsum(random.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)).astype(int)
+        for client, part in zip(owned, np.split(rows, cuts), strict=True):
+            client.extend(part.tolist())
+    for client in owned:
+        if not client:
+            client.append(max(owned, key=len).pop())
+    return ragged(np.sort(client) for client in owned)
+
+
 def ragged(rows: Iterable[Any]) -> jax.Array:
     """`rows`, an index array for each member (as scikit-learn's splitters give them), as one: int32 [member, row].
 
@@ -167,3 +231,11 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
         bits = jax.random.bits(key, (length,), jnp.uint32) >> 1
         position = jnp.argsort(jnp.where(position < count, bits, bits | np.uint32(1 << 31)))  # padding sorts last
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)
+
+
+def _labels(labels, clients):
+    labels = np.asarray(as_array(labels, "labels"))
+    check_whole(clients=clients)
+    if labels.ndim != 1 or len(labels) < clients:
+        raise ValueError(f"labels must be [row], at least one for each of {clients} clients, got {labels.shape}.")
+    return labels

@@ -1,0 +1,52 @@
+"""How much of one client can be learned from a network that clients have trained: differential privacy's epsilon."""
+
+from turbanet.training.arrays import check_whole
+
+
+def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, delta: float) -> float:
+    """The epsilon, at this `delta`, that `federated` with `clip` and `noise` holds for a whole client.
+
+    Two sets of clients are neighbours if one client has other rows, as a round has always `sampled` clients, drawn
+    without repetition; one client moves the sum by up to twice `clip`. The accountant is dp-accounting's of Rényi
+    divergences (Wang et al. 2019).
+
+    Parameters
+    ----------
+    noise : standard deviation of the noise on the sum of the clients' changes, in units of `clip`
+    clients : how many there are
+    sampled : how many of them a round has
+    rounds : how many were trained
+    delta : above 0 and below 1, below 1 / clients to mean anything
+
+    Returns
+    -------
+    Epsilon; infinite without noise.
+
+    Raises
+    ------
+    ValueError : for more sampled clients than clients, and numbers out of range
+    ImportError : without the package dp-accounting
+
+    Examples
+    --------
+    >>> from turbanet import client_epsilon
+    >>> how = {"clients": 100_000, "sampled": 100, "rounds": 1000, "delta": 1e-6}
+    >>> client_epsilon(noise=4, **how) < client_epsilon(noise=2, **how)
+    True
+    """
+    check_whole(clients=clients, sampled=sampled, rounds=rounds)
+    if sampled > clients:
+        raise ValueError(f"sampled must be at most the {clients} clients that there are, got {sampled}.")
+    if not noise >= 0 or not 0 < delta < 1:
+        raise ValueError(f"noise must be at least 0 and delta between 0 and 1, got {noise!r} and {delta!r}.")
+    if not noise:
+        return float("inf")
+    try:
+        import dp_accounting
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError as error:
+        raise ImportError("client_epsilon needs dp-accounting: pip install 'turbanet[privacy]'.") from error
+    gaussian = dp_accounting.GaussianDpEvent(noise / 2)  # the accountant divides by how far one client moves the sum
+    of_round = dp_accounting.SampledWithoutReplacementDpEvent(clients, sampled, gaussian)
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    return float(accountant.compose(of_round, rounds).get_epsilon(delta))

@@ -1,0 +1,286 @@
+"""Federated learning: the server ends where loops in NumPy and Optax, written out by hand, end."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.training import member
+from turbanet.training.sampling import epoch_order
+
+RATE = 0.1
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(23, 3)).astype(np.float32)
+Y = (X @ [[1.0], [-2.0], [0.5]] + 0.1 * RANDOM.normal(size=(23, 1))).astype(np.float32)
+LABELS = RANDOM.integers(0, 4, len(X))
+EVEN = np.arange(20).reshape(5, 4)
+RAGGED = tn.ragged([np.arange(7), np.arange(7, 9), np.arange(9, 14), np.arange(14, 18), np.arange(18, 23)])
+JOB = {"rounds": 4, "sampled": 3, "local_epochs": 2, "batch_size": 2, "progress": False}
+SERVERS = {"mean": None, "FedAvgM": optax.sgd(1.0, 0.9), "FedAdam": optax.adam(0.05)}
+
+
+def line(optimizer=None, **how):
+    """A linear model as a swarm of one."""
+    return tn.TurbaTrainState.swarm(nn.Dense(1), optimizer or optax.sgd(RATE), 1, sample_input=X[:1], **how)
+
+
+def net(optimizer=None, model=None, **how):
+    """A classifier as a swarm of one."""
+    model = model or tn.MLP((8, 4))
+    return tn.TurbaTrainState.swarm(model, optimizer or optax.sgd(RATE), 1, sample_input=X[:1], **how)
+
+
+def weights(swarm):
+    return np.vstack([swarm.params["kernel"][0], swarm.params["bias"]]).astype(float)
+
+
+def batches(client, rows, epochs):
+    """The rows of a client's steps in each of these epochs."""
+    rows = np.asarray(rows)
+    own = rows[rows >= 0]
+    for epoch in epochs:
+        key = jax.random.fold_in(member.member_key(0, client, member.SHUFFLE), epoch)
+        size = JOB["batch_size"]
+        order = epoch_order(key, len(own), length=len(rows), batch_size=size)[: -(-len(own) // size)]
+        yield from own[np.asarray(order)]
+
+
+def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None):
+    """Federated averaging of a line in NumPy, on the mean squared error, by who was sampled: the weights."""
+    there = weights(start)
+    design = np.hstack([X, np.ones((len(X), 1))])
+    moments = None if server is None else server.init(there)
+    for number, sampled in enumerate(seen.clients):
+        changes, counts = [], []
+        for client in sampled:
+            own = there.copy()
+            epochs = range(number * JOB["local_epochs"], (number + 1) * JOB["local_epochs"])
+            for rows in batches(client, clients[client], epochs):
+                error = design[rows] @ own - Y[rows]
+                own -= RATE * (2 * design[rows].T @ error / len(rows) + proximal * (own - there))
+            change = own - there
+            if clip is not None:
+                change *= min(1, clip / np.linalg.norm(change))
+            changes.append(change)
+            counts.append(1 if clip is not None else (np.asarray(clients[client]) >= 0).sum())
+        change = np.average(changes, axis=0, weights=counts)
+        if server is not None:
+            updates, moments = server.update(-change, moments, there)
+            change = np.asarray(updates, float)
+        there = there + change
+    return there
+
+
+@pytest.mark.parametrize("clients", [EVEN, RAGGED], ids=["even", "ragged"])
+@pytest.mark.parametrize(
+    ("server", "plan"),
+    [("mean", (1, 1)), ("mean", (1, 3)), ("mean", (2, 1)), ("mean", (2, 2)), ("FedAvgM", (2, 1)), ("FedAdam", (2, 1))],
+    ids=str,
+)
+def test_the_server_ends_where_a_loop_in_numpy_ends(clients, server, plan):
+    start, how = line(), {"server": SERVERS[server], "plan": tn.Plan(*plan)}
+    found, seen = tn.federated(start, X, Y, tn.mse, clients=clients, **how, **JOB)
+    expected = by_hand(start, seen, clients, server=SERVERS[server])
+    np.testing.assert_allclose(weights(found), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [{"proximal": 0.7}, {"clip": 0.05}, {"clip": 100.0}], ids=str)
+def test_what_a_client_may_change_is_held_as_by_hand(rule):
+    start = line()
+    found, seen = tn.federated(start, X, Y, tn.mse, clients=RAGGED, **rule, **JOB)
+    np.testing.assert_allclose(weights(found), by_hand(start, seen, RAGGED, **rule), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [tn.MLP((8, 4)), nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False)])])
+def test_one_client_with_all_rows_is_plain_training(model):
+    start = net(model=model)
+    rows = np.arange(23)[None]
+    found, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **JOB | {"sampled": 1})
+    job = {"epochs": 8, "batch_size": 2, "progress": False}
+    expected, history = tn.fit(start, X, LABELS, tn.softmax_cross_entropy, **job)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
+    np.testing.assert_allclose(seen.train_loss[:, 0], history.train_loss.reshape(4, 2).mean(1), rtol=1e-5)
+
+
+def test_full_batches_and_one_epoch_are_large_batch_sgd():
+    start, rows = net(), EVEN
+    how = {"rounds": 6, "sampled": 5, "progress": False}
+    found, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **how)
+    expected, _ = tn.fit(start, X[:20], LABELS[:20], tn.softmax_cross_entropy, epochs=6, progress=False)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
+
+
+def test_what_the_model_keeps_of_its_batches_is_averaged_by_rows():
+    model = nn.Sequential([nn.BatchNorm(use_running_average=False, momentum=0.5), nn.Dense(1)])
+    start = net(model=model)
+    rows = tn.ragged([np.arange(15), np.arange(15, 23)])
+    job = {"rounds": 1, "sampled": 2, "batch_size": 15, "progress": False}
+    found, _ = tn.federated(start, X, Y, tn.mse, clients=rows, **job)
+    of_clients = [X[:15].mean(0), X[np.resize(np.arange(15, 23), 15)].mean(0)]  # wrapped, in some order
+    first = np.asarray(found.collections["batch_stats"]["layers_0"]["mean"][0])
+    by_rows = 0.5 * np.average(of_clients, axis=0, weights=[15, 8])
+    assert np.abs(first - by_rows).max() < np.abs(X).max() / 15  # one row more or less of the second client
+    alone, _ = tn.federated(start, X, Y, tn.mse, clients=rows[:1], **job | {"sampled": 1})
+    np.testing.assert_allclose(alone.collections["batch_stats"]["layers_0"]["mean"][0], 0.5 * of_clients[0], rtol=1e-5)
+
+
+def test_two_calls_are_one_and_repeat_bit_for_bit():
+    job = {"clients": RAGGED, **JOB}
+    whole, seen = tn.federated(line(), X, Y, tn.mse, **job)
+    half, first = tn.federated(line(), X, Y, tn.mse, **job | {"rounds": 1})
+    half, second = tn.federated(half, X, Y, tn.mse, **job | {"rounds": 3})
+    np.testing.assert_array_equal(weights(half), weights(whole))
+    np.testing.assert_array_equal(np.concatenate([first.clients, second.clients]), seen.clients)
+    np.testing.assert_array_equal(np.concatenate([first.train_loss, second.train_loss]), seen.train_loss)
+
+
+def test_a_round_has_each_client_once_and_each_as_often():
+    _, seen = tn.federated(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300})
+    assert all(len(set(clients)) == 3 for clients in seen.clients.tolist())
+    share = np.bincount(seen.clients.ravel()) / 300
+    np.testing.assert_allclose(share, 3 / 5, atol=4 * np.sqrt(0.6 * 0.4 / 300))
+
+
+@pytest.mark.parametrize("plan", [(1, 3), (2, 2)], ids=str)
+def test_own_layers_go_on_where_their_client_left_them(plan):
+    job = {"rounds": 3, "sampled": 3, "local_epochs": 1, "progress": False, "plan": tn.Plan(*plan)}
+    start = net()
+    found, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, own=["Dense_1"], **job)
+    first = start.get_state(0).params
+    body, heads = first["Dense_0"], [first["Dense_1"]] * 5
+    slope = jax.grad(lambda params, x, y: tn.softmax_cross_entropy(params, x, y, start.apply_fn)[0])
+    for sampled in seen.clients:
+        bodies = []
+        for client in sampled:
+            rows = EVEN[client]
+            params = {"Dense_0": body, "Dense_1": heads[client]}
+            params = jax.tree.map(lambda p, g: p - RATE * g, params, slope(params, X[rows], LABELS[rows]))
+            bodies.append(params["Dense_0"])
+            heads[client] = params["Dense_1"]
+        body = jax.tree.map(lambda *each: jnp.mean(jnp.stack(each), 0), *bodies)
+    assert len(found) == 5 and np.asarray(found.id).tolist() == [0, 1, 2, 3, 4]
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    for client in range(5):
+        jax.tree.map(close, found.get_state(client).params, {"Dense_0": body, "Dense_1": heads[client]})
+
+
+def test_what_drops_out_changes_nothing_and_costs_no_upload():
+    start = net()
+    how = {"clients": EVEN, "drop_out": 0.5, **JOB, "rounds": 40, "sampled": 1}
+    _, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how)
+    one = 4 * (3 * 8 + 8 + 8 * 4 + 4)  # bytes of the network
+    np.testing.assert_array_equal(seen.bytes_down, one)
+    np.testing.assert_array_equal(seen.bytes_up, np.where(seen.returned[:, 0], one, 0))
+    assert 8 <= seen.returned.sum() <= 32
+    lost = np.flatnonzero(~seen.returned[:, 0])[0]
+    before, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": max(int(lost), 1)})
+    after, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": int(lost) + 1})
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params if lost else before.params)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_noise_has_the_standard_deviation_that_it_is_said_to_have(devices):
+    start = net(optax.sgd(0.0), tn.MLP((100, 100, 4)))
+    how = {"clients": EVEN, **JOB, "rounds": 1, "clip": 0.5, "noise": 3.0, "plan": tn.Plan(devices)}
+    found, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how)
+    change = np.asarray(found.params["Dense_1"]["kernel"] - start.params["Dense_1"]["kernel"])
+    np.testing.assert_allclose(change.std(), 3.0 * 0.5 / 3, rtol=0.05)
+    assert abs(change.mean()) < 4 * change.std() / np.sqrt(change.size)
+
+
+def test_scores_are_of_the_rounds_that_history_says():
+    start, job = net(), {"clients": EVEN, **JOB, "rounds": 5}
+    how = {"validation": (X, LABELS), "metric": tn.accuracy, "score_every": 2}
+    _, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how, **job)
+    assert seen.scored.tolist() == [2, 4, 5]
+    for place, rounds in enumerate(seen.scored.tolist()):
+        after, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **job | {"rounds": rounds})
+        logits = tn.predict(after, X)[0]
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
+        np.testing.assert_allclose(seen.validation_loss[place], loss, rtol=1e-5)
+        np.testing.assert_allclose(seen.validation_metric[place], np.mean(logits.argmax(-1) == LABELS), rtol=1e-6)
+
+
+def test_hyperparameters_and_schedules_are_the_clients():
+    start = net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
+    start = tn.with_schedule(tn.with_hyperparameters(start, learning_rate=RATE), lambda epoch, base: base / (1 + epoch))
+    found, _ = tn.federated(
+        start, X, LABELS, tn.softmax_cross_entropy, clients=np.arange(23)[None], **JOB | {"sampled": 1}
+    )
+    expected, _ = tn.fit(start, X, LABELS, tn.softmax_cross_entropy, epochs=8, batch_size=2, progress=False)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
+
+
+def test_a_fine_tuned_copy_is_the_client_trained_alone():
+    start = net()
+    job = {"epochs": 2, "batch_size": 2, "progress": False}
+    tuned, _ = tn.fit(start.copies(5), X, LABELS, tn.softmax_cross_entropy, rows=EVEN, **job)
+    alone, _ = tn.fit(start.copies(4)[[3]], X, LABELS, tn.softmax_cross_entropy, rows=EVEN[3:4], **job)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), tuned[[3]].params, alone.params)
+
+
+def test_copies_are_of_one_network():
+    with pytest.raises(ValueError, match="of one network, this is a swarm of 2"):
+        net().copies(2).copies(3)
+
+
+def test_rounds_to_a_score_are_read_off_the_best_so_far():
+    seen = tn.FederatedHistory(*[None] * 3, np.array([1, 2, 4, 6]), None, np.array([0.5, 0.4, 0.9, 0.8]), *[None] * 4)
+    assert seen.rounds_to(0.7) == 3.0  # half of the way from round 2, where the best is .5, to round 4
+    assert seen.rounds_to(0.5) == 1.0
+    assert seen.rounds_to(0.91) == np.inf
+
+
+def test_a_loss_that_is_no_number_names_its_client_and_round():
+    with pytest.raises(FloatingPointError, match=r"client \d is (nan|inf) in round \d: take a smaller"):
+        tn.federated(line(optax.sgd(1e20)), X, Y, tn.mse, clients=EVEN, **JOB)
+
+
+BAD = [
+    ({"clients": EVEN[0]}, r"clients must be int \[client, row\]"),
+    ({"clients": [[0, 1], [-1, -1]]}, "at least one row each"),
+    ({"clients": [[0, 40], [1, 2]], "sampled": 2}, r"0\.\.22"),
+    ({"sampled": 6}, "at most the 5 clients that there are, got 6"),
+    ({"sampled": 0}, "sampled must be a whole number of at least 1, got 0"),
+    ({"rounds": 1.5}, "rounds must be a whole number"),
+    ({"batch_size": 0}, "batch_size must be a whole number"),
+    ({"own": ["Dense_9"]}, r"got 'Dense_9'; it has \['Dense_0', 'Dense_1'\]"),
+    ({"own": ["Dense_0", "Dense_1"]}, "nothing is left"),
+    ({"own": "Dense_1", "validation": (X, LABELS)}, "no whole network to score"),
+    ({"drop_out": 1.0}, "at least 0 and below 1, got 1.0"),
+    ({"proximal": -1.0}, "at least 0, got -1.0"),
+    ({"clip": 0.0}, "clip must be a number above 0"),
+    ({"noise": 1.0}, "say how long"),
+    ({"metric": tn.accuracy}, "metric came without validation"),
+    ({"metric": lambda p, y: 0.0, "validation": (X, LABELS)}, "must take mask="),
+    ({"plan": "auto"}, "plan must be a Plan"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input_stops_with_a_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        tn.federated(net(), X, LABELS, tn.softmax_cross_entropy, **{"clients": EVEN, **JOB, **change})
+
+
+def test_several_networks_are_refused():
+    with pytest.raises(ValueError, match="one network, the server's, got a swarm of 3"):
+        tn.federated(net().copies(3), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
+
+
+def test_statistics_that_would_leave_without_noise_are_refused():
+    model = nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(4)])
+    with pytest.raises(ValueError, match="batch_stats.*without noise"):
+        how = {"clip": 1.0, "noise": 1.0, **JOB}
+        tn.federated(net(model=model), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **how)
+
+
+def test_a_schedule_that_follows_a_validation_loss_is_refused():
+    start = tn.with_schedule(net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)), "reduce")
+    with pytest.raises(ValueError, match="which clients have not"):
+        tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
