@@ -1,5 +1,7 @@
 """PyTorch twins: the same function of the same weights, forward and backward."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -12,9 +14,10 @@ from turbanet.lab import twins
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(6, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 6)
 BLOCKS = ((8, 1), (16, 2), (16, 1))
-SMALL = {"lenet5": X[..., :1], "alexnet": X[:, :28, :28, :1]}
+SMALL = {"mcmahan": X[:, :28, :28, :1], "lenet5": X[..., :1], "alexnet": X[:, :28, :28, :1]}
 PAIRS = {
     "lenet": (tn.LeNet(), twins.lenet_twin),
+    "mcmahan": (tn.LeNet(features=(3, 4), padding=2, hidden=(12,)), partial(twins.lenet_twin, padding=2)),
     "lenet5": (tn.LeNet5(), twins.lenet5_twin),
     "alexnet": (tn.AlexNet((4, 6, 8, 8, 6), (20, 12)), twins.alexnet_twin),
     "vgg": (tn.VGG(11, (4, 6, 8, 8, 8)), twins.vgg_twin),

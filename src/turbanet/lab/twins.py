@@ -49,11 +49,12 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
     return LSTMTwin(lstm, head)
 
 
-def lenet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.LeNet` in PyTorch, for x [batch, height, width, channel] as well."""
-    if not params or sorted(params) != ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "Dense_2"]:
+def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
+    """One member's `turbanet.LeNet` of this `padding` in PyTorch, for x [batch, height, width, channel] as well."""
+    if not {"Conv_0", "Dense_0"} <= set(params):
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
-    stages = [layer for conv in _numbered(params, "Conv") for layer in (_conv(conv), nn.ReLU(), nn.MaxPool2d(2))]
+    convs = [_conv(layer, padding=padding) for layer in _numbered(params, "Conv")]
+    stages = [layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, stages[-3].out_channels))
 
 

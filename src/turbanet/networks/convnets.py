@@ -16,19 +16,25 @@ from turbanet.networks.products import dot_general
 class LeNet(Precise):
     """LeNet as PyTorch's CIFAR-10 tutorial has it: x [..., height, width, channel] -> [..., classes], from 16 x 16 up.
 
-    `conv` computes the convolutions: None is the fastest here, `jax.lax.conv_general_dilated` is XLA's own.
+    Two 5 x 5 convolutions of `features` with 2 x 2 max pools, then Dense layers of `hidden` units. With (32, 64),
+    padding=2 and hidden=(512,) it is the network of McMahan et al. (2017) for MNIST. `conv` computes the convolutions:
+    None is the fastest here, `jax.lax.conv_general_dilated` is XLA's own.
     """
 
     classes: int = 10
     conv: Callable | None = None
+    features: Sequence[int] = (6, 16)
+    padding: int = 0
+    hidden: Sequence[int] = (120, 84)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         _check_images(x, "LeNet", 16)
-        x, layout = ImageLayout.enter(x, self.conv, features=6)
-        for i, features in enumerate((6, 16)):
-            x = max_pool(nn.relu(layout.convolution(features, 5, padding=0, name=f"Conv_{i}", **self.precision)(x)))
-        return _dense(self, layout.leave(x)[0], (120, 84))
+        x, layout = ImageLayout.enter(x, self.conv, features=self.features[0])
+        for i, features in enumerate(self.features):
+            how = {"padding": self.padding, "name": f"Conv_{i}", **self.precision}
+            x = max_pool(nn.relu(layout.convolution(features, 5, **how)(x)))
+        return _dense(self, layout.leave(x)[0], self.hidden)
 
 
 class LeNet5(LeNet):
@@ -41,10 +47,10 @@ class LeNet5(LeNet):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         _check_images(x, "LeNet5", 16)
-        x, layout = ImageLayout.enter(x, self.conv, features=6)
-        for features in (6, 16):
-            x = max_pool(ConvNorm(features, layout, window=5, padding=0, **self.precision)(x, train))
-        return _dense(self, layout.leave(x)[0], (120, 84))
+        x, layout = ImageLayout.enter(x, self.conv, features=self.features[0])
+        for features in self.features:
+            x = max_pool(ConvNorm(features, layout, window=5, padding=self.padding, **self.precision)(x, train))
+        return _dense(self, layout.leave(x)[0], self.hidden)
 
 
 class AlexNet(Precise):
