@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import member
+from turbanet.training import member, program
 from turbanet.training.sampling import epoch_order
 
 RATE = 0.1
@@ -76,13 +76,19 @@ def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None):
     return there
 
 
-@pytest.mark.parametrize("clients", [EVEN, RAGGED], ids=["even", "ragged"])
-@pytest.mark.parametrize(
-    ("server", "plan"),
-    [("mean", (1, 1)), ("mean", (1, 3)), ("mean", (2, 1)), ("mean", (2, 2)), ("FedAvgM", (2, 1)), ("FedAdam", (2, 1))],
-    ids=str,
-)
-def test_the_server_ends_where_a_loop_in_numpy_ends(clients, server, plan):
+CASES = [  # of even clients (True) or ragged ones
+    (True, "mean", (1, 3)),
+    (True, "mean", (2, 1)),
+    (False, "mean", (1, 1)),
+    (False, "mean", (2, 2)),
+    (False, "FedAvgM", (2, 1)),
+    (False, "FedAdam", (1, 3)),
+]
+
+
+@pytest.mark.parametrize(("even", "server", "plan"), CASES, ids=str)
+def test_the_server_ends_where_a_loop_in_numpy_ends(even, server, plan):
+    clients = EVEN if even else RAGGED
     start, how = line(), {"server": SERVERS[server], "plan": tn.Plan(*plan)}
     found, seen = tn.federated(start, X, Y, tn.mse, clients=clients, **how, **JOB)
     expected = by_hand(start, seen, clients, server=SERVERS[server])
@@ -137,6 +143,15 @@ def test_two_calls_are_one_and_repeat_bit_for_bit():
     np.testing.assert_array_equal(weights(half), weights(whole))
     np.testing.assert_array_equal(np.concatenate([first.clients, second.clients]), seen.clients)
     np.testing.assert_array_equal(np.concatenate([first.train_loss, second.train_loss]), seen.train_loss)
+
+
+def test_other_numbers_compile_nothing_anew():
+    how = {"clients": EVEN, **JOB, "proximal": 0.1, "clip": 1.0, "noise": 0.1}
+    tn.federated(line(), X, Y, tn.mse, **how)
+    before = list(program._programs())
+    other = {"rounds": 3, "proximal": 0.2, "clip": 0.5, "noise": 0.0, "drop_out": 0.1, "seed": 3}
+    tn.federated(line(seed=1), X, Y, tn.mse, **how | other)
+    assert list(program._programs()) == before
 
 
 def test_a_round_has_each_client_once_and_each_as_often():

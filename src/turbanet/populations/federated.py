@@ -31,7 +31,7 @@ class FederatedHistory:
     validation_loss : float32 [score], None without validation
     validation_metric : [score], of several metrics {name: [score]}, None where none was asked for
     bytes_down, bytes_up : int [round], the weights that the server sent and those that came back, as they lie in memory
-    compile_seconds, steady_seconds : of tracing and compiling, and of the rounds without it
+    startup_seconds, steady_seconds : from the call to the first round, compilation above all, and of the rounds
     """
 
     train_loss: np.ndarray
@@ -42,7 +42,7 @@ class FederatedHistory:
     validation_metric: np.ndarray | dict[str, np.ndarray] | None
     bytes_down: np.ndarray
     bytes_up: np.ndarray
-    compile_seconds: float
+    startup_seconds: float
     steady_seconds: float
 
     def rounds_to(self, score: float, metric: str | None = None) -> float:
@@ -51,8 +51,8 @@ class FederatedHistory:
         As McMahan et al. (2017) count them, from scores of which more is better; infinite if it never does. metric: the
         name of one of several.
         """
-        found = self.validation_metric if metric is None else self.validation_metric[metric]
-        best = np.maximum.accumulate(np.asarray(found, float))
+        found: Any = self.validation_metric
+        best = np.maximum.accumulate(np.asarray(found if metric is None else found[metric], float))
         above = np.flatnonzero(best >= score)
         if not len(above):
             return float("inf")
@@ -142,6 +142,7 @@ def federated(
     >>> len(net), seen.train_loss.shape
     (1, (5, 4))
     """
+    called = time.perf_counter()
     score_every = max(1, rounds // 20) if score_every is None else score_every
     check_whole(rounds=rounds, sampled=sampled, local_epochs=local_epochs, score_every=score_every)
     if batch_size is not None:
@@ -154,12 +155,12 @@ def federated(
     loss_fn = swarm.loss(loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     rows, counts = _rows(clients, data.length)
-    own = _layers(swarm, own)
+    own_names = _layers(swarm, own)
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
     if noise and swarm.collections:
         kept = sorted(swarm.collections)
         raise ValueError(f"The model's {kept} would leave the clients without noise: take one without, as GroupNorm.")
-    held_out, scores = _validation(swarm, loss_fn, validation, metric, own, allow_nan)
+    held_out, scores = _validation(swarm, loss_fn, validation, metric, own_names, allow_nan)
     rule = Rounds(
         loss_fn=loss_fn,
         server=server or optax.sgd(1.0),
@@ -167,28 +168,28 @@ def federated(
         batch_size=min(batch_size or rows.shape[1], rows.shape[1]),
         ragged=bool((counts < rows.shape[1]).any()),
         sampled=sampled,
-        proximal=float(proximal),
-        drop_out=float(drop_out),
-        clip=clip,
-        noise=float(noise),
-        own=own,
+        proximal=proximal > 0,
+        clip=clip is not None,
+        own=own_names,
         scores=scores,
         score_every=score_every,
     )
     plan = _plan(plan, swarm, sampled)
     state = jax.tree.map(lambda leaf: leaf[0], swarm.replace(loss_fn=None, sample=None))
-    shared_layers, own_layers = apart(state.params, own)
+    shared_layers, own_layers = apart(state.params, own_names)
     own_layers = jax.tree.map(lambda leaf: jnp.tile(leaf, (len(rows), *(1,) * leaf.ndim)), own_layers)
     carry = plan.share((state, rule.server.init(shared_layers), own_layers))
-    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(seed)))
-    begin = time.perf_counter()
+    numbers = {"proximal": proximal, "drop_out": drop_out, "clip": clip or 0.0, "noise": noise}
+    numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
+    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(seed), numbers))
     ready = rule.compiled(plan, carry, given)
-    compiled = time.perf_counter()
+    jax.block_until_ready(given)
+    begun = time.perf_counter()
     (state, _, own_layers), seen = run(ready, carry, given, rounds, progress=progress)
-    steady = time.perf_counter() - compiled
+    steady = time.perf_counter() - begun
     _check_numbers(seen)
     sent = sum(leaf.nbytes for leaf in floating((shared_layers, state.collections))[0])
-    history = _history(seen, rounds, score_every, held_out, metric, sent, (compiled - begin, steady))
+    history = _history(seen, rounds, score_every, held_out, metric, sent, (begun - called, steady))
     return _swarm(swarm, state, own_layers, len(rows)), history
 
 
@@ -218,7 +219,7 @@ def _history(seen, rounds, every, held_out, metric, sent, seconds):
         validation_metric=asked if metric is not None else None,
         bytes_down=np.full(rounds, sampled * sent),
         bytes_up=seen["returned"].sum(1) * sent,
-        compile_seconds=seconds[0],
+        startup_seconds=seconds[0],
         steady_seconds=seconds[1],
     )
 

@@ -32,10 +32,8 @@ class Rounds:
     batch_size: int
     ragged: bool
     sampled: int
-    proximal: float
-    drop_out: float
-    clip: float | None
-    noise: float
+    proximal: bool  # whether clients are held near the server's weights
+    clip: bool  # whether changes are shortened, and noise is added
     own: tuple[str, ...]
     scores: tuple  # ((name, metric), ...)
     score_every: int
@@ -59,18 +57,18 @@ class Rounds:
     def round(self, carry, given, plan):
         """One round: (carry, what was seen of its clients)."""
         server, moments, own = carry
-        rows, counts, x, y, _, key = given
+        rows, counts, x, y, _, key, numbers = given
         number = server.epoch // self.epochs
         pick, drop, noise = jax.random.split(jax.random.fold_in(key, number), 3)
         clients = jax.random.permutation(pick, len(rows))[: self.sampled]
-        returned = jax.random.uniform(drop, (self.sampled,)) >= self.drop_out
+        returned = jax.random.uniform(drop, (self.sampled,)) >= numbers["drop_out"]
         here = self.places(plan)
         mine = clients[jnp.minimum(here, self.sampled - 1)]
         back = jnp.where(here < self.sampled, returned[jnp.minimum(here, self.sampled - 1)], False)
         each = mine, rows[mine], counts[mine], jax.tree.map(lambda leaf: leaf[mine], own)
-        after, own_after, loss = plan.in_blocks(self.local, each, (server, x, y))
+        after, own_after, loss = plan.in_blocks(self.local, each, (server, x, y, numbers["proximal"]))
         before = apart(server.params, self.own)[0], server.collections
-        change, collections = self.mean_change(before, after, back, counts[mine], noise, plan)
+        change, collections = self.mean_change(before, after, back, counts[mine], (noise, numbers), plan)
         updates, moments = self.server.update(jax.tree.map(jnp.negative, change), moments, before[0])
         params = optax.apply_updates(before[0], updates)
         server = server.replace(
@@ -93,7 +91,7 @@ class Rounds:
     def local(self, client, shared):
         """One client's round, from the server's state on: (what it shares, what is its own, its mean loss)."""
         id, rows, count, own = client
-        server, x, y = shared
+        server, x, y, proximal = shared
         state = server.replace(id=id, params={**server.params, **own} if self.own else server.params)
         length = rows.shape[0]
         steps = -(-(count if self.ragged else length) // self.batch_size)
@@ -109,7 +107,7 @@ class Rounds:
             def step(place, carry):
                 state, total = carry
                 batch = jax.tree.map(lambda leaf: leaf[rows[order[place]]], (x, y))
-                state, loss, _ = member.train_step(self.of_client(server), state, *batch)
+                state, loss, _ = member.train_step(self.of_client(server, proximal), state, *batch)
                 return state, total + loss
 
             return jax.lax.fori_loop(0, steps, step, (state, total))
@@ -118,7 +116,7 @@ class Rounds:
         shared, own = apart(state.params, self.own)
         return (shared, state.collections), own, total / (steps * self.epochs)
 
-    def of_client(self, server):
+    def of_client(self, server, proximal):
         """The loss of a client that is held near the server."""
         if not self.proximal:
             return self.loss_fn
@@ -127,27 +125,28 @@ class Rounds:
         def loss(params, x, y, apply_fn):
             value, prediction = self.loss_fn(params, x, y, apply_fn)
             away = optax.tree.norm(optax.tree.sub(apart(params, self.own)[0], there), squared=True)
-            return value + 0.5 * self.proximal * away, prediction
+            return value + 0.5 * proximal * away, prediction
 
         return loss
 
-    def mean_change(self, before, after, back, counts, key, plan):
+    def mean_change(self, before, after, back, counts, hidden, plan):
         """What the clients of all devices have changed in the mean: by rows, or clipped, all alike and with noise."""
+        key, numbers = hidden
         floats, put = floating(before)
         changes = [new - old for new, old in zip(floating(after)[0], floats, strict=True)]
         weights = back * counts
-        if self.clip is not None:
+        if self.clip:
             norms = jax.vmap(optax.tree.norm)(changes)
-            weights = back * jnp.minimum(1, self.clip / jnp.maximum(norms, 1e-12))
+            weights = back * jnp.minimum(1, numbers["clip"] / jnp.maximum(norms, 1e-12))
         sums = [jnp.tensordot(weights.astype(change.dtype), change, 1) for change in changes]
         flat, split = ravel_pytree((sums, weights.sum().astype(floats[0].dtype)))
         flat = jax.lax.psum(flat, "member") if len(plan.devices) > 1 else flat
         sums, total = split(flat)
-        if self.clip is None:
+        if not self.clip:
             return put([change / jnp.maximum(total, 1) for change in sums], rest=jnp.zeros_like)
         keys = jax.random.split(key, len(sums))
         noise = [jax.random.normal(k, change.shape, change.dtype) for k, change in zip(keys, sums, strict=True)]
-        noisy = [change + self.noise * self.clip * each for change, each in zip(sums, noise, strict=True)]
+        noisy = [change + numbers["noise"] * numbers["clip"] * each for change, each in zip(sums, noise, strict=True)]
         return put([change / self.sampled for change in noisy], rest=jnp.zeros_like)
 
     def score(self, server, held_out, due):
