@@ -52,6 +52,15 @@ METRICS = {
         "foraging_a_network_each_return",
         "data_source",
     },
+    "federated": {
+        "lr_mnist_seconds",
+        "lr_mnist_cold_seconds",
+        "torch_over_turbanet_lr_ratio",
+        "accuracy_two_classes",
+        "client_accuracy_tuned_by_its_client",
+        "private_epsilon",
+        "data_source",
+    },
     "sweep/small": SWEEP,
     "sweep/large": SWEEP,
     "mnist": {
@@ -146,11 +155,11 @@ def pipeline(tmp_path_factory):
     return folder
 
 
-STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling", "agents"}
+STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling", "agents", "federated"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold"},
     "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
-    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold"},
+    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated"},
     "lab/published.csv": {"scaling", "agents"},
 }
 

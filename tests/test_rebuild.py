@@ -22,6 +22,7 @@ KNOWN = [
     "async_sgd",
     "scaling",
     "agents",
+    "federated",
     "report",
 ]
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
