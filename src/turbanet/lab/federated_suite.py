@@ -19,6 +19,7 @@ class Protocol:
     sampled : clients of a round
     batch_size : None for all of a client's rows
     seed : of the weights, of how rows are dealt, of who is sampled
+    side : pixels of an image's side
     """
 
     network: str
@@ -29,6 +30,7 @@ class Protocol:
     batch_size: int | None = 10
     learning_rate: float = 0.1
     seed: int = 0
+    side: int = 28
 
     def swarm(self):
         """The server's network, whose optimizer is the clients'."""
@@ -37,7 +39,7 @@ class Protocol:
         import turbanet as tn
 
         models = {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: tn.LeNet(10, None, (32, 64), 2, (512,))}
-        sample = np.zeros((1, 28, 28, 1) if self.network == CNN else (1, 784), np.float32)
+        sample = self.seen(np.zeros((1, self.side, self.side, 1), np.float32))
         optimizer = optax.sgd(self.learning_rate)
         return tn.TurbaTrainState.swarm(models[self.network], optimizer, 1, sample_input=sample, seed=self.seed)
 
@@ -56,7 +58,7 @@ class Protocol:
         return tn.dirichlet(key, labels=labels, clients=self.clients, alpha=self.dealt)
 
     def train(self, data, *, rounds, swarm=None, **how):
-        """`federated` for so many rounds on (x, y), of images [row, 28, 28, 1]: (swarm, history)."""
+        """`federated` for so many rounds on (x, y), of images [row, side, side, 1]: (swarm, history)."""
         import turbanet as tn
 
         x, y = data
@@ -168,7 +170,8 @@ def by_pytorch(protocol, data, clients, *, processes):
     from turbanet.lab import federated_torch, twins
 
     x, y = protocol.seen(data[0]), data[1]
-    how = {"local_epochs": protocol.local_epochs, "batch_size": protocol.batch_size or len(y) // protocol.clients}
+    most = len(y) // protocol.clients
+    how = {"local_epochs": protocol.local_epochs, "batch_size": min(protocol.batch_size or most, most)}
     steps = order(protocol.swarm(), protocol.rows(y), clients, **how)
     tensors = [twins.tensor(np.array(part)) for part in (x, y.astype(np.int64), clients, steps)]
     network = twin(protocol.swarm(), protocol.network)
@@ -196,7 +199,7 @@ def _check_equal(ours, theirs, begun):
 
 
 def images(arrays):
-    """((x, y) for training, (x, y) for testing) of the MNIST arrays in `data/`, x [row, 28, 28, 1] in 0 to 1."""
+    """((x, y) for training, (x, y) for testing) of the MNIST arrays in `data/`, x [row, side, side, 1] in 0 to 1."""
     parts = []
     for part in ("train", "test"):
         x = np.asarray(arrays[f"x_{part}"], np.float32)[..., None] / 255
