@@ -145,6 +145,21 @@ def test_two_calls_are_one_and_repeat_bit_for_bit():
     np.testing.assert_array_equal(np.concatenate([first.train_loss, second.train_loss]), seen.train_loss)
 
 
+def test_noise_never_comes_twice_whatever_the_epochs_of_a_round():
+    start = net(optax.sgd(0.0), tn.MLP((40, 4)))
+    how = {"clients": EVEN, **JOB, "clip": 1.0, "noise": 1.0}
+    seen, before = [], start
+    for epochs, rounds in ((1, 3), (2, 1), (3, 2)):
+        for _ in range(rounds):
+            job = how | {"local_epochs": epochs, "rounds": 1}
+            after, _ = tn.federated(before, X, LABELS, tn.softmax_cross_entropy, **job)
+            change = np.asarray(after.params["Dense_0"]["kernel"] - before.params["Dense_0"]["kernel"])
+            seen.append(change.ravel())
+            before = after
+    alike = np.corrcoef(seen) - np.eye(6)
+    assert np.abs(alike).max() < 0.5
+
+
 def test_other_numbers_compile_nothing_anew():
     how = {"clients": EVEN, **JOB, "proximal": 0.1, "clip": 1.0, "noise": 0.1}
     tn.federated(line(), X, Y, tn.mse, **how)

@@ -58,8 +58,7 @@ class Rounds:
         """One round: (carry, what was seen of its clients)."""
         server, moments, own = carry
         rows, counts, x, y, _, key, numbers = given
-        number = server.epoch // self.epochs
-        pick, drop, noise = jax.random.split(jax.random.fold_in(key, number), 3)
+        pick, drop, noise = jax.random.split(jax.random.fold_in(key, server.epoch), 3)  # never twice the same noise
         clients = jax.random.permutation(pick, len(rows))[: self.sampled]
         returned = jax.random.uniform(drop, (self.sampled,)) >= numbers["drop_out"]
         here = self.places(plan)
@@ -197,11 +196,21 @@ def run(run, carry, given, rounds, *, progress):
             leaves, seen = jax.block_until_ready(run(leaves, read, *map(np.int32, (done, many, rounds))))
             pace = (time.perf_counter() - begin) / many
             parts.append(jax.tree.map(lambda leaf, many=many: np.asarray(leaf)[:many], seen))
+            _check_numbers(parts[-1], done)
             done += many
             bar.update(many)
             bar.set_postfix(loss=f"{parts[-1]['loss'][-1].mean():.4g}")
             many = max(1, int(CALL_SECONDS / pace))
     return jax.tree.unflatten(tree, leaves), jax.tree.map(lambda *each: np.concatenate(each), *parts)
+
+
+def _check_numbers(seen, done):
+    bad = np.argwhere(~np.isfinite(seen["loss"][:, : seen["clients"].shape[1]]))
+    if len(bad):
+        round, place = bad[0]
+        client, value = seen["clients"][round, place], seen["loss"][round, place]
+        came = f"The loss of client {client} is {value} in round {done + round}"
+        raise FloatingPointError(f"{came}: take a smaller learning rate.")
 
 
 def apart(params, own):
