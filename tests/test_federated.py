@@ -266,6 +266,16 @@ def test_rounds_to_a_score_are_read_off_the_best_so_far():
     assert seen.rounds_to(0.91) == np.inf
 
 
+def test_rounds_to_a_score_that_was_not_asked_for_are_refused():
+    none = tn.FederatedHistory(*[None] * 10)
+    with pytest.raises(ValueError, match="no scores of metric=None; there are none"):
+        none.rounds_to(0.5)
+    several = tn.FederatedHistory(*[None] * 3, np.array([1, 2]), None, {"top": np.array([0.2, 0.6])}, *[None] * 4)
+    assert several.rounds_to(0.4, "top") == 1.5
+    with pytest.raises(ValueError, match=r"metric=None; there are \['top'\]"):
+        several.rounds_to(0.4)
+
+
 def test_a_loss_that_is_no_number_names_its_client_and_round():
     with pytest.raises(FloatingPointError, match=r"client \d is (nan|inf) in round \d: take a smaller"):
         tn.federated(line(optax.sgd(1e20)), X, Y, tn.mse, clients=EVEN, **JOB)
@@ -288,6 +298,9 @@ BAD = [
     ({"noise": 1.0}, "say how long"),
     ({"metric": tn.accuracy}, "metric came without validation"),
     ({"metric": lambda p, y: 0.0, "validation": (X, LABELS)}, "must take mask="),
+    ({"rounds": "5"}, "rounds must be a whole number"),
+    ({"score_every": 0}, "score_every must be a whole number"),
+    ({"validation": 0.2}, r"the pair \(x, y\)"),
     ({"plan": "auto"}, "plan must be a Plan"),
 ]
 

@@ -59,7 +59,7 @@ def test_a_process_trains_every_other_client():
     before = [each.detach().clone() for each in model.parameters()]
     x, y = torch.rand(12, 2), torch.arange(12) % 2
     order = torch.arange(12).reshape(1, 3, 2, 2)
-    job = federated_torch.Job(model, x, y, torch.arange(3)[None], order, 0.5)
+    job = federated_torch.Job(model, x, y, order, 0.5)
     seconds, startup = federated_torch.train(job, processes=2)
     assert seconds.shape == (1,) and startup > 0
     ends = []

@@ -38,7 +38,8 @@ class Protocol:
 
         import turbanet as tn
 
-        models = {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: tn.LeNet(10, None, (32, 64), 2, (512,))}
+        cnn = tn.LeNet(features=(32, 64), padding=2, hidden=(512,))
+        models = {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: cnn}
         sample = self.seen(np.zeros((1, self.side, self.side, 1), np.float32))
         optimizer = optax.sgd(self.learning_rate)
         return tn.TurbaTrainState.swarm(models[self.network], optimizer, 1, sample_input=sample, seed=self.seed)
@@ -173,7 +174,7 @@ def by_pytorch(protocol, data, clients, *, processes):
     most = len(y) // protocol.clients
     how = {"local_epochs": protocol.local_epochs, "batch_size": min(protocol.batch_size or most, most)}
     steps = order(protocol.swarm(), protocol.rows(y), clients, **how)
-    tensors = [twins.tensor(np.array(part)) for part in (x, y.astype(np.int64), clients, steps)]
+    tensors = map(twins.tensor, (x, y.astype(np.int64), steps))
     network = twin(protocol.swarm(), protocol.network)
     job = federated_torch.Job(network, *tensors, protocol.learning_rate)
     return network, *federated_torch.train(job, processes=processes)

@@ -14,11 +14,10 @@ from turbanet.lab import workers
 
 @dataclasses.dataclass
 class Job:
-    """A network, its clients, and who trains in which round on which rows.
+    """A network, and the rows that the clients of each round train it on.
 
     model : a PyTorch network on the CPU, trained in place
     x, y : tensors [row, ...], int64 [row]
-    clients : int64 [round, sampled], who trains
     order : int64 [round, sampled, step, batch], rows of x
     learning_rate : of the clients' SGD
     """
@@ -26,7 +25,6 @@ class Job:
     model: Any
     x: Any
     y: Any
-    clients: Any
     order: Any
     learning_rate: float
 

@@ -14,7 +14,7 @@ from turbanet.populations.rounds import Rounds, apart, run
 from turbanet.training import metrics, schedules
 from turbanet.training.arrays import check_whole, floating
 from turbanet.training.checks import check_data
-from turbanet.training.data import prepare
+from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, home
 from turbanet.training.sampling import check_rows
@@ -49,10 +49,15 @@ class FederatedHistory:
         """Rounds until the best score so far first reaches `score`, read off a line between the two around it.
 
         As McMahan et al. (2017) count them, from scores of which more is better; infinite if it never does. metric: the
-        name of one of several.
+        name of one of several. Raises ValueError where no such metric was asked for.
         """
-        found: Any = self.validation_metric
-        best = np.maximum.accumulate(np.asarray(found if metric is None else found[metric], float))
+        known: Any = (
+            self.validation_metric if isinstance(self.validation_metric, dict) else {None: self.validation_metric}
+        )
+        if known.get(metric) is None:
+            names = [name for name, scores in known.items() if name and scores is not None]
+            raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: see metric.")
+        best = np.maximum.accumulate(np.asarray(known[metric], float))
         above = np.flatnonzero(best >= score)
         if not len(above):
             return float("inf")
@@ -143,10 +148,10 @@ def federated(
     (1, (5, 4))
     """
     called = time.perf_counter()
-    score_every = max(1, rounds // 20) if score_every is None else score_every
-    check_whole(rounds=rounds, sampled=sampled, local_epochs=local_epochs, score_every=score_every)
-    if batch_size is not None:
-        check_whole(batch_size=batch_size)
+    optional = {"batch_size": batch_size, "score_every": score_every}
+    optional = {name: number for name, number in optional.items() if number is not None}
+    check_whole(rounds=rounds, sampled=sampled, local_epochs=local_epochs, **optional)
+    score_every = score_every or max(1, rounds // 20)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"federated trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
@@ -280,6 +285,6 @@ def _validation(swarm, loss_fn, validation, metric, own, allow_nan):
         return None, ()
     if own:
         raise ValueError("With own layers the server has no whole network to score: evaluate the clients' afterwards.")
-    held_out = prepare(swarm, *validation)
+    held_out = prepare(swarm, *pair(validation))
     check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
     return held_out, in_program

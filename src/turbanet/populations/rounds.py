@@ -41,17 +41,18 @@ class Rounds:
     def of_device(self, carry, given, first, many, last, *, plan):
         """`many` rounds from the `first` on, of which there are `last`, on one device: (carry, what was seen)."""
 
+        @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the loop
+        def one(carry, number):
+            carry, found = self.round(carry, given, plan)
+            due = ((number + 1) % self.score_every == 0) | (number + 1 == last)
+            return carry, {**found, "scores": self.score(carry[0], given[4], due)}
+
         def another(number, carry):
             carry, seen = carry
-            carry, found = self.round(carry, given, plan)
-            due = ((first + number + 1) % self.score_every == 0) | (first + number + 1 == last)
-            found["scores"] = self.score(carry[0], given[4], due)
+            carry, found = one(carry, first + number)
             return carry, jax.tree.map(lambda all, one: all.at[number].set(one), seen, found)
 
-        def seen_in_one():
-            return {**self.round(carry, given, plan)[1], "scores": self.score(carry[0], given[4], False)}
-
-        room = program.room(jax.eval_shape(seen_in_one), CALL_ROUNDS)
+        room = program.room(jax.eval_shape(one, carry, first)[1], CALL_ROUNDS)
         return jax.lax.fori_loop(0, many, another, (carry, room))
 
     def round(self, carry, given, plan):
@@ -67,7 +68,7 @@ class Rounds:
         each = mine, rows[mine], counts[mine], jax.tree.map(lambda leaf: leaf[mine], own)
         after, own_after, loss = plan.in_blocks(self.local, each, (server, x, y, numbers["proximal"]))
         before = apart(server.params, self.own)[0], server.collections
-        change, collections = self.mean_change(before, after, back, counts[mine], (noise, numbers), plan)
+        change, collections = self.mean_change(before, after, back, counts[mine], noise, numbers, plan)
         updates, moments = self.server.update(jax.tree.map(jnp.negative, change), moments, before[0])
         params = optax.apply_updates(before[0], updates)
         server = server.replace(
@@ -128,9 +129,8 @@ class Rounds:
 
         return loss
 
-    def mean_change(self, before, after, back, counts, hidden, plan):
+    def mean_change(self, before, after, back, counts, key, numbers, plan):
         """What the clients of all devices have changed in the mean: by rows, or clipped, all alike and with noise."""
-        key, numbers = hidden
         floats, put = floating(before)
         changes = [new - old for new, old in zip(floating(after)[0], floats, strict=True)]
         weights = back * counts
@@ -153,6 +153,7 @@ class Rounds:
         if held_out is None:
             return ()
 
+        @partial(jax.jit, inline=True)
         def scored():
             loss, found, _ = program.Evaluate(self.loss_fn, self.scores)(server, held_out)
             return loss, found
@@ -183,8 +184,8 @@ class Rounds:
         return jitted.lower(jax.tree.leaves(carry), jax.tree.leaves(given), *numbers).compile()
 
 
-def run(run, carry, given, rounds, *, progress):
-    """Call after call: (carry, what was seen [round, ...])."""
+def run(ready, carry, given, rounds, *, progress):
+    """Call after call of what is `compiled`: (carry, what was seen [round, ...])."""
     tree = jax.tree.structure(carry)
     leaves, read = jax.tree.leaves(carry), jax.tree.leaves(given)
     parts = []
@@ -193,7 +194,7 @@ def run(run, carry, given, rounds, *, progress):
         while done < rounds:
             many = min(many, CALL_ROUNDS, rounds - done)
             begin = time.perf_counter()
-            leaves, seen = jax.block_until_ready(run(leaves, read, *map(np.int32, (done, many, rounds))))
+            leaves, seen = jax.block_until_ready(ready(leaves, read, *map(np.int32, (done, many, rounds))))
             pace = (time.perf_counter() - begin) / many
             parts.append(jax.tree.map(lambda leaf, many=many: np.asarray(leaf)[:many], seen))
             _check_numbers(parts[-1], done)

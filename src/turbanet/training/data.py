@@ -62,6 +62,15 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 
 
+def pair(validation: Any) -> Any:
+    """validation=(x, y), which a share of the rows or a loader is not."""
+    several = isinstance(validation, tuple | list)
+    if not several or len(validation) != 2:
+        came = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
+        raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {came}: split the data first.")
+    return validation
+
+
 def split(data: Any) -> tuple[Any, Any]:
     """A tuple of `Data` (or None) in two, what is each member's and what all share; None stands for other leaves."""
     leaves, tree = jax.tree.flatten(data)

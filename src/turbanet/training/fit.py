@@ -14,7 +14,7 @@ from turbanet.training import autoplan, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data
-from turbanet.training.data import placed, prepare
+from turbanet.training.data import pair, placed, prepare
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, home, say_once
@@ -151,7 +151,7 @@ def fit(
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     held_out = None
     if validation is not None:
-        held_out = prepare(swarm, *_pair(validation), rows=validation_rows, per_member=per_member)
+        held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member)
         check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
@@ -273,15 +273,6 @@ def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) 
     each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
     return np.array(order)  # writable, as PyTorch wants its arrays
-
-
-def _pair(validation):
-    """validation=(x, y), which a share of the rows or a loader is not."""
-    several = isinstance(validation, tuple | list)
-    if not several or len(validation) != 2:
-        came = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
-        raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {came}: split the data first.")
-    return validation
 
 
 def apply(program: Any, swarm: Swarm, data: Any, plan: Plan | None) -> Any:
