@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import struct
@@ -260,3 +261,28 @@ def test_an_action_space_that_is_not_supported_is_refused(space):
     env.space = space
     with pytest.raises(ValueError, match="Actions are numbered, Discrete.n., or a Box of one axis; Line takes"):
         environments.actions(env, None)
+
+
+def test_a_network_may_have_a_policy_alone():
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.identity(), 3, input_size=1)
+    alone = evaluate_agents(Line(), swarm, episodes=5)
+    paired = swarm.replace(apply_fn=lambda variables, x: (swarm.apply_fn(variables, x), x[..., 0]))
+    np.testing.assert_array_equal(alone, evaluate_agents(Line(), paired, episodes=5))
+
+
+@pytest.mark.parametrize(
+    ("env", "outputs", "says"),
+    [
+        (Line, 3, "Line takes 2 action\\(s\\), the network's policy is over 3"),
+        (Target, 1, "Target takes a distribution over numbers, such as Gaussian; the network returned Categorical"),
+    ],
+)
+def test_a_policy_over_other_actions_is_refused(env, outputs, says):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, outputs)), optax.identity(), 3, input_size=1)
+    with pytest.raises(ValueError, match=says):
+        evaluate_agents(env(), swarm, episodes=5)
+
+
+def test_an_agent_for_other_actions_is_not_trained():
+    with pytest.raises(ValueError, match="Line takes logits of numbered actions; the network returned Gaussian"):
+        train_agents(Line(), SHORT, 2, model=Agent(1, continuous=True), progress=False)

@@ -33,9 +33,13 @@ from .networks.models import LSTM, MLP
 from .networks.products import dot_general
 from .networks.recurrent import lstm
 from .populations.agents import AgentHistory, evaluate_agents, train_agents
+from .populations.evolve import evolve
 from .populations.federated import FederatedHistory, federated
 from .populations.foraging import Foraging
+from .populations.genealogy import EvolutionHistory
+from .populations.genetics import Genetic, Tournament, Truncation
 from .populations.local_sgd import local_sgd
+from .populations.population_based import population_based
 from .populations.privacy import client_epsilon
 from .populations.together import evaluate_together, train_together
 from .ppo import PPOConfig
@@ -59,9 +63,11 @@ __all__ = [
     "Chain",
     "Checkpoints",
     "CrossValidation",
+    "EvolutionHistory",
     "Exported",
     "FederatedHistory",
     "Foraging",
+    "Genetic",
     "History",
     "Interrupted",
     "LeNet",
@@ -72,6 +78,8 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "ResNet",
+    "Tournament",
+    "Truncation",
     "TurbaTrainState",
     "accuracy",
     "accuracy_by_size",
@@ -96,6 +104,7 @@ __all__ = [
     "evaluate",
     "evaluate_agents",
     "evaluate_together",
+    "evolve",
     "expected_calibration_error",
     "export",
     "federated",
@@ -116,6 +125,7 @@ __all__ = [
     "mse",
     "negative_log_likelihood",
     "out_of_bag",
+    "population_based",
     "predict",
     "prediction_interval",
     "ragged",

@@ -201,7 +201,7 @@ def evaluate_agents(
     Parameters
     ----------
     env, params, plan : as `train_agents` takes them
-    swarm : of networks x -> (policy, values)
+    swarm : of networks x -> policy or (policy, values); an array is the logits of numbered actions
     episodes : of each agent
     greedy : whether the likeliest action is taken in each step, or one is drawn
     seed : of the episodes

@@ -85,6 +85,24 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
     return jnp.asarray(observation, float), worlds, jnp.asarray(reward, float), terminated, truncated
 
 
+def policy(env: Any, params: Any, out: Any) -> Any:
+    """The distribution over actions of what a network returned: a policy, or (policy, values).
+
+    ValueError for one over other actions than the environment takes.
+    """
+    is_pair = isinstance(out, tuple) and not hasattr(out, "log_probability")
+    found = distribution(out[0] if is_pair else out)
+    number, continuous = actions(env, params)
+    has = jax.eval_shape(found.mode)
+    if continuous != jnp.issubdtype(has.dtype, jnp.floating):
+        wanted = "a distribution over numbers, such as Gaussian" if continuous else "logits of numbered actions"
+        raise ValueError(f"{type(env).__name__} takes {wanted}; the network returned {type(found).__name__}.")
+    of_network = has.shape[-1] if continuous else getattr(found, "logits", jnp.zeros(number)).shape[-1]
+    if of_network != number:
+        raise ValueError(f"{type(env).__name__} takes {number} action(s), the network's policy is over {of_network}.")
+    return found
+
+
 def play(env: Any, state: Any, params: Any, key: jax.Array, *, episodes: int, greedy: bool = True) -> jax.Array:
     """One member's returns [episode] of episodes beside one another, each to its end or MOST_STEPS.
 
@@ -95,8 +113,8 @@ def play(env: Any, state: Any, params: Any, key: jax.Array, *, episodes: int, gr
     def another(carry):
         number, observation, worlds, total, goes_on = carry
         draw, move = jax.random.split(jax.random.fold_in(later, number))
-        policy = distribution(member.predict(state, observation)[0])
-        action = policy.mode() if greedy else policy.sample(policy.noise(draw))
+        acts = policy(env, params, member.predict(state, observation))
+        action = acts.mode() if greedy else acts.sample(acts.noise(draw))
         keys = jax.random.split(move, episodes)
         observation, worlds, reward, terminated, truncated = step(env, keys, worlds, action, params)
         total = total + jnp.where(goes_on, reward, 0)

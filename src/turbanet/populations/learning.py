@@ -159,7 +159,7 @@ class Learn(Train):
         """`n_steps` of every environment: -> (life, {name: [step, env, ...]})."""
         steps, envs = self.config.n_steps, self.config.n_envs
         draw, move, begin = jax.random.split(key, 3)
-        policy = jax.eval_shape(lambda: distribution(member.predict(state, life.observation)[0]))
+        policy = jax.eval_shape(lambda: environments.policy(self.env, params, member.predict(state, life.observation)))
         # All that is drawn is drawn in one piece, new episodes too: an environment draws one in each step anyway.
         noise = policy.noise(draw, steps)
         keys = jax.random.split(move, (steps, envs))

@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during `fit`; `swarm` and `history` are what it would have returned by then.
+    """Ctrl-C during a training; `swarm` and `history` are what it would have returned by then.
 
     The swarm has taken all steps up to then, also those of a long epoch that the history has not seen the end of.
     """
 
-    def __init__(self, swarm: Any, history: Any):
-        done = len(history.train_loss)
-        super().__init__(f"fit was interrupted after {done} whole epoch(s): see this exception's swarm and history.")
+    def __init__(self, swarm: Any, history: Any, done: str = ""):
+        done = done or f"{len(history.train_loss)} whole epoch(s)"
+        super().__init__(f"Training was interrupted after {done}: see this exception's swarm and history.")
         self.swarm = swarm
         self.history = history
 

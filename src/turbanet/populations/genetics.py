@@ -1,0 +1,185 @@
+"""Genetics: which members of a swarm are parents, and how their children's weights differ from theirs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from turbanet.populations.genealogy import NOBODY
+from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.member import Swarm
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Parents are drawn evenly from the best `share` of the members, at least one."""
+
+    share: float = 0.2
+
+    def __post_init__(self):
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is the part of the members that are parents, in (0, 1], got {self.share!r}.")
+
+    def parents(self, members: int) -> int:
+        """How many may be parents."""
+        return int(np.ceil(self.share * members))
+
+    def __call__(self, key: jax.Array, members: int, worth: jax.Array) -> jax.Array:
+        """The rank of one parent, 0 the fittest, among the first `worth` of the members, which have a fitness."""
+        return jax.random.randint(key, (), 0, jnp.minimum(self.parents(members), worth))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tournament:
+    """A parent is the fittest of some `entrants`, drawn evenly, with repetition, from all members."""
+
+    entrants: int = 3
+
+    def __post_init__(self):
+        check_whole(entrants=self.entrants)
+
+    def parents(self, members: int) -> int:
+        """How many may be parents."""
+        return members
+
+    def __call__(self, key: jax.Array, members: int, worth: jax.Array) -> jax.Array:
+        """The rank of one parent, 0 the fittest, among the first `worth` of the members, which have a fitness."""
+        return jax.random.randint(key, (self.entrants,), 0, worth).min()
+
+
+def uniform(key: jax.Array, first: Any, second: Any) -> Any:
+    """Weights of two networks mixed: each number is the one's or the other's, by a coin (Syswerda 1989)."""
+    coins = _like(first, lambda shape: jax.random.bernoulli(key, shape=shape))
+    return jax.tree.map(jnp.where, coins, first, second)
+
+
+def per_layer(key: jax.Array, first: Any, second: Any) -> Any:
+    """Weights of two networks mixed: each layer, kernel and bias together, is the one's or the other's, by a coin.
+
+    A layer is what lies under one path in the params, but for its last name.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(first)]
+    layers = list(dict.fromkeys(path[:-1] for path in paths))
+    of_first = jax.random.bernoulli(key, shape=(len(layers),))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.where(of_first[layers.index(path[:-1])], a, b), first, second
+    )
+
+
+def gaussian(key: jax.Array, params: Any, scale: Any) -> Any:
+    """Weights with noise of standard deviation `scale`: a number, or a tree of them for parts or leaves of params."""
+    noise = _like(params, lambda shape: jax.random.normal(key, shape))
+    scales = jax.tree.broadcast(scale, params)
+    return jax.tree.map(lambda leaf, noise, scale: (leaf + scale * noise).astype(leaf.dtype), params, noise, scales)
+
+
+def _like(params, draw):
+    """A tree of the shapes of `params`, from draw((numbers,)): drawn in one piece, which compiles faster."""
+    leaves, tree = jax.tree.flatten(params)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    drawn = jnp.split(draw((int(ends[-1]),)), ends[:-1])
+    return jax.tree.unflatten(tree, [part.reshape(leaf.shape) for part, leaf in zip(drawn, leaves, strict=True)])
+
+
+CROSSOVERS = {"uniform": uniform, "layer": per_layer}
+
+
+@struct.dataclass
+class Genetic:
+    """A rule of how a generation follows another: (key, swarm, fitness) -> swarm, a pure function.
+
+    The fittest `elites` go on as they are, ids too. The others are children, with ids that nobody had: a copy of one
+    parent, optimizer and collections included, whose weights are crossed with another parent's, if there is a
+    crossover, and then mutated. A child depends on the key, its id and its parents alone. Members whose fitness is NaN
+    are no one's parents.
+
+    scale : standard deviation of the mutation's noise: a number, or a tree of them for layers or leaves of params
+        ({"Dense_0": 0.1, "Dense_1": {"kernel": 0.02, "bias": 0.0}}); another one compiles nothing
+    selection : `Truncation` or `Tournament`
+    crossover : None, "uniform" (see `uniform`), "layer" (`per_layer`), or a function (key, params, params) -> params
+    elites : how many
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, optax, turbanet as tn
+    >>> swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 3)), optax.sgd(0.1), swarm_size=5, input_size=4)
+    >>> rule = tn.Genetic(scale=0.02, selection=tn.Tournament(2), crossover="uniform")
+    >>> children = rule(jax.random.key(0), swarm, jnp.array([3.0, 1.0, 4.0, 1.0, 5.0]))
+    >>> children.id.tolist()
+    [4, 5, 6, 7, 8]
+    """
+
+    scale: Any = 0.02
+    selection: Truncation | Tournament = struct.field(pytree_node=False, default=Truncation())
+    crossover: str | Callable | None = struct.field(pytree_node=False, default=None)
+    elites: int = struct.field(pytree_node=False, default=1)
+
+    def __call__(self, key: jax.Array, swarm: Swarm, fitness: Any) -> Swarm:
+        """The next generation of a swarm whose members have this fitness [member], the higher the better."""
+        return self.offspring(key, swarm, fitness)[0]
+
+    def offspring(self, key: jax.Array, swarm: Swarm, fitness: Any) -> tuple[Swarm, jax.Array]:
+        """(The next generation, its members' parents, int [member, 2], as `EvolutionHistory` has them).
+
+        Raises ValueError for a fitness of another shape than [member], and where there are not two parents to cross.
+        """
+        self.check(swarm)
+        if jnp.shape(fitness) != (len(swarm),):
+            raise ValueError(f"fitness is one number for each of {len(swarm)} members, got {jnp.shape(fitness)}.")
+        return _offspring(self, key, swarm, fitness)
+
+    def check(self, swarm: Swarm) -> None:
+        """ValueError for a rule that cannot be kept with this swarm."""
+        members = len(swarm)
+        if not 0 <= self.elites < members:
+            known = f"elites are at least 0 and fewer than the {members} members"
+            raise ValueError(f"{known}, got {self.elites}: {'one alone has no children' if members == 1 else 'fewer'}.")
+        if isinstance(self.crossover, str) and self.crossover not in CROSSOVERS:
+            raise ValueError(f"Unknown crossover {self.crossover!r}; known: {', '.join(CROSSOVERS)}, or a function.")
+        if self.crossover is not None and (parents := self.selection.parents(members)) < 2:
+            raise ValueError(f"A crossover needs two parents, {self.selection} of {members} members makes {parents}.")
+        try:
+            scales = jax.tree.leaves(jax.tree.broadcast(self.scale, swarm.params))
+        except ValueError as error:
+            raise ValueError(f"scale is a number, or a tree of them for parts of the params: {error}") from error
+        for scale in scales:
+            number = as_array(scale, "scale")
+            is_known = not isinstance(number, jax.core.Tracer)
+            if number.shape != () or (is_known and not 0 <= float(number) < np.inf):
+                raise ValueError(f"scale must be numbers of at least 0, each for all of its leaf, got {scale!r:.80}.")
+
+
+@jax.jit
+def _offspring(rule, key, swarm, fitness):
+    """`Genetic.offspring`, written for one child."""
+    members = len(swarm)
+    order = jnp.argsort(-jnp.asarray(fitness, float))  # NaN comes last
+    worth = jnp.maximum((~jnp.isnan(fitness)).sum(), 1)
+    crossover = CROSSOVERS.get(rule.crossover, rule.crossover)
+
+    def chosen(places):
+        return jax.tree.map(lambda leaf: leaf[places], swarm)
+
+    def child(id):
+        pick, pick_other, mix, noise = jax.random.split(jax.random.fold_in(key, id), 4)
+        rank = rule.selection(pick, members, worth)
+        one = chosen(order[rank])
+        params, parents = one.params, (one.id, jnp.full_like(one.id, NOBODY))
+        if crossover is not None:
+            other_rank = rule.selection(pick_other, members, worth)
+            # Another one than the first: the next in rank, of those that may be parents.
+            among = jnp.minimum(rule.selection.parents(members), worth)
+            other_rank = jnp.where(other_rank == rank, (rank + 1) % among, other_rank)
+            other = chosen(order[other_rank])
+            params, parents = crossover(mix, params, other.params), (one.id, other.id)
+        return one.replace(params=gaussian(noise, params, rule.scale), id=id), jnp.stack(parents)
+
+    ids = swarm.id.max() + 1 + jnp.arange(members - rule.elites, dtype=swarm.id.dtype)
+    children, parents = jax.vmap(child)(ids)
+    elite = chosen(order[: rule.elites])
+    parents = jnp.concatenate([jnp.stack([elite.id, jnp.full_like(elite.id, NOBODY)], axis=1), parents])
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), elite, children), parents

@@ -1,0 +1,223 @@
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from evosax.algorithms import CMA_ES, Open_ES, SimpleGA
+
+import turbanet as tn
+from turbanet import Genetic, Truncation, evolve
+
+RULE = Genetic(scale=0.1, selection=Truncation(0.25), crossover="uniform")
+
+
+def make(members=8, **more):
+    return tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.identity(), members, input_size=3, **more)
+
+
+def near(swarm, generation=0):
+    """Minus the squared distance of all weights to 1."""
+    return swarm, -sum(((leaf - 1) ** 2).reshape(len(swarm), -1).sum(1) for leaf in jax.tree.leaves(swarm.params))
+
+
+def run(swarm=None, train=near, rule=RULE, generations=4, **how):
+    return evolve(make() if swarm is None else swarm, train, rule, generations=generations, progress=False, **how)
+
+
+def test_evolve_is_a_loop_of_its_rule():
+    swarm, history = run(seed=3)
+    alone = make()
+    for generation in range(4):
+        if generation:
+            alone = RULE(jax.random.fold_in(jax.random.key(3), generation), alone, near(alone)[1])
+        np.testing.assert_array_equal(history.fitness[generation], near(alone)[1])
+        np.testing.assert_array_equal(history.member[generation], alone.id)
+    jax.tree.map(np.testing.assert_array_equal, swarm.params, alone.params)
+
+
+def test_what_is_fit_is_found():
+    _, history = run(make(64), generations=60)
+    assert history.fitness[0].max() < -3
+    assert history.fitness[-1].max() > -0.2
+
+
+def test_an_elite_never_gets_worse():
+    assert (np.diff(run(generations=20)[1].fitness.max(axis=1)) >= 0).all()
+
+
+def test_the_evolution_goes_on_bit_for_bit():
+    whole, all_of_it = run(generations=5)
+    half, first = run(generations=2)
+    after, both = run(half, generations=3, history=first)
+    jax.tree.map(np.testing.assert_array_equal, after.params, whole.params)
+    for name in ("fitness", "member", "parents"):
+        np.testing.assert_array_equal(getattr(both, name), getattr(all_of_it, name))
+
+
+def test_children_inherit_what_train_taught():
+    x, y = jnp.ones((4, 3)), jnp.zeros((4, 2))
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 4, input_size=3)
+
+    def train(swarm, generation):
+        swarm, history = tn.fit(swarm, x, y, tn.mse, epochs=3, progress=False)
+        return swarm, -history.train_loss[-1]
+
+    swarm, history = run(swarm, train, Genetic(scale=0.0), generations=4)
+    assert history.fitness[-1].min() > history.fitness[0].max()
+    assert swarm.step.tolist() == [12] * 4
+
+
+def test_the_genealogy_tells_who_descends_from_whom():
+    _, history = run(generations=5)
+    table = history.frame().set_index(["generation", "member"])
+    assert (table.loc[0, ["parent", "other_parent"]] == -1).all(axis=None)
+    for (generation, member), line in table.loc[1:].iterrows():
+        fit = table.loc[generation - 1].fitness.sort_values(ascending=False)
+        assert line.parent in fit.index[:2]  # the best quarter of eight
+        assert line.other_parent in (fit.index[:2] if line.parent != member else [-1])
+
+
+def test_a_lineage_ends_with_its_member():
+    _, history = run(generations=5)
+    line = history.lineage()
+    assert line.generation.tolist() == [0, 1, 2, 3, 4]
+    assert line.member.iloc[-1] == history.best
+    assert line.parent.tolist()[1:] == line.member.tolist()[:-1]
+    assert line.fitness.iloc[-1] == history.fitness[-1].max()
+    with pytest.raises(KeyError, match="No member 0 in the last generation"):
+        history.lineage(0)
+
+
+@pytest.mark.parametrize("strategy", [CMA_ES, Open_ES])
+def test_a_strategy_is_asked_and_told_in_order(strategy):
+    swarm = make(16)
+    one = strategy(population_size=16, solution=swarm.get_state(0).params)
+    after, history = run(swarm, rule=one, generations=3, seed=5)
+    params = one.default_params
+    for generation in range(3):
+        key = jax.random.fold_in(jax.random.key(5), generation)
+        if not generation:
+            state = one.init(jax.random.fold_in(key, 0), swarm.get_state(0).params, params)
+        population, state = one.ask(jax.random.fold_in(key, 1), state, params)
+        cost = -near(swarm.replace(params=population))[1]
+        np.testing.assert_allclose(history.fitness[generation], -cost, rtol=1e-6)
+        state, _ = one.tell(jax.random.fold_in(key, 2), population, cost, state, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), after.params, population)
+
+
+def test_a_strategy_that_evolves_members_begins_with_them():
+    swarm = make(16)
+    one = SimpleGA(population_size=16, solution=swarm.get_state(0).params, std_schedule=optax.constant_schedule(0.1))
+    _, history = run(swarm, rule=one, generations=40)
+    np.testing.assert_array_equal(history.fitness[0], near(swarm)[1])
+    assert history.fitness[-1].max() > history.fitness[0].max() + 1
+
+
+def test_a_strategy_goes_on_bit_for_bit():
+    one = CMA_ES(population_size=8, solution=make().get_state(0).params)
+    whole, _ = run(rule=one, generations=4)
+    half, first = run(rule=one, generations=2)
+    after, _ = run(half, rule=one, generations=2, history=first)
+    jax.tree.map(np.testing.assert_array_equal, after.params, whole.params)
+
+
+def test_a_strategy_is_told_the_worst_for_nan():
+    def lost(swarm, generation):
+        return swarm, near(swarm)[1].at[2].set(jnp.nan)
+
+    swarm, _ = run(train=lost, rule=CMA_ES(population_size=8, solution=make().get_state(0).params), generations=3)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(swarm.params))
+
+
+def test_a_strategy_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="population_size of 9, the swarm 8 members"):
+        run(rule=CMA_ES(population_size=9, solution=make().get_state(0).params))
+
+
+def test_a_rule_may_be_any_function():
+    def reversed_order(key, swarm, fitness):
+        return jax.tree.map(lambda leaf: leaf[::-1], swarm)
+
+    swarm, history = run(rule=reversed_order, generations=2)
+    assert swarm.id.tolist() == list(range(7, -1, -1))
+    assert history.parents[1, :, 0].tolist() == list(range(7, -1, -1))
+    with pytest.raises(ValueError, match="made 1 members of 8"):
+        run(rule=lambda key, swarm, fitness: swarm.merge())
+
+
+def test_nan_is_named_and_the_others_go_on(caplog):
+    caplog.set_level(logging.WARNING, "turbanet")
+
+    def lost(swarm, generation):
+        return swarm, near(swarm)[1].at[5].set(jnp.nan)
+
+    _, history = run(train=lost, generations=2)
+    assert "The fitness of member 5 is NaN" in caplog.text
+    assert 5 not in history.parents[1]
+    with pytest.raises(ValueError, match="No member has a fitness"):
+        run(train=lambda swarm, generation: (swarm, np.full(8, np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (lambda swarm, generation: near(swarm)[1], "train returns \\(swarm, fitness \\[member\\]\\), got"),
+        (lambda swarm, generation: (swarm, near(swarm)[1][:3]), "one number for each of 8; got \\(3,\\)"),
+        (lambda swarm, generation: (swarm[[1, 2]], near(swarm)[1]), "train returns the swarm that it was given"),
+        (lambda swarm, generation: near(swarm)[::-1], "train returns the swarm that it was given"),
+    ],
+)
+def test_what_train_returns_is_checked(train, says):
+    with pytest.raises(ValueError, match=says):
+        run(train=train)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"generations": 0}, "generations must be a whole number"),
+        ({"rule": 0.2}, "rule is a Genetic"),
+        ({"params": 3}, "params are a strategy's"),
+        ({"swarm": make(1)}, "one alone has no children"),
+        ({"swarm": make(3, seed=[1, 2, 3])}, "share an id"),
+    ],
+)
+def test_what_cannot_evolve_is_refused_at_once(how, says):
+    def untouched(swarm, generation):
+        raise AssertionError("trained")
+
+    with pytest.raises(ValueError, match=says):
+        run(**{"train": untouched, **how})
+
+
+def test_a_history_of_another_swarm_is_refused():
+    _, history = run()
+    with pytest.raises(ValueError, match="history is of another swarm"):
+        run(make(), history=history)
+
+
+def test_ctrl_c_keeps_the_whole_generations():
+    def interrupted(swarm, generation):
+        if generation == 2:
+            raise KeyboardInterrupt
+        return near(swarm)
+
+    with pytest.raises(tn.Interrupted, match="after 2 whole generation") as caught:
+        run(train=interrupted, generations=5)
+    after, _ = run(caught.value.swarm, generations=3, history=caught.value.history)
+    jax.tree.map(np.testing.assert_array_equal, after.params, run(generations=5)[0].params)
+
+
+def test_cart_poles_are_held_by_evolution_alone():
+    gymnax = pytest.importorskip("gymnax")
+    env, _ = gymnax.make("CartPole-v1")
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.identity(), 64, input_size=4)
+
+    def score(swarm, generation):
+        return swarm, tn.evaluate_agents(env, swarm, episodes=2, seed=generation).mean(axis=1)
+
+    swarm, history = run(swarm, score, Genetic(scale=0.3), generations=12)
+    assert history.fitness[0].mean() < 60
+    assert tn.evaluate_agents(env, swarm[[history.best]], episodes=20, seed=99).mean() > 400
