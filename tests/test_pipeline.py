@@ -61,6 +61,16 @@ METRICS = {
         "private_epsilon",
         "data_source",
     },
+    "evolution": {
+        "generation_seconds_16",
+        "gymnasium_over_generation_ratio_16",
+        "evolved_best_return",
+        "pbt_less_random",
+        "pbt_less_random_low",
+        "evolved_reward_return",
+        "true_reward_return",
+        "data_source",
+    },
     "sweep/small": SWEEP,
     "sweep/large": SWEEP,
     "mnist": {
@@ -93,7 +103,7 @@ def status():
 
 def repro(folder, *arguments):
     """The stages that `dvc repro` ran."""
-    ran = notebook.repro(folder, *arguments, capture_output=True, text=True)
+    ran = notebook.repro(folder, *arguments, quick=True, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     return re.findall("^Running stage '(.+)'", ran.stdout, re.M)
 
@@ -155,11 +165,12 @@ def pipeline(tmp_path_factory):
     return folder
 
 
-STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling", "agents", "federated"}
+STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
+STUDIES |= {"agents", "federated", "evolution"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
-    "selection/search.py": {"benchmark", "search", "kfold"},
+    "selection/search.py": {"benchmark", "search", "kfold", "evolution"},
     "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
-    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated"},
+    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
     "lab/published.csv": {"scaling", "agents"},
 }
 

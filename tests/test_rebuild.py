@@ -23,6 +23,7 @@ KNOWN = [
     "scaling",
     "agents",
     "federated",
+    "evolution",
     "report",
 ]
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)

@@ -58,6 +58,10 @@ def test_interval_is_students():
     assert (low, high) == (pytest.approx(3 - half, rel=1e-6), pytest.approx(3 + half, rel=1e-6))
 
 
+def test_interval_of_equal_runs_is_their_value():
+    assert timing.interval([2.5, 2.5, 2.5]) == (2.5, 2.5)
+
+
 def test_interval_of_one_run_is_not_known():
     assert all(math.isnan(edge) for edge in timing.interval([2.0]))
 

@@ -41,6 +41,7 @@ from .populations.genetics import Genetic, Tournament, Truncation
 from .populations.local_sgd import local_sgd
 from .populations.population_based import population_based
 from .populations.privacy import client_epsilon
+from .populations.rewards import Rewarded
 from .populations.together import evaluate_together, train_together
 from .ppo import PPOConfig
 from .selection.cross_validation import CrossValidation, cross_validate
@@ -78,6 +79,7 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "ResNet",
+    "Rewarded",
     "Tournament",
     "Truncation",
     "TurbaTrainState",

@@ -105,6 +105,8 @@ def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, floa
     """Student's interval for the mean of repeated runs, (low, high); (nan, nan) for a single run."""
     if len(seconds) < 2:
         return float("nan"), float("nan")
+    if np.ptp(seconds) == 0:  # which scipy has no interval for
+        return float(seconds[0]), float(seconds[0])
     low, high = stats.t.interval(level, len(seconds) - 1, np.mean(seconds), stats.sem(seconds))
     return float(low), float(high)
 
