@@ -1,6 +1,7 @@
 import gymnax
 import jax
 import numpy as np
+import optax
 import pytest
 from scipy.stats import loguniform
 
@@ -53,13 +54,36 @@ def test_the_searches_begin_alike_and_are_scored_on_the_test_rows(data):
     assert history.values["learning_rate"].shape == (3, 4)
 
 
-def test_a_reward_is_worth_what_its_agent_earns():
-    payers = tn.TurbaTrainState.swarm(tn.MLP((1,)), evolution_suite.agents(1, ()).tx, 4, input_size=4)
-    search = evolution_suite.RewardSearch(CARTPOLE, payers, timesteps=512, hidden=(4,), episodes=2)
+@pytest.fixture(scope="module")
+def payers():
+    return tn.TurbaTrainState.swarm(tn.MLP((3, 1)), optax.identity(), 4, input_size=4)
+
+
+@pytest.fixture(scope="module")
+def search(payers):
+    return evolution_suite.RewardSearch(CARTPOLE, payers, timesteps=512, hidden=[4], episodes=2)
+
+
+def test_a_reward_is_worth_what_its_agent_earns(search, payers):
     _, returns = search(payers, 3)
-    np.testing.assert_array_equal(returns, search.returns(payers.params, members=4, seed=3))
+    np.testing.assert_array_equal(returns, search.returns(payers.params, seed=3))
     assert returns.shape == (4,) and (returns >= 8).all()
-    weights, best = search.chosen(payers, np.array([1.0, 4, 3, 2]), finalists=2, each=2, seed=9)
-    kernels = np.asarray(payers.params["Dense_0"]["kernel"])
-    assert any(np.array_equal(weights["Dense_0"]["kernel"][0], kernels[place]) for place in (1, 2))
-    assert best >= 8 and jax.tree.leaves(weights)[0].shape[0] == 1
+
+
+def test_the_chosen_reward_is_one_of_the_fittest(search, payers):
+    weights = search.chosen(payers, np.array([1.0, 4, 3, 2]), finalists=2, seed=9)
+    judged = jax.tree.map(lambda leaf: np.asarray(leaf)[[1, 1, 2, 2]], payers.params)
+    first, second = search.returns(judged, seed=9).reshape(2, 2).mean(axis=1)
+    best = payers.get_state(1 if first >= second else 2).params
+    jax.tree.map(np.testing.assert_array_equal, weights, best)
+
+
+def test_always_one_is_the_true_reward(search, payers):
+    weights = evolution_suite.always_one(payers.get_state(0).params)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(payers.apply_fn({"params": weights}, x), 1)
+    by_network = search.returns(search.all_paid_by(weights), seed=5)
+    how = {"model": search.model, "seed": 5, "progress": False}
+    agents, _ = tn.train_agents(CARTPOLE, search.config, 4, **how)
+    by_world = tn.evaluate_agents(CARTPOLE, agents, episodes=2, seed=5).mean(axis=1)
+    np.testing.assert_array_equal(by_network, by_world)

@@ -63,7 +63,7 @@ METRICS = {
     },
     "evolution": {
         "generation_seconds_16",
-        "gymnasium_over_generation_ratio_16",
+        "gymnasium_over_turbanet_ratio_16",
         "evolved_best_return",
         "pbt_less_random",
         "pbt_less_random_low",

@@ -118,40 +118,55 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
 class RewardSearch:
     """Agents by PPO, each paid by a reward network of its own, whose fitness is what they earn in the environment.
 
-    env : the true environment; rewards : swarm of reward networks; timesteps : of an agent's training; episodes : that
-        it is scored by, greedy
+    env : the true environment; rewards : swarm of reward networks, as many as agents train in every call, so that one
+        program is compiled; timesteps : of an agent's training; episodes : that it is scored by, greedy
     """
 
     def __init__(self, env, rewards, *, timesteps, hidden, episodes, plan=None):
         import turbanet as tn
         from turbanet.networks.policies import Agent
 
-        self.env, self.episodes, self.plan = env, episodes, plan
+        self.env, self.episodes, self.plan, self.members = env, episodes, plan, len(rewards)
         self.rewarded = tn.Rewarded.by(env, rewards)
         self.config = BRIEF._replace(total_timesteps=timesteps)
-        self.model = Agent(env.action_space(env.default_params).n, hidden=hidden)
+        self.model = Agent(env.action_space(env.default_params).n, hidden=tuple(hidden))
 
-    def returns(self, params=None, *, members, seed):
-        """True mean returns [member] of new agents, paid by networks `params` [member, ...]; None: as always."""
+    def returns(self, params, *, seed):
+        """True mean returns [member] of new agents, each paid by the network of its `params` [member, ...]."""
         import turbanet as tn
 
-        env, own = self.env, None
-        if params is not None:
-            env, own = self.rewarded, self.rewarded.default_params.replace(reward=params)
         how = {"plan": self.plan, "seed": seed}
-        agents, _ = tn.train_agents(env, self.config, members, model=self.model, params=own, progress=False, **how)
+        paid = self.rewarded.default_params.replace(reward=params)
+        agents, _ = tn.train_agents(
+            self.rewarded, self.config, self.members, model=self.model, params=paid, progress=False, **how
+        )
         return np.asarray(tn.evaluate_agents(self.env, agents, episodes=self.episodes, **how)).mean(axis=1)
 
     def __call__(self, rewards, generation):
         """A generation of `evolve`: every reward network is worth what one new agent, paid by it, then earns."""
-        return rewards, self.returns(rewards.params, members=len(rewards), seed=generation)
+        return rewards, self.returns(rewards.params, seed=generation)
 
-    def chosen(self, rewards, fitness, *, finalists, each, seed):
-        """(Weights [1, ...] of the reward that pays best, its mean return): the fittest, each by `each` new agents."""
+    def all_paid_by(self, weights):
+        """One network's weights [...] for every agent, [member, ...]."""
         import jax
 
-        best = np.argsort(-fitness)[:finalists]
-        params = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[best], each, axis=0), rewards.params)
-        returns = self.returns(params, members=finalists * each, seed=seed).reshape(finalists, each).mean(axis=1)
-        place = returns.argmax() * each
-        return jax.tree.map(lambda leaf: leaf[place : place + 1], params), float(returns.max())
+        return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], self.members, axis=0), weights)
+
+    def chosen(self, rewards, fitness, *, finalists, seed):
+        """The weights [...] of the best of the fittest rewards, each judged by an equal share of new agents."""
+        import jax
+
+        judged = np.argsort(-fitness)[np.arange(self.members) * finalists // self.members]
+        params = jax.tree.map(lambda leaf: np.asarray(leaf)[judged], rewards.params)
+        returns = self.returns(params, seed=seed)
+        best = max(dict.fromkeys(judged), key=lambda place: returns[judged == place].mean())
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[best], rewards.params)
+
+
+def always_one(weights):
+    """A reward network's weights [...] that pay 1 whatever is observed, as the true cart pole does in each step."""
+    import jax
+
+    last = max(weights, key=lambda name: int(name.rpartition("_")[2]))
+    zeros = jax.tree.map(np.zeros_like, weights)
+    return {**zeros, last: {**zeros[last], "bias": np.ones_like(zeros[last]["bias"])}}
