@@ -1,5 +1,6 @@
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 
 from turbanet.lab import evolution_plots
@@ -59,6 +60,12 @@ def test_paired_differences_have_student_s_interval():
     (low, _), (high, _) = ax.collections[0].get_segments()[0]
     np.testing.assert_allclose([low, high], [3 - 1.963243, 3 + 1.963243], rtol=1e-5)  # t(4) = 2.776445
     assert ax.get_lines()[0].get_xdata().tolist() == found.tolist()
+
+
+def test_quantiles_are_a_line_a_column():
+    table = pd.DataFrame({"median": [1.0, 2], "best": [3.0, 4]})
+    ax = evolution_plots.quantiles(plt.subplots()[1], table)
+    assert labels(ax) == ["median", "best"] and ax.get_lines()[1].get_ydata().tolist() == [3, 4]
 
 
 def test_a_reward_map_has_its_axes():

@@ -3,6 +3,7 @@
 import numpy as np
 import seaborn as sns
 from matplotlib.collections import LineCollection
+from matplotlib.ticker import MaxNLocator
 
 from turbanet.lab import plots
 from turbanet.lab.labels import OURS
@@ -16,6 +17,7 @@ def fitness(ax, curves):
         generation = np.arange(found.shape[1])
         ax.fill_between(generation, found.min(0), found.max(0), color=colour, alpha=0.2, lw=0)
         ax.plot(generation, found.mean(0), color=colour, lw=1.2, label=name)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="mean return", ylim=(0, None))
     ax.legend(fontsize=SMALL)
     sns.despine(ax=ax)
@@ -61,6 +63,7 @@ def descent(ax, counts):
     order = np.lexsort((-counts.sum(0), -counts[-1]))
     colours = sns.color_palette("colorblind", 10)
     ax.stackplot(np.arange(len(shares)), shares.T[order], colors=colours, lw=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="descendants of a founder (%)", xlim=(0, len(shares) - 1), ylim=(0, 100))
     sns.despine(ax=ax)
     return ax
@@ -98,6 +101,17 @@ def paired(ax, differences):
     ax.set(yticks=range(len(differences)), yticklabels=list(differences), ylim=(-0.6, len(differences) - 0.4))
     ax.tick_params(axis="y", labelsize=SMALL)
     ax.set_xlabel("test accuracy, percentage points", fontsize=SMALL + 1)
+    sns.despine(ax=ax)
+    return ax
+
+
+def quantiles(ax, table):
+    """A line for each column of a table that has a line for each generation."""
+    for name, column in table.items():
+        ax.plot(column.to_numpy(), "o-", ms=3, lw=1, label=name)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="generation", ylabel="true return", ylim=(0, None))
+    ax.legend(fontsize=SMALL)
     sns.despine(ax=ax)
     return ax
 
