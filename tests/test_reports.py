@@ -13,7 +13,7 @@ import pytest
 
 from turbanet.lab import plots, reports
 
-STAGES = {"sweep/small", "sweep/large", "mnist", "kfold"}
+STAGES = {"sweep/small", "sweep/large", "mnist", "kfold", "evolution"}
 FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
 
 
