@@ -12,7 +12,7 @@ from flax import struct
 
 import turbanet as tn
 from turbanet import PPOConfig, evaluate_agents, train_agents
-from turbanet.networks.policies import Agent, Normalised, running
+from turbanet.networks.policies import Agent, Gaussian, Normalised, running
 from turbanet.populations import environments
 
 SHORT = PPOConfig(lr=0.01, n_steps=8, n_envs=2, batch_size=8, n_epochs=2, gamma=0.9, total_timesteps=160, ent_coef=0.01)
@@ -286,3 +286,16 @@ def test_a_policy_over_other_actions_is_refused(env, outputs, says):
 def test_an_agent_for_other_actions_is_not_trained():
     with pytest.raises(ValueError, match="Line takes logits of numbered actions; the network returned Gaussian"):
         train_agents(Line(), SHORT, 2, model=Agent(1, continuous=True), progress=False)
+
+
+class PolicyAlone(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        mean = nn.Dense(1)(x)
+        return Gaussian(mean, jnp.zeros_like(mean))
+
+
+@pytest.mark.parametrize("model", [tn.MLP((1,)), PolicyAlone()], ids=["array", "Gaussian"])
+def test_a_network_without_values_does_not_learn(model):
+    with pytest.raises(ValueError, match="A network that learns returns \\(policy, values\\), not"):
+        train_agents(Target(), SHORT, 2, model=model, progress=False)

@@ -22,6 +22,10 @@ def near(swarm, generation=0):
     return swarm, -sum(((leaf - 1) ** 2).reshape(len(swarm), -1).sum(1) for leaf in jax.tree.leaves(swarm.params))
 
 
+def key_of(seed, generation):
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2**31 - 1), generation)
+
+
 def run(swarm=None, train=near, rule=RULE, generations=4, **how):
     return evolve(make() if swarm is None else swarm, train, rule, generations=generations, progress=False, **how)
 
@@ -31,7 +35,7 @@ def test_evolve_is_a_loop_of_its_rule():
     alone = make()
     for generation in range(4):
         if generation:
-            alone = RULE(jax.random.fold_in(jax.random.key(3), generation), alone, near(alone)[1])
+            alone = RULE(key_of(3, generation), alone, near(alone)[1])
         np.testing.assert_array_equal(history.fitness[generation], near(alone)[1])
         np.testing.assert_array_equal(history.member[generation], alone.id)
     jax.tree.map(np.testing.assert_array_equal, swarm.params, alone.params)
@@ -97,7 +101,7 @@ def test_a_strategy_is_asked_and_told_in_order(strategy):
     after, history = run(swarm, rule=one, generations=3, seed=5)
     params = one.default_params
     for generation in range(3):
-        key = jax.random.fold_in(jax.random.key(5), generation)
+        key = key_of(5, generation)
         if not generation:
             state = one.init(jax.random.fold_in(key, 0), swarm.get_state(0).params, params)
         population, state = one.ask(jax.random.fold_in(key, 1), state, params)
@@ -143,8 +147,20 @@ def test_a_rule_may_be_any_function():
     swarm, history = run(rule=reversed_order, generations=2)
     assert swarm.id.tolist() == list(range(7, -1, -1))
     assert history.parents[1, :, 0].tolist() == list(range(7, -1, -1))
-    with pytest.raises(ValueError, match="made 1 members of 8"):
-        run(rule=lambda key, swarm, fitness: swarm.merge())
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (lambda key, swarm, fitness: swarm.merge(), "like the 8 members that it is given; it made 1 members"),
+        (lambda key, swarm, fitness: None, "it made NoneType"),
+        (Genetic().offspring, "it made tuple"),
+        (lambda key, swarm, fitness: jax.tree.map(lambda leaf: leaf[:1].repeat(8, 0), swarm), "share an id"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(rule, says):
+    with pytest.raises(ValueError, match=says):
+        run(rule=rule)
 
 
 def test_nan_is_named_and_the_others_go_on(caplog):
@@ -154,8 +170,10 @@ def test_nan_is_named_and_the_others_go_on(caplog):
         return swarm, near(swarm)[1].at[5].set(jnp.nan)
 
     _, history = run(train=lost, generations=2)
-    assert "The fitness of member 5 is NaN" in caplog.text
+    assert "The fitness of member 5 is NaN or infinite" in caplog.text
     assert 5 not in history.parents[1]
+    run(train=lambda swarm, generation: (swarm, near(swarm)[1].at[4].set(jnp.inf)), generations=1)
+    assert "The fitness of member 4 is NaN or infinite" in caplog.text
     with pytest.raises(ValueError, match="No member has a fitness"):
         run(train=lambda swarm, generation: (swarm, np.full(8, np.nan)))
 
@@ -179,6 +197,7 @@ def test_what_train_returns_is_checked(train, says):
     [
         ({"generations": 0}, "generations must be a whole number"),
         ({"rule": 0.2}, "rule is a Genetic"),
+        ({"rule": Genetic}, "rule is a Genetic"),
         ({"params": 3}, "params are a strategy's"),
         ({"swarm": make(1)}, "one alone has no children"),
         ({"swarm": make(3, seed=[1, 2, 3])}, "share an id"),
@@ -193,9 +212,32 @@ def test_what_cannot_evolve_is_refused_at_once(how, says):
 
 
 def test_a_history_of_another_swarm_is_refused():
-    _, history = run()
-    with pytest.raises(ValueError, match="history is of another swarm"):
-        run(make(), history=history)
+    swarm, history = run()
+    for other in (make(), swarm.replace(params=jax.tree.map(jnp.zeros_like, swarm.params))):
+        with pytest.raises(ValueError, match="history is of another swarm, or of this one as it was before"):
+            run(other, history=history)
+
+
+def test_a_history_of_another_kind_is_refused():
+    swarm, history = run()
+    with pytest.raises(ValueError, match="history has no values and no strategy"):
+        run(swarm, rule=CMA_ES(population_size=8, solution=swarm.get_state(0).params), history=history)
+
+
+def test_a_strategy_for_another_network_is_refused():
+    with pytest.raises(ValueError, match="The strategy is for another network"):
+        run(rule=SimpleGA(population_size=8, solution=make().params))
+
+
+def test_only_the_last_state_of_a_strategy_is_kept():
+    alive = []
+
+    def watched(swarm, generation):
+        alive.append(sum(leaf.shape == (8, 8) for leaf in jax.live_arrays()))
+        return near(swarm)
+
+    run(train=watched, rule=CMA_ES(population_size=8, solution=make().get_state(0).params), generations=8)
+    assert alive[-1] <= alive[2]
 
 
 def test_ctrl_c_keeps_the_whole_generations():

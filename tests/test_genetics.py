@@ -2,7 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
+import torch
 
 import turbanet as tn
 from turbanet.populations import genetics
@@ -16,8 +18,8 @@ def make(members=6):
     return tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.1), members, input_size=3)
 
 
-def draws(selection, members, worth, count=4000):
-    return np.asarray(jax.vmap(lambda key: selection(key, members, worth))(jax.random.split(KEY, count)))
+def draws(selection, among, count=4000):
+    return np.asarray(jax.vmap(lambda key: selection(key, among))(jax.random.split(KEY, count)))
 
 
 def weights(swarm, place):
@@ -25,21 +27,45 @@ def weights(swarm, place):
 
 
 def test_truncation_draws_evenly_from_the_best_share():
-    counts = np.bincount(draws(Truncation(0.3), 10, 10), minlength=10)
-    np.testing.assert_array_equal(counts[3:], 0)
-    np.testing.assert_allclose(counts[:3] / 4000, 1 / 3, atol=0.03)
+    assert [Truncation(share).parents(members) for share, members in ((0.3, 10), (0.07, 100), (0.1, 6))] == [3, 7, 1]
+    np.testing.assert_allclose(np.bincount(draws(Truncation(0.3), 3)) / 4000, 1 / 3, atol=0.03)
 
 
 def test_a_tournament_is_won_by_the_best_of_its_entrants():
-    counts = np.bincount(draws(Tournament(3), 5, 5), minlength=5)
+    counts = np.bincount(draws(Tournament(3), 5), minlength=5)
     rank = np.arange(5)
     wins = ((5 - rank) / 5) ** 3 - ((4 - rank) / 5) ** 3  # all three at this rank or worse, not all worse
     np.testing.assert_allclose(counts / 4000, wins, atol=0.03)
 
 
-@pytest.mark.parametrize("selection", [Truncation(1.0), Tournament(1)])
-def test_who_has_no_fitness_is_not_drawn(selection):
-    assert draws(selection, 10, 4).max() == 3
+def pairs(fitness, rule, generations=400):
+    """The parents of many generations, [child, 2]."""
+    swarm = make(len(fitness))
+    offspring = jax.jit(lambda key: rule.offspring(key, swarm, fitness)[1])
+    found = [np.asarray(offspring(key)) for key in jax.random.split(KEY, generations)]
+    return np.concatenate([parents[rule.elites :] for parents in found])
+
+
+def test_both_parents_of_a_truncation_are_drawn_evenly_and_differ():
+    found = pairs(FITNESS, Genetic(selection=Truncation(0.5), crossover="layer"))  # 1, 5 and 3
+    counts = np.array([[(found == (first, second)).all(axis=1).mean() for second in (1, 5, 3)] for first in (1, 5, 3)])
+    np.testing.assert_allclose(counts, (1 - np.eye(3)) / 6, atol=0.03)
+
+
+def test_of_equal_members_it_is_drawn_who_is_the_parent():
+    found = pairs(np.array([5.0, 5, 5, 5, 1, 1]), Genetic(selection=Truncation(0.1)))
+    np.testing.assert_allclose(np.bincount(found[:, 0], minlength=6) / len(found), [0.25] * 4 + [0, 0], atol=0.08)
+
+
+def test_fitness_is_compared_in_the_precision_that_it_came_in():
+    fitness = np.array([-1234567.0, -1234566.99, -1234567.01, -1234567.02, -1234567.0, -1234567.0])
+    assert Genetic()(KEY, make(), fitness).id[0] == 1
+
+
+def test_who_has_no_fitness_is_no_elite():
+    after, parents = Genetic(elites=3).offspring(KEY, make(), np.array([np.nan, np.nan, 1.0, np.nan, np.nan, np.nan]))
+    assert after.id.tolist() == [2, 10, 11, 6, 7, 8]  # children stand in
+    assert parents[:, 0].tolist() == [2] * 6
 
 
 def test_uniform_crossover_takes_each_number_from_one_of_both():
@@ -143,6 +169,10 @@ def test_a_rule_is_pure():
         (Genetic(crossover="uniform", elites=0), 1, "needs two parents"),
         (Genetic(crossover="uniform", selection=Truncation(0.1)), 6, "needs two parents"),
         (Genetic(crossover="unifrom"), 6, "Unknown crossover 'unifrom'; known: uniform, layer"),
+        (Genetic(elites=2.0), 6, "elites are a whole number"),
+        (Genetic(selection=0.2), 6, "selection is a Truncation"),
+        (Genetic(selection=Tournament), 6, "selection is a Truncation"),
+        (Genetic(crossover=0.5), 6, "Unknown crossover 0.5"),
         (Genetic(scale=-0.1), 6, "at least 0"),
         (Genetic(scale=float("nan")), 6, "at least 0"),
         (Genetic(scale=np.ones(6)), 6, "at least 0, each for all of its leaf"),
@@ -160,7 +190,19 @@ def test_fitness_is_one_number_a_member():
         Genetic()(KEY, make(), FITNESS[:5])
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.1, float("nan")])
+@pytest.mark.parametrize(
+    "fitness", [FITNESS.tolist(), pd.Series(FITNESS), torch.tensor(FITNESS), jnp.asarray(FITNESS)], ids=type
+)
+def test_fitness_may_be_any_numbers(fitness):
+    assert Genetic()(KEY, make(), fitness).id[0] == 1
+
+
+def test_without_any_fitness_there_are_no_parents():
+    with pytest.raises(ValueError, match="No member has a fitness"):
+        Genetic()(KEY, make(), np.full(6, np.nan))
+
+
+@pytest.mark.parametrize("share", ["0.2", 0, -1, 1.1, float("nan")])
 def test_a_share_is_part_of_the_members(share):
     with pytest.raises(ValueError, match="share is the part"):
         Truncation(share)

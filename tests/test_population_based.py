@@ -108,6 +108,16 @@ def test_the_training_goes_on_bit_for_bit():
     np.testing.assert_array_equal(both.values["learning_rate"], all_of_it.values["learning_rate"])
 
 
+def test_a_history_of_another_run_is_refused():
+    swarm, history = run()
+    with pytest.raises(ValueError, match="history is of another swarm, or of this one as it was before"):
+        run(make(), history=history)
+    with pytest.raises(ValueError, match="history has values of learning_rate"):
+        run(swarm, values={"weight_decay": RATES}, history=history)
+    with pytest.raises(ValueError, match="history has values of learning_rate"):
+        tn.evolve(swarm, lambda swarm, generation: None, generations=1, history=history)
+
+
 def test_a_good_rate_is_found():
     _, history = run(make(10), values={"learning_rate": np.geomspace(1e-5, 0.3, 10)}, rounds=8)
     assert np.median(history.values["learning_rate"][-1]) > 10 * np.median(history.values["learning_rate"][0])
@@ -141,6 +151,11 @@ def test_agents_are_tuned_while_they_learn():
         ({"share": 0.6}, "share is at most a half"),
         ({"share": 0.1}, "of 6 members at least one"),
         ({"factors": ()}, "factors are numbers above 0"),
+        ({"share": 1}, "share is at most a half"),
+        ({"values": RATES}, "values are {name"),
+        ({"values": {"learning_rate": np.append(RATES[:5], 0)}}, "holds 0, which stays 0"),
+        ({"limits": {"learning_rate": 0.5}}, "limits are \\(least, most\\)"),
+        ({"limits": {"learning_rate": (0, 0.1)}}, "begins outside of its limits"),
         ({"factors": (0.0, 2.0)}, "factors are numbers above 0"),
         ({"values": {}}, "there is nothing to find"),
         ({"values": {"learning_rate": RATES[:3]}}, "one floating-point number for each of 6 members, got \\(3,\\)"),

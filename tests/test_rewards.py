@@ -2,6 +2,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from test_agents import SHORT, Line
 
 import turbanet as tn
@@ -59,6 +60,17 @@ def test_the_environment_s_own_parameters_stay():
 def test_what_cannot_pay_is_refused(env, rewards, says):
     with pytest.raises(ValueError, match=says):
         tn.Rewarded.by(env, rewards)
+
+
+def test_a_network_with_running_statistics_cannot_pay():
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=not train)(x))
+
+    rewards = tn.TurbaTrainState.swarm(Normed(), optax.identity(), 2, input_size=1)
+    with pytest.raises(ValueError, match="by weights alone; the networks have batch_stats"):
+        tn.Rewarded.by(Line(), rewards)
 
 
 def test_an_environment_without_parameters_is_refused():

@@ -52,7 +52,7 @@ def actions(weights, observations):
 def in_gymnasium(weights, *, steps=GENERATION_STEPS, seed=0):
     """Returns [member] of every network's first episode, by Gymnasium's own vectorised cart poles and NumPy.
 
-    Every member acts `steps` times, whatever becomes of its episode, as in `endless`.
+    Every member acts `steps` times: where its episode has ended, in others, which no longer count.
     """
     import gymnasium
 

@@ -1,5 +1,6 @@
 """Evolution: the fittest members of a swarm are the parents of its next generation."""
 
+import dataclasses
 import inspect
 import time
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from tqdm.auto import tqdm
 from turbanet.populations.genealogy import NOBODY, EvolutionHistory, joined
 from turbanet.populations.genetics import Genetic
 from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.fingerprint import fingerprint
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import say_once
+
+BREED = 2**31 - 1  # what keys are of that no member draws from: no id
 
 
 def evolve(
@@ -36,9 +40,10 @@ def evolve(
     swarm : the first generation
     train : train(swarm, generation) -> (swarm, fitness [member]), the higher the better, NaN where a member has none.
         What it trains, children inherit
-    rule : `Genetic`, a function (key, swarm, fitness) -> swarm, or a strategy of evosax (an object with init, ask and
-        tell) for as many networks as the swarm has members. It is told the negative fitness, as it wants the least; one
-        that draws all members anew begins at the weights of the swarm's first
+    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that keeps its id is the one that it
+        was; or a strategy of evosax (an object with init, ask and tell) for as many networks as the swarm has members.
+        A strategy is told the negative fitness, as it seeks the least. One of a distribution begins at the weights of
+        the swarm's first member; the swarm is what it asked for last, its own answer is in `history.state`
     generations : how many are trained, this swarm the first of them
     params : of a strategy; None: its `default_params`
     seed : of all that the rule draws; a generation draws what it would have drawn in another call
@@ -70,14 +75,14 @@ def evolve(
     check_whole(generations=generations)
     check_names(swarm)
     is_strategy = all(callable(getattr(rule, name, None)) for name in ("init", "ask", "tell"))
-    if not is_strategy and not callable(rule):
+    if isinstance(rule, type) or not (is_strategy or callable(rule)):
         known = "a Genetic, a function (key, swarm, fitness) -> swarm, or an object with init, ask and tell"
         raise ValueError(f"rule is {known}, got {rule!r:.80}.")
     if params is not None and not is_strategy:
         raise ValueError(f"params are a strategy's, with init, ask and tell; the rule is {rule!r:.80}.")
     if isinstance(rule, Genetic) and (generations > 1 or history is not None):
         rule.check(swarm)
-    check_follows(swarm, history)
+    check_follows(swarm, history, state=is_strategy)
     return generations_of(
         swarm,
         _Strategy(rule, params, swarm) if is_strategy else _Rule(rule),
@@ -99,13 +104,14 @@ class _Rule:
     def follow(self, key, swarm, last):
         if last is None:
             return swarm, np.full((len(swarm), 2), NOBODY), None, None
-        fitness = jnp.asarray(last.fitness[-1])
         if isinstance(self.rule, Genetic):
-            return *self.rule.offspring(key, swarm, fitness), None, None
-        born = self.rule(key, swarm, fitness)
-        if len(born) != len(swarm):
-            raise ValueError(f"The rule made {len(born)} members of {len(swarm)}: a generation has as many.")
-        check_names(born)
+            return *self.rule.offspring(key, swarm, last.fitness[-1]), None, None
+        born = self.rule(key, swarm, jnp.asarray(last.fitness[-1]))
+        if _specification(born) != _specification(swarm):
+            came = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
+            raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {came}.")
+        if len(np.unique(born.id)) < len(born):
+            raise ValueError("The rule made members that share an id: give copies ids that nobody had.")
         stayed = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
         return born, np.stack([stayed, np.full_like(stayed, NOBODY)], axis=1), None, None
 
@@ -117,9 +123,12 @@ class _Strategy:
     """A strategy of evosax as `generations_of` follows it: ask, train, tell."""
 
     def __init__(self, strategy, params, swarm):
-        size = getattr(strategy, "population_size", len(swarm))
-        if size != len(swarm):
-            raise ValueError(f"The strategy has a population_size of {size}, the swarm {len(swarm)} members.")
+        if strategy.population_size != len(swarm):
+            came = f"a population_size of {strategy.population_size}, the swarm {len(swarm)} members"
+            raise ValueError(f"The strategy has {came}.")
+        one = swarm.get_state(0).params
+        if _shapes(strategy.solution) != _shapes(one):
+            raise ValueError("The strategy is for another network: give it solution=swarm.get_state(0).params.")
         self.strategy = strategy
         self.params = strategy.default_params if params is None else params
         self.evolves_members = "fitness" in inspect.signature(strategy.init).parameters
@@ -139,6 +148,16 @@ class _Strategy:
         if state is None:
             return self.strategy.init(jax.random.fold_in(key, 0), swarm.params, cost, self.params)
         return self.strategy.tell(jax.random.fold_in(key, 2), swarm.params, cost, state, self.params)[0]
+
+
+def _shapes(tree):
+    return jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _specification(swarm):
+    """The structure, shapes and types of a swarm's weights."""
+    params = getattr(swarm, "params", None)
+    return _shapes(params), [leaf.dtype for leaf in jax.tree.leaves(params)]
 
 
 def generations_of(
@@ -163,7 +182,7 @@ def generations_of(
     with tqdm(total=generations, unit=unit, disable=not progress) as bar:
         for generation in range(begin, begin + generations):
             started = time.perf_counter()
-            key = jax.random.fold_in(jax.random.key(seed), generation)
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), BREED), generation)
             try:
                 born, parents, state, values = rule.follow(key, swarm, seen[-1] if seen else None)
                 trained, fitness = _checked(train(born, generation, values), born)
@@ -171,14 +190,16 @@ def generations_of(
             except KeyboardInterrupt as stop:
                 if not seen:
                     raise
-                history = joined(seen)
+                history = joined(seen, _print(swarm))
                 raise Interrupted(swarm, history, f"{len(history.fitness)} whole {unit}(s)") from stop
             swarm = trained
             seconds = time.perf_counter() - started
-            seen.append(EvolutionHistory.of(fitness, np.asarray(born.id), np.asarray(parents), values, seconds, state))
+            one = fitness, np.asarray(born.id), np.asarray(parents), values, seconds, state
+            seen[-1:] = [dataclasses.replace(last, state=None) for last in seen[-1:]]  # the last one's is enough
+            seen.append(EvolutionHistory.of(*one))
             bar.update()
             bar.set_postfix({"best": f"{np.nanmax(fitness):.4g}"})
-    return swarm, joined(seen)
+    return swarm, joined(seen, _print(swarm))
 
 
 def check_names(swarm: Swarm) -> None:
@@ -188,10 +209,24 @@ def check_names(swarm: Swarm) -> None:
         raise ValueError("Two members share an id, as where each has a seed: make the swarm with one seed for all.")
 
 
-def check_follows(swarm: Swarm, history: EvolutionHistory | None) -> None:
-    """ValueError for a swarm that is not the last generation of a history."""
-    if history is not None and not np.array_equal(history.member[-1], np.asarray(swarm.id)):
-        raise ValueError("history is of another swarm: give the two that one call returned.")
+def check_follows(swarm: Swarm, history: EvolutionHistory | None, *, values: Any = None, state: Any = None) -> None:
+    """ValueError for a swarm that is not the last generation of a history, and for a history of another kind.
+
+    values : {name: ...} that the history is to have, state : whether it is to have a strategy's
+    """
+    if history is None:
+        return
+    if history.swarm != _print(swarm):
+        raise ValueError("history is of another swarm, or of this one as it was before: give the two of one call.")
+    if set(history.values or {}) != set(values or {}) or (history.state is not None) != bool(state):
+        has = f"values of {', '.join(history.values)}" if history.values else "no values"
+        strategy = "no strategy" if history.state is None else "a strategy's state"
+        raise ValueError(f"history has {has} and {strategy}: go on with the rule and values that it is of.")
+
+
+def _print(swarm):
+    """What a generation is known by: its names and its weights."""
+    return str(fingerprint([np.asarray(leaf) for leaf in jax.tree.leaves((swarm.seed, swarm.id, swarm.params))]))
 
 
 def _checked(returned, born):
@@ -204,11 +239,11 @@ def _checked(returned, born):
     fitness = np.asarray(as_array(fitness, "fitness"), float)
     if fitness.shape != (len(born),):
         raise ValueError(f"train returns (swarm, fitness), one number for each of {len(born)}; got {fitness.shape}.")
-    without = np.isnan(fitness)
+    without = ~np.isfinite(fitness)
     if without.all():
-        raise ValueError("No member has a fitness, all are NaN: nobody can be a parent.")
+        raise ValueError("No member has a fitness, all are NaN or infinite: nobody can be a parent.")
     if without.any():
         names = np.asarray(born.id)[without]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        say_once(f"The fitness of member {names[0]}{more} is NaN: the worst, the others go on.")
-    return swarm, fitness
+        say_once(f"The fitness of member {names[0]}{more} is NaN or infinite: the worst, the others go on.")
+    return swarm, np.where(without, np.nan, fitness)

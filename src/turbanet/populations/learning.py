@@ -159,6 +159,9 @@ class Learn(Train):
         """`n_steps` of every environment: -> (life, {name: [step, env, ...]})."""
         steps, envs = self.config.n_steps, self.config.n_envs
         draw, move, begin = jax.random.split(key, 3)
+        out = jax.eval_shape(lambda: member.predict(state, life.observation))
+        if not isinstance(out, tuple) or len(out) != 2 or hasattr(out, "log_probability"):
+            raise ValueError(f"A network that learns returns (policy, values), not {type(out).__name__}: see Agent.")
         policy = jax.eval_shape(lambda: environments.policy(self.env, params, member.predict(state, life.observation)))
         # All that is drawn is drawn in one piece, new episodes too: an environment draws one in each step anyway.
         noise = policy.noise(draw, steps)

@@ -10,6 +10,7 @@ import numpy as np
 
 from turbanet.populations.evolve import check_follows, check_names, generations_of
 from turbanet.populations.genealogy import NOBODY, EvolutionHistory
+from turbanet.populations.genetics import costs, ranked, share_of
 from turbanet.training.arrays import as_array, check_whole
 from turbanet.training.member import Swarm
 
@@ -20,12 +21,16 @@ def exploit(key: jax.Array, fitness: Any, *, share: float) -> jax.Array:
     The worst `share` of the members each copy one of the best `share`, drawn evenly (truncation selection: Jaderberg et
     al. 2017). Who has NaN copies too, and is copied by nobody.
     """
-    members = len(fitness)
-    cut = int(share * members)
-    order = jnp.argsort(-jnp.asarray(fitness, float))  # NaN comes last
+    return _exploited(key, costs(fitness, len(fitness)), share)
+
+
+def _exploited(key, costs, share):
+    pick, shuffle = jax.random.split(key)
+    members = len(costs)
+    cut = int(share_of(share, members))
+    order, worth = ranked(shuffle, costs)
     rank = jnp.argsort(order)
-    worth = (~jnp.isnan(fitness)).sum()
-    drawn = jax.random.randint(key, (members,), 0, jnp.clip(worth, 1, cut))
+    drawn = jax.random.randint(pick, (members,), 0, jnp.minimum(worth, cut))
     return jnp.where(rank >= jnp.minimum(members - cut, worth), order[drawn], jnp.arange(members))
 
 
@@ -70,14 +75,14 @@ def population_based(
     train : train(swarm, round, values) -> (swarm, fitness [member]), the higher the better, NaN where a member has
         none: a round of `fit(with_hyperparameters(swarm, **values), ...)`, of
         `train_agents(env, config._replace(**values), swarm)`, or of anything else that takes them
-    values : {name: [member]}, the hyperparameters that the members begin with, as `draw` and `grid` return them
+    values : {name: [member]}, the hyperparameters that the members begin with, above or below 0, as the first of what
+        `draw` and `grid` return; a call with a history goes on with those that it ended with
     rounds : how many
     share : of the members that copy, and of those that are copied
     factors : by one of which each hyperparameter of a member that copied is multiplied
     limits : {name: (least, most)} of hyperparameters
     seed : of all that is drawn here; a round draws what it would have drawn in another call
-    history : of the call before, whose swarm this is: the training goes on as if it had not ended, and `values` are
-        those that it ended with
+    history : of the call before, whose swarm this is: the training goes on as if it had not ended
     progress : whether a bar shows the rounds and the best fitness
 
     Returns
@@ -87,8 +92,9 @@ def population_based(
 
     Raises
     ------
-    ValueError : for fewer than two members, another number of values than members, a share of which there is nobody,
-        factors that are not above 0, limits of unknown names, a fitness of another shape, and where nobody has one
+    ValueError : for fewer than two members, another number of values than members, values that are 0 or outside of
+        their limits, a share of which there is nobody, factors that are not above 0, limits of unknown names, a fitness
+        of another shape, and where nobody has one
     Interrupted : a KeyboardInterrupt, for Ctrl-C; its `swarm` and `history` end with the last whole round
 
     Examples
@@ -108,14 +114,16 @@ def population_based(
     """
     check_whole(rounds=rounds)
     check_names(swarm)
-    check_follows(swarm, history)
+    check_follows(swarm, history, values=values)
     members = len(swarm)
-    if not 0 < share <= 0.5 or int(share * members) < 1:
+    if not isinstance(share, float) or not 0 < share <= 0.5 or share_of(share, members) < 1:
         wanted = f"share is at most a half, and of {members} members at least one"
         raise ValueError(f"{wanted} that copies and another that is copied; got {share!r}.")
-    factors = tuple(factors)
+    factors = tuple(np.ravel(factors).tolist())
     if not factors or not all(0 < factor < np.inf for factor in factors):
         raise ValueError(f"factors are numbers above 0, such as (0.8, 1.25), got {factors!r}.")
+    if not isinstance(values, Mapping):
+        raise ValueError(f"values are {{name: [member]}}, the first of what draw and grid return; got {values!r:.80}.")
     begun = {name: as_array(value, name) for name, value in values.items()}
     for name, value in begun.items():
         if np.shape(value) != (members,) or not np.issubdtype(value.dtype, np.floating):
@@ -123,14 +131,18 @@ def population_based(
             raise ValueError(f"{name} must be one floating-point number for each of {members} members, got {came}.")
         if not np.isfinite(value).all():
             raise ValueError(f"{name} holds NaN or infinite numbers: {value!r:.80}.")
+        if (value == 0).any():
+            raise ValueError(f"{name} holds 0, which stays 0 whatever it is multiplied by: begin at a small number.")
     if not begun:
         raise ValueError("values are {name: [member]}, got none: there is nothing to find.")
     limits = dict(limits or {})
     if unknown := limits.keys() - begun.keys():
         raise ValueError(f"limits name {', '.join(sorted(unknown))}; the values are {', '.join(begun)}.")
     for name, pair in limits.items():
-        if len(pair) != 2 or not pair[0] <= pair[1]:
+        if np.shape(pair) != (2,) or not pair[0] <= pair[1]:
             raise ValueError(f"limits are (least, most) of a hyperparameter, got {pair!r} for {name}.")
+        if (begun[name] < pair[0]).any() or (begun[name] > pair[1]).any():
+            raise ValueError(f"{name} begins outside of its limits {pair!r}: {values[name]!r:.80}.")
     bounds = tuple((name, tuple(map(float, pair))) for name, pair in limits.items())
     step = partial(_copied, share=share, factors=factors, limits=bounds)
     return generations_of(
@@ -156,7 +168,7 @@ class _Copies:
         if last is None:
             return swarm, np.full((len(swarm), 2), NOBODY), None, self.begun
         values = {name: value[-1] for name, value in last.values.items()}
-        swarm, parents, values = self.step(key, swarm, last.fitness[-1], values)
+        swarm, parents, values = self.step(key, swarm, costs(last.fitness[-1], len(swarm)), values)
         return swarm, parents, None, values
 
     def told(self, key, swarm, fitness, state):
@@ -164,10 +176,10 @@ class _Copies:
 
 
 @partial(jax.jit, static_argnames=("share", "factors", "limits"))
-def _copied(key, swarm, fitness, values, *, share, factors, limits):
+def _copied(key, swarm, costs, values, *, share, factors, limits):
     """(The swarm after exploitation, its members' parents, the values after exploration)."""
     pick, move = jax.random.split(key)
-    places = exploit(pick, fitness, share=share)
+    places = _exploited(pick, costs, share)
     copied = places != jnp.arange(len(swarm))
     taken = jax.tree.map(lambda leaf: leaf[places], swarm).replace(seed=swarm.seed, id=swarm.id)
     values = {name: jnp.asarray(value)[places] for name, value in values.items()}

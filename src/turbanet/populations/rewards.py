@@ -51,6 +51,8 @@ class Rewarded:
         first = jax.tree.map(lambda leaf: leaf[0], rewards.params)
         observed = jax.eval_shape(env.reset, jax.random.key(0), own)[0]
         wanted = f"A reward is one number, [1], of an observation {observed.shape}"
+        if rewards.collections:
+            raise ValueError(f"{wanted}, by weights alone; the networks have {', '.join(rewards.collections)}, too.")
         try:
             paid = jax.eval_shape(rewards.apply_fn, {"params": first}, observed)
         except ScopeParamShapeError as error:
