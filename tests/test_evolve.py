@@ -218,6 +218,13 @@ def test_a_history_of_another_swarm_is_refused():
             run(other, history=history)
 
 
+def test_fitness_keeps_the_precision_that_it_came_in():
+    def close(swarm, generation):
+        return swarm, -1234567 + 0.01 * np.arange(8.0)
+
+    assert run(train=close, generations=2)[1].member[1, 0] == 7
+
+
 def test_a_history_of_another_kind_is_refused():
     swarm, history = run()
     with pytest.raises(ValueError, match="history has no values and no strategy"):

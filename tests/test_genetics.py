@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import turbanet as tn
-from turbanet.populations import genetics
+from turbanet.populations import genetics, variation
 from turbanet.populations.genetics import Genetic, Tournament, Truncation
 
 KEY = jax.random.key(0)
@@ -70,7 +70,7 @@ def test_who_has_no_fitness_is_no_elite():
 
 def test_uniform_crossover_takes_each_number_from_one_of_both():
     first, second = {"a": jnp.zeros((40, 40)), "b": jnp.zeros(40)}, {"a": jnp.ones((40, 40)), "b": jnp.ones(40)}
-    mixed = genetics.uniform(KEY, first, second)
+    mixed = variation.uniform(KEY, first, second)
     assert set(np.unique(mixed["a"])) == {0, 1}
     assert abs(float(mixed["a"].mean()) - 0.5) < 0.05
     assert (np.asarray(mixed["a"][0]) != np.asarray(mixed["b"])).any()  # a coin a number, not one for all leaves
@@ -80,7 +80,7 @@ def test_crossover_per_layer_keeps_kernel_and_bias_together():
     first, second = (jax.tree.map(jnp.zeros_like, make(1).params), jax.tree.map(jnp.ones_like, make(1).params))
     seen = set()
     for number in range(20):
-        mixed = genetics.per_layer(jax.random.key(number), first, second)
+        mixed = variation.per_layer(jax.random.key(number), first, second)
         layers = [
             {float(value) for leaf in jax.tree.leaves(layer) for value in np.unique(leaf)} for layer in mixed.values()
         ]
@@ -91,7 +91,7 @@ def test_crossover_per_layer_keeps_kernel_and_bias_together():
 
 def test_gaussian_noise_has_its_leaf_s_deviation():
     params = {"one": {"kernel": jnp.ones((100, 100)), "bias": jnp.ones(10_000)}, "other": jnp.ones(10_000)}
-    noisy = genetics.gaussian(KEY, params, {"one": {"kernel": 0.5, "bias": 0.0}, "other": 2.0})
+    noisy = variation.gaussian(KEY, params, {"one": {"kernel": 0.5, "bias": 0.0}, "other": 2.0})
     assert abs(float(noisy["one"]["kernel"].std()) - 0.5) < 0.02
     assert abs(float(noisy["other"].std()) - 2.0) < 0.06
     np.testing.assert_array_equal(noisy["one"]["bias"], 1)

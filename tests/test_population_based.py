@@ -86,7 +86,7 @@ def test_a_member_that_never_copied_is_the_network_trained_alone():
 
 
 def test_who_copied_goes_on_from_the_other_s_state():
-    swarm, history = run(rounds=1, values={"learning_rate": RATES})
+    swarm, history = run(rounds=1)
     seen = []
 
     def watched(swarm, round, values):
@@ -132,7 +132,7 @@ def test_agents_are_tuned_while_they_learn():
     lengths = []
 
     def learn(swarm, round, values):
-        swarm, seen = tn.train_agents(env, config._replace(**values), swarm or 4, progress=False)
+        swarm, seen = tn.train_agents(env, config._replace(**values), swarm, progress=False)
         lengths.append(len(seen.train_loss))
         return swarm, tn.evaluate_agents(env, swarm, episodes=2, seed=round).mean(axis=1)
 

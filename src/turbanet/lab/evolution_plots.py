@@ -8,6 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from turbanet.lab import plots
 from turbanet.lab.labels import OURS
 from turbanet.lab.plots import COLOURS, SMALL
+from turbanet.populations.genealogy import NOBODY
 
 
 def fitness(ax, curves):
@@ -27,21 +28,17 @@ def fitness(ax, curves):
 def genealogy(ax, history):
     """Every member by its rank, the fittest on top, joined to its parents; and the line of the best one."""
     rank = np.argsort(np.argsort(-history.fitness, axis=1), axis=1)
-    lines, line = [], []
-    wanted = history.best
-    for generation in range(len(rank) - 1, -1, -1):
-        place = int(np.flatnonzero(history.member[generation] == wanted)[0])
-        line.append((generation, rank[generation, place]))
-        wanted = history.parents[generation, place, 0]
-    for generation in range(1, len(rank)):
-        where = {
-            int(member): rank[generation - 1, place] for place, member in enumerate(history.member[generation - 1])
-        }
-        for place, parents in enumerate(history.parents[generation]):
-            here = generation, rank[generation, place]
-            lines += [((generation - 1, where[int(parent)]), here) for parent in parents if parent >= 0]
+    ids, parents = history.member.tolist(), history.parents.tolist()
+    places = [dict(zip(*of_generation, strict=True)) for of_generation in zip(ids, rank, strict=True)]
+    lines = []
+    for generation in range(1, len(ids)):
+        for member, of_member in zip(ids[generation], parents[generation], strict=True):
+            here = generation, places[generation][member]
+            lines += [((generation - 1, places[generation - 1][one]), here) for one in of_member if one != NOBODY]
+    best = history.lineage()
+    line = [(generation, places[generation][member]) for generation, member in zip(best.generation, best.member)]
     ax.add_collection(LineCollection(lines, colors=[(*COLOURS["member"][:3], 0.35)], linewidths=0.4))
-    ax.plot(*np.transpose(line[::-1]), "o-", color=COLOURS[OURS], ms=3, lw=1.5)
+    ax.plot(*np.transpose(line), "o-", color=COLOURS[OURS], ms=3, lw=1.5)
     ax.set(xlabel="generation", ylabel="rank by fitness", xlim=(-0.3, len(rank) - 0.7), ylim=(rank.shape[1], -1))
     sns.despine(ax=ax)
     return ax

@@ -2,21 +2,12 @@
 
 import numpy as np
 
-from turbanet.ppo import PPOConfig
+from turbanet.lab.agents_suite import CLEANRL
 
 GENERATION_STEPS = 500  # of a generation that is timed, by every agent
 SEARCHES = "population-based", "random", "random, cosine"
 # As long a training as shows a reward's worth, of an agent that one of thousands can be.
-BRIEF = PPOConfig(
-    lr=1e-3,
-    n_steps=128,
-    n_envs=4,
-    batch_size=128,
-    n_epochs=4,
-    ent_coef=0.01,
-    normalize_observations=True,
-    normalize_rewards=True,
-)
+BRIEF = CLEANRL._replace(lr=1e-3, anneal=(), clip_values=False, normalize_observations=True, normalize_rewards=True)
 
 
 def agents(members, hidden, *, seed=0):

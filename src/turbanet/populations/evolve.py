@@ -1,25 +1,18 @@
 """Evolution: the fittest members of a swarm are the parents of its next generation."""
 
-import dataclasses
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
 
-from turbanet.populations.genealogy import NOBODY, EvolutionHistory, joined
+from turbanet.populations.genealogy import NOBODY, EvolutionHistory
+from turbanet.populations.generations import check_follows, check_names, generations_of
 from turbanet.populations.genetics import Genetic
-from turbanet.training.arrays import as_array, check_whole
-from turbanet.training.fingerprint import fingerprint
-from turbanet.training.interrupt import Interrupted
+from turbanet.training.arrays import check_whole
 from turbanet.training.member import Swarm
-from turbanet.training.plan import say_once
-
-BREED = 2**31 - 1  # what keys are of that no member draws from: no id
 
 
 def evolve(
@@ -107,7 +100,7 @@ class _Rule:
         if isinstance(self.rule, Genetic):
             return *self.rule.offspring(key, swarm, last.fitness[-1]), None, None
         born = self.rule(key, swarm, jnp.asarray(last.fitness[-1]))
-        if _specification(born) != _specification(swarm):
+        if _specification(getattr(born, "params", None)) != _specification(swarm.params):
             came = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
             raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {came}.")
         if len(np.unique(born.id)) < len(born):
@@ -126,8 +119,7 @@ class _Strategy:
         if strategy.population_size != len(swarm):
             came = f"a population_size of {strategy.population_size}, the swarm {len(swarm)} members"
             raise ValueError(f"The strategy has {came}.")
-        one = swarm.get_state(0).params
-        if _shapes(strategy.solution) != _shapes(one):
+        if _specification(strategy.solution) != _specification(swarm.get_state(0).params):
             raise ValueError("The strategy is for another network: give it solution=swarm.get_state(0).params.")
         self.strategy = strategy
         self.params = strategy.default_params if params is None else params
@@ -150,100 +142,6 @@ class _Strategy:
         return self.strategy.tell(jax.random.fold_in(key, 2), swarm.params, cost, state, self.params)[0]
 
 
-def _shapes(tree):
-    return jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def _specification(swarm):
-    """The structure, shapes and types of a swarm's weights."""
-    params = getattr(swarm, "params", None)
-    return _shapes(params), [leaf.dtype for leaf in jax.tree.leaves(params)]
-
-
-def generations_of(
-    swarm: Swarm,
-    rule: Any,
-    train: Callable[[Swarm, int, Any], tuple[Swarm, Any]],
-    *,
-    generations: int,
-    seed: int,
-    history: EvolutionHistory | None,
-    unit: str,
-    progress: bool,
-) -> tuple[Swarm, EvolutionHistory]:
-    """The loop of `evolve` and `population_based`: -> (the last generation, the history of all).
-
-    rule : follow(key, swarm, last history or None) -> (swarm, parents, state, values), told(key, swarm, fitness, state)
-        -> state
-    train : train(swarm, generation, values) -> (swarm, fitness)
-    """
-    seen = [] if history is None else [history]
-    begin = len(history.fitness) if history is not None else 0
-    with tqdm(total=generations, unit=unit, disable=not progress) as bar:
-        for generation in range(begin, begin + generations):
-            started = time.perf_counter()
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), BREED), generation)
-            try:
-                born, parents, state, values = rule.follow(key, swarm, seen[-1] if seen else None)
-                trained, fitness = _checked(train(born, generation, values), born)
-                state = rule.told(key, trained, fitness, state)
-            except KeyboardInterrupt as stop:
-                if not seen:
-                    raise
-                history = joined(seen, _print(swarm))
-                raise Interrupted(swarm, history, f"{len(history.fitness)} whole {unit}(s)") from stop
-            swarm = trained
-            seconds = time.perf_counter() - started
-            one = fitness, np.asarray(born.id), np.asarray(parents), values, seconds, state
-            seen[-1:] = [dataclasses.replace(last, state=None) for last in seen[-1:]]  # the last one's is enough
-            seen.append(EvolutionHistory.of(*one))
-            bar.update()
-            bar.set_postfix({"best": f"{np.nanmax(fitness):.4g}"})
-    return swarm, joined(seen, _print(swarm))
-
-
-def check_names(swarm: Swarm) -> None:
-    """ValueError where two members have one id: who descends from whom is told by ids."""
-    ids = np.asarray(swarm.id)
-    if len(np.unique(ids)) < len(ids):
-        raise ValueError("Two members share an id, as where each has a seed: make the swarm with one seed for all.")
-
-
-def check_follows(swarm: Swarm, history: EvolutionHistory | None, *, values: Any = None, state: Any = None) -> None:
-    """ValueError for a swarm that is not the last generation of a history, and for a history of another kind.
-
-    values : {name: ...} that the history is to have, state : whether it is to have a strategy's
-    """
-    if history is None:
-        return
-    if history.swarm != _print(swarm):
-        raise ValueError("history is of another swarm, or of this one as it was before: give the two of one call.")
-    if set(history.values or {}) != set(values or {}) or (history.state is not None) != bool(state):
-        has = f"values of {', '.join(history.values)}" if history.values else "no values"
-        strategy = "no strategy" if history.state is None else "a strategy's state"
-        raise ValueError(f"history has {has} and {strategy}: go on with the rule and values that it is of.")
-
-
-def _print(swarm):
-    """What a generation is known by: its names and its weights."""
-    return str(fingerprint([np.asarray(leaf) for leaf in jax.tree.leaves((swarm.seed, swarm.id, swarm.params))]))
-
-
-def _checked(returned, born):
-    """What `train` returned for the members that it was given: (swarm, fitness as NumPy has it)."""
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise ValueError(f"train returns (swarm, fitness [member]), got {type(returned).__name__}: {returned!r:.80}.")
-    swarm, fitness = returned
-    if not np.array_equal(getattr(swarm, "id", ()), born.id):
-        raise ValueError("train returns the swarm that it was given, trained: these members in this order.")
-    fitness = np.asarray(as_array(fitness, "fitness"), float)
-    if fitness.shape != (len(born),):
-        raise ValueError(f"train returns (swarm, fitness), one number for each of {len(born)}; got {fitness.shape}.")
-    without = ~np.isfinite(fitness)
-    if without.all():
-        raise ValueError("No member has a fitness, all are NaN or infinite: nobody can be a parent.")
-    if without.any():
-        names = np.asarray(born.id)[without]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        say_once(f"The fitness of member {names[0]}{more} is NaN or infinite: the worst, the others go on.")
-    return swarm, np.where(without, np.nan, fitness)
+def _specification(params):
+    """What the weights of two swarms, or two networks, have in common: a tree of their shapes and types."""
+    return jax.eval_shape(lambda tree: tree, params)

@@ -19,7 +19,7 @@ class EvolutionHistory:
     values : {name: [generation, member]}, the hyperparameters that each trained with; None where there are none
     seconds : [generation], of selection and training, compilation included
     state : of a strategy that evolved them; None without one
-    swarm : the last generation's fingerprint, by which it is known again
+    fingerprint : of the last generation's names and weights, by which it is known again
     """
 
     fitness: np.ndarray
@@ -28,7 +28,7 @@ class EvolutionHistory:
     values: dict[str, np.ndarray] | None
     seconds: np.ndarray
     state: Any = None
-    swarm: str = ""
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, fitness: Any, member: Any, parents: Any, values: Any, seconds: float, state: Any) -> "EvolutionHistory":
@@ -70,11 +70,11 @@ class EvolutionHistory:
         return self.frame().iloc[lines[::-1]].reset_index(drop=True)
 
 
-def joined(seen: list[EvolutionHistory], swarm: str) -> EvolutionHistory:
-    """One history of some that followed one another; `swarm`: the fingerprint of the last generation."""
+def joined(seen: list[EvolutionHistory], fingerprint: str) -> EvolutionHistory:
+    """One history of some that followed one another; `fingerprint`: of the last generation."""
     last = seen[-1]
     names = "fitness", "member", "parents", "seconds"
     whole = {name: np.concatenate([getattr(one, name) for one in seen]) for name in names}
     each = [one.values for one in seen if one.values is not None]
     values = {name: np.concatenate([one[name] for one in each]) for name in each[0]} if each else None
-    return dataclasses.replace(last, values=values, swarm=swarm, **whole)
+    return dataclasses.replace(last, values=values, fingerprint=fingerprint, **whole)

@@ -1,4 +1,4 @@
-"""Genetics: which members of a swarm are parents, and how their children's weights differ from theirs."""
+"""Genetics: which members of a swarm are parents, and the rule by which their children are the next generation."""
 
 import dataclasses
 import math
@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 from turbanet.populations.genealogy import NOBODY
+from turbanet.populations.variation import CROSSOVERS, gaussian
 from turbanet.training.arrays import as_array, check_whole
 from turbanet.training.member import Swarm
 
@@ -55,43 +56,6 @@ class Tournament:
     def __call__(self, key: jax.Array, among: jax.Array) -> jax.Array:
         """The rank of one parent, 0 the fittest, of so many that may be."""
         return jax.random.randint(key, (self.entrants,), 0, among).min()
-
-
-def uniform(key: jax.Array, first: Any, second: Any) -> Any:
-    """Weights of two networks mixed: each number is the one's or the other's, by a coin (Syswerda 1989)."""
-    coins = _like(first, lambda shape: jax.random.bernoulli(key, shape=shape))
-    return jax.tree.map(jnp.where, coins, first, second)
-
-
-def per_layer(key: jax.Array, first: Any, second: Any) -> Any:
-    """Weights of two networks mixed: each layer, kernel and bias together, is the one's or the other's, by a coin.
-
-    A layer is what lies under one path in the params, but for its last name.
-    """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(first)]
-    layers = list(dict.fromkeys(path[:-1] for path in paths))
-    of_first = jax.random.bernoulli(key, shape=(len(layers),))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, a, b: jnp.where(of_first[layers.index(path[:-1])], a, b), first, second
-    )
-
-
-def gaussian(key: jax.Array, params: Any, scale: Any) -> Any:
-    """Weights with noise of standard deviation `scale`: a number, or a tree of them for parts or leaves of params."""
-    noise = _like(params, lambda shape: jax.random.normal(key, shape))
-    scales = jax.tree.broadcast(scale, params)
-    return jax.tree.map(lambda leaf, noise, scale: (leaf + scale * noise).astype(leaf.dtype), params, noise, scales)
-
-
-def _like(params, draw):
-    """A tree of the shapes of `params`, from draw((numbers,)): drawn in one piece, which compiles faster."""
-    leaves, tree = jax.tree.flatten(params)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    drawn = jnp.split(draw((int(ends[-1]),)), ends[:-1])
-    return jax.tree.unflatten(tree, [part.reshape(leaf.shape) for part, leaf in zip(drawn, leaves, strict=True)])
-
-
-CROSSOVERS = {"uniform": uniform, "layer": per_layer}
 
 
 @struct.dataclass
@@ -162,19 +126,22 @@ class Genetic:
                 raise ValueError(f"scale must be numbers of at least 0, each for all of its leaf, got {scale!r:.80}.")
 
 
+def read_fitness(fitness: Any) -> np.ndarray:
+    """Fitness as NumPy has it, in the precision that it came in; ValueError for what holds no numbers."""
+    as_array(fitness, "fitness")  # which JAX's precision would cut
+    return np.asarray(fitness.detach() if hasattr(fitness, "detach") else fitness, float)
+
+
 def costs(fitness: Any, members: int) -> Any:
     """The place of each member's fitness, float [member], 0 the highest, equal ones alike; NaN where it has none.
 
     Raises ValueError for another shape, and where nobody has a fitness.
     """
-    if isinstance(fitness, jax.core.Tracer):
-        shape = fitness.shape
-    else:
-        fitness = np.asarray(as_array(fitness, "fitness") if hasattr(fitness, "detach") else fitness, float)
-        shape = fitness.shape
-    if shape != (members,):
-        raise ValueError(f"fitness is one number for each of {members} members, got {shape}.")
-    if isinstance(fitness, jax.core.Tracer):
+    traced = isinstance(fitness, jax.core.Tracer)
+    fitness = fitness if traced else read_fitness(fitness)
+    if fitness.shape != (members,):
+        raise ValueError(f"fitness is one number for each of {members} members, got {fitness.shape}.")
+    if traced:
         return -fitness
     if np.isnan(fitness).all():
         raise ValueError("No member has a fitness, all are NaN: nobody can be a parent.")

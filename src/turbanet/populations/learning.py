@@ -162,7 +162,7 @@ class Learn(Train):
         out = jax.eval_shape(lambda: member.predict(state, life.observation))
         if not isinstance(out, tuple) or len(out) != 2 or hasattr(out, "log_probability"):
             raise ValueError(f"A network that learns returns (policy, values), not {type(out).__name__}: see Agent.")
-        policy = jax.eval_shape(lambda: environments.policy(self.env, params, member.predict(state, life.observation)))
+        policy = jax.eval_shape(lambda out: environments.policy(self.env, params, out), out)
         # All that is drawn is drawn in one piece, new episodes too: an environment draws one in each step anyway.
         noise = policy.noise(draw, steps)
         keys = jax.random.split(move, (steps, envs))

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.populations.evolve import check_follows, check_names, generations_of
 from turbanet.populations.genealogy import NOBODY, EvolutionHistory
+from turbanet.populations.generations import check_follows, check_names, generations_of
 from turbanet.populations.genetics import costs, ranked, share_of
 from turbanet.training.arrays import as_array, check_whole
 from turbanet.training.member import Swarm

@@ -1,0 +1,44 @@
+"""Variation: how the weights of a child differ from its parents', written for one child."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def uniform(key: jax.Array, first: Any, second: Any) -> Any:
+    """Weights of two networks mixed: each number is the one's or the other's, by a coin (Syswerda 1989)."""
+    coins = _like(first, lambda shape: jax.random.bernoulli(key, shape=shape))
+    return jax.tree.map(jnp.where, coins, first, second)
+
+
+def per_layer(key: jax.Array, first: Any, second: Any) -> Any:
+    """Weights of two networks mixed: each layer, kernel and bias together, is the one's or the other's, by a coin.
+
+    A layer is what lies under one path in the params, but for its last name.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(first)]
+    layers = list(dict.fromkeys(path[:-1] for path in paths))
+    of_first = jax.random.bernoulli(key, shape=(len(layers),))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.where(of_first[layers.index(path[:-1])], a, b), first, second
+    )
+
+
+def gaussian(key: jax.Array, params: Any, scale: Any) -> Any:
+    """Weights with noise of standard deviation `scale`: a number, or a tree of them for parts or leaves of params."""
+    noise = _like(params, lambda shape: jax.random.normal(key, shape))
+    scales = jax.tree.broadcast(scale, params)
+    return jax.tree.map(lambda leaf, noise, scale: (leaf + scale * noise).astype(leaf.dtype), params, noise, scales)
+
+
+def _like(params, draw):
+    """A tree of the shapes of `params`, from draw((numbers,)): drawn in one piece, which compiles faster."""
+    leaves, tree = jax.tree.flatten(params)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    drawn = jnp.split(draw((int(ends[-1]),)), ends[:-1])
+    return jax.tree.unflatten(tree, [part.reshape(leaf.shape) for part, leaf in zip(drawn, leaves, strict=True)])
+
+
+CROSSOVERS = {"uniform": uniform, "layer": per_layer}
