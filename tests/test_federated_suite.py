@@ -1,5 +1,6 @@
 """The federated study: the published protocol, the same work by PyTorch, and what a long measurement tables."""
 
+import dataclasses
 import json
 import subprocess
 from types import SimpleNamespace
@@ -34,22 +35,28 @@ def test_rows_are_dealt_as_the_protocol_says():
 
 @pytest.mark.parametrize("network", [LOGISTIC, TWO])
 def test_pytorch_ends_with_the_same_weights(network):
-    ours, theirs, begun = federated_suite._one_round(Protocol(network, **SMALL), DATA)
-    assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(ours - begun)
+    protocol = Protocol(network, **SMALL)
+    swarm, theirs, *_ = federated_suite._both(protocol, DATA, rounds=1, processes=1)
+    federated_suite._check_equal(protocol, swarm, theirs, within=1e-4)
 
 
-def test_both_are_timed_in_turn():
-    table = federated_suite.beside_pytorch(Protocol(LOGISTIC, **SMALL), DATA, rounds=2, repeats=1)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_both_are_timed_in_turn(rounds, monkeypatch):
+    checked = []
+    monkeypatch.setattr(federated_suite, "_check_equal", lambda *networks: checked.append(networks))
+    table = federated_suite.beside_pytorch(Protocol(LOGISTIC, **SMALL), DATA, rounds=rounds, repeats=1)
     assert table.way.tolist() == ["TurbaNet", "PyTorch"]
     assert (table.seconds > 0).all() and (table.startup_seconds > 0).all()
+    assert len(checked) == 1
 
 
 def test_other_batches_are_noticed():
-    one = federated_suite._one_round(Protocol(LOGISTIC, **SMALL), DATA)
-    other = federated_suite._one_round(Protocol(LOGISTIC, **SMALL, batch_size=5), DATA)
-    federated_suite._check_equal(*one)
+    protocol = Protocol(LOGISTIC, **SMALL)
+    ours, theirs, *_ = federated_suite._both(protocol, DATA, rounds=1, processes=1)
+    _, others, *_ = federated_suite._both(dataclasses.replace(protocol, batch_size=5), DATA, rounds=1, processes=1)
+    federated_suite._check_equal(protocol, ours, theirs)
     with pytest.raises(AssertionError, match=r"differ by [\d.]+ of what was learned"):
-        federated_suite._check_equal(one[0], other[0], one[2])
+        federated_suite._check_equal(protocol, ours, others)
 
 
 def test_a_process_trains_every_other_client():

@@ -156,12 +156,14 @@ def beside_pytorch(protocol, data, *, rounds, repeats=3):
     from turbanet.lab.labels import OURS
 
     processes = joblib.cpu_count()
-    _check_equal(*_one_round(protocol, data, processes=processes))
+    if rounds > 1:
+        _check_equal(protocol, *_both(protocol, data, rounds=1, processes=processes)[:2])
     lines = []
     for repeat in range(repeats):
-        _, history = protocol.train(data, rounds=rounds)
+        *networks, history, (seconds, startup) = _both(protocol, data, rounds=rounds, processes=processes)
+        if rounds == 1:
+            _check_equal(protocol, *networks)
         lines.append((OURS, repeat, history.steady_seconds / rounds, history.startup_seconds))
-        _, seconds, startup = by_pytorch(protocol, data, history.clients, processes=processes)
         lines.append(("PyTorch", repeat, seconds.mean(), startup))
     return pd.DataFrame(lines, columns=["way", "repeat", "seconds", "startup_seconds"]).assign(network=protocol.network)
 
@@ -173,30 +175,32 @@ def by_pytorch(protocol, data, clients, *, processes):
     x, y = protocol.seen(data[0]), data[1]
     most = len(y) // protocol.clients
     how = {"local_epochs": protocol.local_epochs, "batch_size": min(protocol.batch_size or most, most)}
-    steps = order(protocol.swarm(), protocol.rows(y), clients, **how)
+    small = dataclasses.replace(protocol, network=LOGISTIC).swarm()  # of the same shuffles
+    steps = order(small, protocol.rows(y), clients, **how)
     tensors = map(twins.tensor, (x, y.astype(np.int64), steps))
     network = twin(protocol.swarm(), protocol.network)
     job = federated_torch.Job(network, *tensors, protocol.learning_rate)
     return network, *federated_torch.train(job, processes=processes)
 
 
-def _one_round(protocol, data, *, processes=1):
-    """The weights after one round by this library and by PyTorch, and those before it, each as one vector."""
+def _both(protocol, data, *, rounds, processes):
+    """(Our swarm, PyTorch's network, our history, PyTorch's seconds as `by_pytorch` has them)."""
+    swarm, history = protocol.train(data, rounds=rounds)
+    network, *seconds = by_pytorch(protocol, data, history.clients, processes=processes)
+    return swarm, network, history, seconds
+
+
+def _check_equal(protocol, swarm, network, *, within=0.1):
+    """AssertionError unless both learned the same up to this share of it: another batch makes more than a tenth."""
     import jax
 
     from turbanet.lab import twins
 
-    swarm, history = protocol.train(data, rounds=1)
-    network, *_ = by_pytorch(protocol, data, history.clients, processes=processes)
     ours, begun = (jax.device_get(one.get_state(0).params) for one in (swarm, protocol.swarm()))
     trees = ours, twins.variables(network)["params"], begun
-    return [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in trees]
-
-
-def _check_equal(ours, theirs, begun):
-    """AssertionError unless two networks have learned the same, up to a tenth: another batch makes more than that."""
+    ours, theirs, begun = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in trees)
     far = np.linalg.norm(ours - theirs) / np.linalg.norm(ours - begun)
-    assert far < 0.1, f"TurbaNet and PyTorch differ by {far:.2g} of what was learned."
+    assert far < within, f"TurbaNet and PyTorch differ by {far:.2g} of what was learned."
 
 
 def images(arrays):
