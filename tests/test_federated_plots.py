@@ -41,7 +41,9 @@ def test_seconds_are_points_in_milliseconds(ax):
     assert [line.get_xdata().tolist() for line in ax.lines] == [[50], [150]]
 
 
-def test_privacy_is_accuracy_against_epsilon(ax):
-    draw.privacy(ax, pd.DataFrame({"noise": [1.0, 4.0], "epsilon": [300.0, 30.0], "accuracy": [0.9, 0.6]}))
-    assert ax.lines[0].get_xydata().tolist() == [[300, 90], [30, 60]]
-    assert [text.get_text() for text in ax.texts] == ["noise 1", "noise 4"]
+def test_privacy_is_accuracy_against_epsilon_of_few_and_of_many_clients(ax):
+    many = {"epsilon of a thousand times as many": [3.0, 0.3]}
+    draw.privacy(ax, pd.DataFrame({"noise": [1.0, 4.0], "epsilon": [300.0, 30.0], "accuracy": [0.9, 0.6], **many}))
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[300, 90], [30, 60]], [[3, 90], [0.3, 60]]]
+    assert [text.get_text() for text in ax.texts] == ["1", "4"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["these clients", "a thousand times as many"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.ticker import MaxNLocator
 
 from turbanet.lab import plots
 from turbanet.lab.labels import OURS
@@ -28,6 +29,7 @@ def accuracies(ax, curves, target=None):
         ax.plot(rounds, 100 * np.asarray(values), lw=1.2, label=name)
     if target is not None:
         ax.axhline(100 * target, color="0.6", lw=0.7, ls="--")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="rounds", ylabel="test accuracy (%)")
     ax.legend(fontsize=SMALL)
     sns.despine(ax=ax)
@@ -42,7 +44,7 @@ def clients(ax, found):
     sns.stripplot(table, x="value", y="who", hue="who", ax=ax, size=2, alpha=0.6, jitter=0.3, legend=False)
     for place, each in enumerate(found.values()):
         ax.plot([100 * np.mean(each)] * 2, [place - 0.35, place + 0.35], color="black", lw=1.2)
-    ax.set(xlabel="accuracy on a client's own held-out rows (%)", ylabel="")
+    ax.set(xlabel="accuracy on own held-out rows (%)", ylabel="")
     ax.tick_params(axis="y", labelsize=SMALL)
     sns.despine(ax=ax)
     return ax
@@ -63,12 +65,19 @@ def seconds(ax, table):
 
 
 def privacy(ax, table):
-    """Accuracy against epsilon, logarithmic, with the noise of each point: a table of noise, epsilon, accuracy."""
-    ax.plot(table.epsilon, 100 * table.accuracy, "o-", color=COLOURS[OURS], ms=4, lw=1)
+    """Accuracy against epsilon, logarithmic, with the noise of each point: a table of noise, accuracy and epsilons.
+
+    Columns that begin with "epsilon" are a line each; of more clients the noise on their mean is the same.
+    """
+    for name in table.filter(like="epsilon"):
+        who = name.removeprefix("epsilon").removeprefix(" of ") or "these clients"
+        ax.plot(table[name], 100 * table.accuracy, "o-", ms=4, lw=1, label=who)
     for line in table.itertuples():
         place = (line.epsilon, 100 * line.accuracy)
-        ax.annotate(f"noise {line.noise:g}", place, (4, -8), textcoords="offset points", fontsize=SMALL)
+        ax.annotate(f"{line.noise:g}", place, (-2, 4), textcoords="offset points", fontsize=SMALL, ha="right")
     ax.set_xscale("log")
+    ax.margins(x=0.12, y=0.25)
     ax.set(xlabel="epsilon of a client", ylabel="test accuracy (%)")
+    ax.legend(fontsize=SMALL, ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1))
     sns.despine(ax=ax)
     return ax
