@@ -48,7 +48,7 @@ doctor: .venv/.installed ## the machine, its devices, the versions, the data, th
 lock: .venv/.installed ## resolve pyproject.toml anew into requirements.lock
 	$(IN_VENV) python -m pip install --quiet uv
 	$(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 --extra study --extra rl --extra privacy \
-	    --extra dev pyproject.toml --no-emit-index-url --no-emit-find-links --no-header --no-annotate > .venv/resolved.txt
+	    --extra cluster --extra dev pyproject.toml --no-emit-index-url --no-emit-find-links --no-header --no-annotate > .venv/resolved.txt
 	grep -vE '^(nvidia-[^m]|cuda|triton)' .venv/resolved.txt > requirements.lock
 
 which-python: ## the interpreter that .venv is made from
@@ -91,6 +91,6 @@ USABLE := $(shell .venv/bin/python -I -c 'import os, pip; from importlib.util im
 .venv/.installed: pyproject.toml requirements.lock $(if $(filter True,$(USABLE)),,unusable)
 	@if [ ! -e $@ ] || [ "$(USABLE)" != True ]; then $(MAKE_VENV); fi
 	@echo "Installing into .venv (the first time takes some minutes)"
-	@.venv/bin/python -m pip install -qq -c requirements.lock -e '.[study,rl,privacy,dev]'
+	@.venv/bin/python -m pip install -qq -c requirements.lock -e '.[study,rl,privacy,cluster,dev]'
 	@[ -e .git ] || .venv/bin/python -m dvc config --local core.no_scm true
 	@touch $@

@@ -67,6 +67,20 @@ def test_swarm_member_does_not_depend_on_the_number_of_members(swarm):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:2], b), swarm.params, small.params)
 
 
+def test_swarm_of_ids_has_those_members():
+    some = TurbaTrainState.swarm(MLP((4, 2)), optax.adam(0.1), [5, 2], input_size=3, seed=1)
+    every = TurbaTrainState.swarm(MLP((4, 2)), optax.adam(0.1), 8, input_size=3, seed=1)
+    assert some.id.tolist() == [5, 2]
+    for own, others in zip(jax.tree.leaves(some.params), jax.tree.leaves(every.params), strict=True):
+        assert np.array_equal(own, others[np.array([5, 2])])
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [-1], [0.5], [[1]], [2**31]])
+def test_swarm_refuses_ids_that_name_no_members(ids):
+    with pytest.raises(ValueError, match=r"ids int \[member\]|ids must differ"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), ids, input_size=3)
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.5, "4"])
 def test_swarm_refuses_a_size_that_is_no_count(size):
     with pytest.raises(ValueError, match="swarm_size must be a whole number of at least 1, got"):

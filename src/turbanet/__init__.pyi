@@ -1,5 +1,7 @@
 """TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
 
+from .cluster.fit import fit_on_cluster
+from .cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from .ensembles.calibration import (
     brier_score,
     diversity,
@@ -63,6 +65,8 @@ __all__ = [
     "AlexNet",
     "Chain",
     "Checkpoints",
+    "ClusterHistory",
+    "ClusterResults",
     "CrossValidation",
     "EvolutionHistory",
     "Exported",
@@ -80,6 +84,7 @@ __all__ = [
     "RandomFlip",
     "ResNet",
     "Rewarded",
+    "ShardsFailed",
     "Tournament",
     "Truncation",
     "TurbaTrainState",
@@ -111,6 +116,7 @@ __all__ = [
     "export",
     "federated",
     "fit",
+    "fit_on_cluster",
     "greedy_weights",
     "grid",
     "halving",

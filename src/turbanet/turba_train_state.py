@@ -18,6 +18,7 @@ from flax import struct
 from flax.core import freeze
 from flax.errors import ScopeParamShapeError
 from flax.training.train_state import TrainState
+from numpy.typing import ArrayLike
 
 from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
@@ -85,7 +86,7 @@ class TurbaTrainState(TrainState):
         cls,
         model: Any,
         optimizer: optax.GradientTransformation,
-        swarm_size: int,
+        swarm_size: int | ArrayLike,
         input_size: Any = None,
         sample_input: Any = None,
         seed: int | Sequence[int] | None = None,
@@ -97,7 +98,8 @@ class TurbaTrainState(TrainState):
         model : a Linen module with any variable collections and random streams, an NNX one in
             `flax.nnx.bridge.ToLinen`, or a pair of functions init(key, x) -> params, apply(params, x) -> prediction
         optimizer : an Optax one, as for one network
-        swarm_size : the number of members
+        swarm_size : the number of members, or their ids, int [member], in place of 0, 1, 2, ...: each is then, bit for
+            bit, what it is among all
         input_size : the number of features, for a sample of zeros [1, input_size]; an array is taken as the sample
         sample_input : a batch [batch, ...] or one example, in place of `input_size`; for a model of several inputs a
             dict or tuple of them
@@ -123,7 +125,9 @@ class TurbaTrainState(TrainState):
         >>> swarm.predict(np.zeros((5, 2, 4))).shape  # [member, batch, feature] -> [member, batch, output]
         (5, 2, 3)
         """
-        check_whole(swarm_size=swarm_size)
+        own_ids = np.asarray(swarm_size) if np.ndim(swarm_size) else None
+        members: Any = swarm_size if own_ids is None else len(own_ids)
+        check_whole(swarm_size=members)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise ValueError(f"The optimizer is one of Optax's, such as optax.adam(0.001); got {optimizer!r}.")
         if (input_size is None) == (sample_input is None):
@@ -132,10 +136,12 @@ class TurbaTrainState(TrainState):
             sample_input = input_size if as_array(input_size, "input_size").ndim else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
         seeds = np.asarray(0 if seed is None else seed)
-        ids = np.arange(swarm_size) if seeds.ndim == 0 else np.zeros(swarm_size, int)
-        seeds = np.full(swarm_size, seeds) if seeds.ndim == 0 else seeds
-        if seeds.shape != (swarm_size,) or not np.issubdtype(seeds.dtype, np.integer):
-            raise ValueError(f"seed must be one int or {swarm_size} ints, got {seed!r}.")
+        ids = np.arange(members) if seeds.ndim == 0 else np.zeros(members, int)
+        seeds = np.full(members, seeds) if seeds.ndim == 0 else seeds
+        if seeds.shape != (members,) or not np.issubdtype(seeds.dtype, np.integer):
+            raise ValueError(f"seed must be one int or {members} ints, got {seed!r}.")
+        if own_ids is not None:
+            ids = _check_ids(own_ids, seeds)
 
         model = member.Functions(*model) if isinstance(model, tuple) else model
 
@@ -425,6 +431,14 @@ class TurbaTrainState(TrainState):
             return leaf
 
         return jax.tree.map(lead, as_arrays(data, name))
+
+
+def _check_ids(ids, seeds):
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"swarm_size must be a number, or ids int [member] from 0 on, got {ids!s:.60}.")
+    if len(set(zip(seeds.tolist(), ids.tolist(), strict=True))) < len(ids):
+        raise ValueError(f"Two members of one seed have the same id: ids must differ, got {ids!s:.60}.")
+    return ids.astype(np.int32)
 
 
 def _unpickled(kind, held):

@@ -10,7 +10,16 @@ import turbanet
 from turbanet import estimators
 from turbanet.lab.paths import repository
 
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "params.yaml", "docs/design.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "params.yaml",
+    "docs/design.md",
+    "docs/cluster.md",
+)
 REFERENCE = {  # a page of the reference, and the modules or folders whose public names are on it
     "swarms": ("turba_train_state",),
     "training": ("training", "loss"),
@@ -18,6 +27,7 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
     "ensembles": ("ensembles",),
     "selection": ("selection",),
     "populations": ("populations", "ppo"),
+    "cluster": ("cluster",),
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import autoplan, metrics, schedules, stopping
+from turbanet.training import autoplan, metrics, processes, schedules, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data
@@ -168,14 +168,20 @@ def fit(
         say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
     if on_host:
         program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
+    parts = start, (data, held_out)
+    if shared := jax.process_count() > 1:
+        parts, checkpoints = processes.own(*parts), processes.own_folder(checkpoints)
+        progress = progress and jax.process_index() == 0
     kept = {"metrics": on_host, "checkpoints": checkpoints}
-    run = Training(program, start, (data, held_out), epochs=epochs, segment=segment, plan=plan, **kept)
+    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **kept)
     if compile_only:
         run.compile()
-        return swarm, _history(run, swarm, swarm, metric)
+        return swarm, _history(run, swarm, swarm, run.seen(), metric)
     interrupted = run.finish(run.losses_now, progress=progress)
-    state = run.end()
-    history = _history(run, swarm, state, metric)
+    state, seen = run.end(), run.seen()
+    if shared:
+        state, seen = processes.everyone(state, seen, len(swarm), epochs=epochs)
+    history = _history(run, swarm, state, seen, metric)
     state = gathered(state if patience is None else stopping.restored(state))
     state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted and on_interrupt == "raise":
@@ -183,9 +189,9 @@ def fit(
     return state, history
 
 
-def _history(run, swarm, state, metric):
-    """What `run` saw; the metrics as they were asked for, one or several by name."""
-    train_loss, validation_loss, found = run.seen()
+def _history(run, swarm, state, seen, metric):
+    """What was seen of a run; the metrics as they were asked for, one or several by name."""
+    train_loss, validation_loss, found = seen
     names = np.asarray(swarm.seed), np.asarray(swarm.id)
     costs = run.compile_seconds, run.steady_seconds
     trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)

@@ -1,0 +1,83 @@
+"""What a run over a cluster is asked for: checked, and known by, before anything is trained."""
+
+import inspect
+import pickle
+from typing import Any
+
+import numpy as np
+
+from turbanet.cluster import shards
+from turbanet.training.arrays import check_whole
+from turbanet.training.checkpoint import versions
+from turbanet.training.checks import check_data
+from turbanet.training.data import pair, prepare
+from turbanet.training.fingerprint import fingerprint
+from turbanet.training.fit import fit
+from turbanet.training.plan import say_once
+from turbanet.turba_train_state import TurbaTrainState
+
+FORMAT = 1  # of what is kept of a run
+OURS = "swarm", "loss_fn", "checkpoints", "progress", "on_interrupt", "compile_only"  # of fit's arguments
+
+
+def ids_of(members: Any) -> np.ndarray:
+    """The members' ids, int32 [member]."""
+    if np.ndim(members) == 0:
+        check_whole(members=members)
+        return np.arange(members, dtype=np.int32)
+    ids = np.asarray(members)
+    if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer) or len(np.unique(ids)) < len(ids):
+        raise ValueError(f"members must be a number, or ids that differ, int [member]; got {members!s:.60}.")
+    return ids.astype(np.int32)
+
+
+def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
+    """(data(ids) or None, {name: what `fit` takes of the data}, other arguments of `fit`)."""
+    known = set(inspect.signature(fit).parameters) - {*OURS, "x", "y"}
+    if unknown := sorted(set(fit_arguments) - known - {"predict"}):
+        raise TypeError(f"fit_on_cluster hands on to fit {', '.join(sorted(known))}; it got {', '.join(unknown)}.")
+    if "epochs" not in fit_arguments:
+        raise TypeError("fit_on_cluster needs epochs=, as fit does.")
+    moved = {name: part for name, part in fit_arguments.items() if name in shards.OF_DATA}
+    how = {name: value for name, value in fit_arguments.items() if name not in moved}
+    if not callable(data):
+        return None, shards.named(data, **moved), how
+    if moved:
+        raise ValueError(f"data(ids) came with {', '.join(moved)}: let it return a dict that holds them too.")
+    return data, {}, how
+
+
+def checked(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> TurbaTrainState:
+    """The swarm of the first shard, whose data `fit` would take; ValueError as of `fit` for what it would not."""
+    more = {"allow_nan": how.get("allow_nan", False)}
+    own = data.get("per_member", False)
+    loss_fn = swarm.loss(loss_fn)
+    rows = data.get("rows")
+    check_data(swarm, prepare(swarm, data["x"], data["y"], rows=rows, per_member=own), loss_fn, **more)
+    if "validation" in data:
+        held_out = prepare(swarm, *pair(data["validation"]), rows=data.get("validation_rows"), per_member=own)
+        check_data(swarm, held_out, loss_fn, part="validation ", **more)
+    return swarm
+
+
+def check_shipped(**things: Any) -> None:
+    """ValueError for what cannot be sent to a worker."""
+    from ray import cloudpickle
+
+    for name, thing in things.items():
+        try:
+            cloudpickle.dumps(thing)
+        except (TypeError, AttributeError, pickle.PicklingError, ValueError) as error:
+            came = f"{name} cannot be sent to workers ({error})"
+            raise ValueError(f"{came}: open files, locks and the like inside the function, not around it.") from None
+
+
+def facts(ids: np.ndarray, shard: int, make_swarm: Any, loss_fn: Any, of_ids: Any, rest: Any) -> dict[str, str]:
+    """{name: text} of all that decides what comes out of a run."""
+    of = {"members": ids, "make_swarm": make_swarm, "loss": loss_fn, "data": of_ids, "data and fit_arguments": rest}
+    found = {name: fingerprint(thing) for name, thing in of.items()}
+    for name, each in found.items():
+        if each.opaque:
+            say_once(f"{name} holds {each.opaque[0]}, which cannot be read: this run is kept, but not resumed.")
+    digests = {name: each[:16] for name, each in found.items()}
+    return {"format": str(FORMAT), "shard": str(shard), **versions(), **digests}

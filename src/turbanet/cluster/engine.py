@@ -1,0 +1,125 @@
+"""Ray, as this library uses it: connect, check every node, run tasks a few at a time, leave nothing running."""
+
+import contextlib
+import itertools
+import math
+import socket
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+WAIT_SECONDS = 5  # for a cluster to answer, and for what is stopped to end
+AHEAD = 2  # tasks that wait for each worker, so that it never does
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[ModuleType]:
+    """Inside, Ray: as this process has it, of the cluster at `address`, or begun here with a worker per core."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError('A cluster needs Ray, which is not installed: pip install "turbanet[cluster]".') from None
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", here):
+            raise ValueError(f"This process is connected to Ray at {here}, not at {address}: ray.shutdown() first.")
+        yield ray
+        return
+    _check_answers(address)
+    try:
+        with warnings.catch_warnings():  # Ray's processes are forked and at once replaced: JAX's threads do not matter
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            ray.init(address or "local", log_to_driver=False, include_dashboard=None if address else False)
+    except ConnectionError as error:
+        raise ConnectionError(f"No Ray cluster answers at {address!r} ({error}): {_ADVICE}.") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+_ADVICE = "start one (ray start --head), mend the address, or leave it out to use this machine alone"
+
+
+def _check_answers(address):
+    """ConnectionError where nothing listens at host:port; an address of another form is left to Ray."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"No Ray cluster answers at {address} ({error}): {_ADVICE}.") from None
+
+
+def slots(ray: ModuleType, *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0) -> int:
+    """How many tasks of these needs the nodes that are alive run at once."""
+    needs = {"CPU": num_cpus, "GPU": num_gpus, "memory": memory}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(name, 0) / need) for name, need in needs.items() if need) for node in nodes)
+
+
+def check_room(ray: ModuleType, **needs: float) -> int:
+    """The same; ValueError if no node could run even one, for which Ray would wait forever."""
+    if there := slots(ray, **needs):
+        return there
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    of = {"num_cpus": ("CPU", 1, "CPUs"), "num_gpus": ("GPU", 1, "GPUs"), "memory": ("memory", 2**30, "GiB")}
+    said = []
+    for need, value in needs.items():
+        name, unit, called = of[need]
+        most = max(node.get(name, 0) for node in nodes)
+        said.append(f"{value / unit:.3g} {called} of at most {most / unit:.3g}")
+    raise ValueError(f"No node has room for one worker, which needs {', '.join(said)}: ask for less, or add a node.")
+
+
+def on_every_node(ray: ModuleType, task: Callable, *arguments: Any) -> None:
+    """Run `task(*arguments)` once on each node, and raise what it raises there."""
+    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    asked = [remote.options(scheduling_strategy=strategy(node, soft=True)).remote(*arguments) for node in nodes]
+    try:
+        ray.get(asked)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+
+
+def run(
+    ray: ModuleType, task: Callable, jobs: Iterable[tuple[Any, tuple]], *, at_once: Callable[[], int], **options: Any
+) -> Generator[tuple[Any, Any], None, None]:
+    """(name, what came) of each job, (name, arguments of `task`), in the order in which they end.
+
+    What came is the task's result, or an exception of Ray's after its last attempt. As many are handed to Ray as
+    `at_once` says, and AHEAD times as many in all; those that are left when the caller stops are killed.
+
+    options : of `ray.remote`, such as num_cpus, memory and max_retries
+    """
+    remote = ray.remote(**options)(task)
+    jobs = iter(jobs)
+    waiting: dict = {}
+    try:
+        while True:
+            room = AHEAD * max(1, at_once()) - len(waiting)
+            waiting |= {remote.remote(*arguments): name for name, arguments in itertools.islice(jobs, max(0, room))}
+            if not waiting:
+                return
+            ended, _ = ray.wait(list(waiting), num_returns=1)
+            for reference in ended:
+                name = waiting.pop(reference)
+                try:
+                    came = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    came = error
+                yield name, came
+    finally:
+        for reference in waiting:
+            ray.cancel(reference, force=True)
+        if waiting:
+            ray.wait(list(waiting), num_returns=len(waiting), timeout=WAIT_SECONDS)
+
+
+def share(members: int, workers: int, *, most: int = 1024) -> int:
+    """Members of a shard where none were named: about four shards a worker, so that none waits long for another."""
+    return min(most, max(1, math.ceil(members / (4 * workers))))

@@ -1,0 +1,142 @@
+"""`fit` for a swarm that outgrows one machine: shards of its members, each a task of Ray's with its own checkpoints."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+from tqdm.auto import tqdm
+
+from turbanet.cluster import asked, engine, shards
+from turbanet.cluster.folder import Marker, claim
+from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
+from turbanet.training.arrays import check_whole
+from turbanet.training.checkpoint import Checkpoints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROCESS_BYTES = 2**29  # of a worker that holds no member yet
+
+
+def fit_on_cluster(
+    make_swarm: Any,
+    data: Any,
+    loss_fn: Callable | None = None,
+    *,
+    members: int | ArrayLike,
+    checkpoints: str | os.PathLike | Checkpoints,
+    shard: int | None = None,
+    address: str | None = None,
+    cpus: float = 1,
+    gpus: float = 0,
+    memory: int | None = None,
+    attempts: int = 3,
+    progress: bool = True,
+    **fit_arguments: Any,
+) -> tuple[ClusterResults, ClusterHistory]:
+    """Train every member as `fit` does, on the machines of a Ray cluster, some hundreds of them a task.
+
+    A worker or a node that dies is replaced, and its shard goes on from its last segment. The same call goes on with
+    what an earlier one has left.
+
+    Parameters
+    ----------
+    make_swarm : make_swarm(ids) -> the swarm of those members (`TurbaTrainState.swarm(..., swarm_size=ids)`), called
+        on the workers; or a swarm of all
+    data : (x, y) as `fit` takes them, or a dict of x, y and, if there are any, rows, validation, validation_rows,
+        per_member and predict (what every member predicts after its training), each of all members; or
+        data(ids) -> one of these of the members of a shard, which its worker then reads itself
+    loss_fn : as `fit` takes it
+    members : how many, or their ids int [member]
+    checkpoints : a folder that every node sees, for this run alone, or `Checkpoints`
+    shard : members of a task; None: about four tasks a worker, of 1 024 members at the most
+    address : of a Ray cluster, "auto" for the one that this machine belongs to; None: the one that this process is
+        connected to, or one of this machine alone
+    cpus, gpus : of a worker; each CPU is a device of its own
+    memory : bytes of a worker; None: by the members and the data of a shard
+    attempts : how often a shard is tried before it is given up
+    progress : whether a bar shows the members done
+    fit_arguments : of `fit`, such as epochs
+
+    Returns
+    -------
+    (ClusterResults, ClusterHistory) : scores, predictions and weights, read from the folder when they are asked for
+
+    Raises
+    ------
+    ImportError : without Ray (extra "cluster"); ConnectionError where no cluster answers
+    ValueError : before anything is trained, for what `fit` refuses in the first shard, a folder of another run, needs
+        that no node has; RuntimeError for nodes that do not see the folder or have other versions
+    ShardsFailed : after all others have ended
+    """
+    ids = asked.ids_of(members)
+    check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
+    of_ids, whole, how = asked.taken_apart(data, fit_arguments)
+    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
+    folder = Path(kept.folder).expanduser().resolve()
+    kept = dataclasses.replace(kept, folder=folder)
+    with engine.connected(address) as ray:
+        needs = {"num_cpus": cpus, "num_gpus": gpus}
+        shard = shard or engine.share(len(ids), engine.check_room(ray, **needs))
+        if shard > len(ids):
+            raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
+        places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
+        shared, own = shards.parts(whole)
+        first = shards.named(of_ids(ids[places[0]])) if of_ids else shards.joined(shared, own(places[0]))
+        like = asked.checked(shards.members(make_swarm, ids[places[0]]), first, loss_fn, how)
+        needs["memory"] = memory or PROCESS_BYTES + 3 * _bytes(like) + 2 * _bytes(first)
+        engine.check_room(ray, **needs)
+        asked.check_shipped(make_swarm=make_swarm, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
+        claim(folder, asked.facts(ids, shard, make_swarm, loss_fn, of_ids, (whole, how)))
+        marker = Marker(folder)
+        job = shards.Job(make_swarm, loss_fn, of_ids, how, kept, marker, max(1, int(cpus)))
+        lines = {number: line for number in range(len(places)) if (line := job.kept(number))}
+        left = [number for number in range(len(places)) if number not in lines]
+        try:
+            engine.on_every_node(ray, Marker.check, marker)
+            for_all = ray.put(job), ray.put(shared)
+            jobs = ((number, (*for_all, number, ids[places[number]], own(places[number]))) for number in left)
+            again = {"max_retries": attempts - 1, "retry_exceptions": True}
+            room = partial(engine.slots, ray, **needs)
+            with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
+                failed = _followed(ended, lines, len(ids), len(places), progress)
+        finally:
+            marker.remove()
+    table = _table(lines, resumed=set(lines) - set(left))
+    found = ClusterResults(table, folder, like[[int(like.id[0])]]), ClusterHistory(table, folder)
+    if failed:
+        raise ShardsFailed(*found, {number: (ids[places[number]], told) for number, told in failed.items()})
+    return found
+
+
+def _followed(ended, lines, members, shards, progress):
+    """Fill the lines of the table as shards end: {shard: what it said} of those that have failed."""
+    failed = {}
+    done = sum(line["members"] for line in lines.values())
+    with tqdm(total=members, initial=done, unit="member", disable=not progress) as bar:
+        for number, came in ended:
+            if isinstance(came, Exception):
+                failed[number] = str(came)
+            else:
+                lines[number] = came
+                bar.update(came["members"])
+            bar.set_postfix(shards_left=shards - len(lines) - len(failed))
+    return failed
+
+
+def _bytes(tree):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype"))
+
+
+def _table(lines: dict[int, dict], resumed: set[int]) -> "pd.DataFrame":
+    import pandas as pd
+
+    table = pd.DataFrame([lines[number] for number in sorted(lines)])
+    return table.assign(resumed=[number in resumed for number in sorted(lines)])

@@ -1,0 +1,175 @@
+"""One shard of a swarm, on the worker that trains it: its members, its data, what it keeps in the shared folder."""
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from turbanet.cluster.folder import Marker
+from turbanet.training.arrays import as_arrays
+from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
+from turbanet.training.fit import History, fit, predict
+from turbanet.training.plan import use_cores
+from turbanet.turba_train_state import TurbaTrainState
+
+TRAINING, SWARM, ATTEMPTS, DONE = "training", "swarm", "attempts", "shard.json"  # of a shard's folder
+SCORES, LOSSES, PREDICTIONS = "scores.parquet", "losses.parquet", "predictions.parquet"
+OF_DATA = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict"  # what may be each shard's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all shards of a run share.
+
+    make_swarm : make_swarm(ids) -> the swarm of those members, or the swarm of all
+    of_ids : data(ids) -> what `fit` takes of OF_DATA, read by the worker; None where the driver has given it
+    how : other arguments of `fit`
+    checkpoints : of `fit`, whose folder is the run's
+    cores : CPU devices of a worker
+    """
+
+    make_swarm: Any
+    loss_fn: Any
+    of_ids: Callable | None
+    how: dict
+    checkpoints: Checkpoints
+    marker: Marker
+    cores: int
+
+    def folder(self, number: int) -> Path:
+        """Where a shard keeps its training, and then what came out."""
+        return Path(self.checkpoints.folder) / "shards" / f"{number:06d}"
+
+    def kept(self, number: int) -> dict | None:
+        """A shard's line of the table, None while it is not done."""
+        file = self.folder(number) / DONE
+        return json.loads(file.read_text()) if file.exists() else None
+
+
+def train(job: Job, shared: dict, number: int, ids: np.ndarray, own: list) -> dict:
+    """Train one shard, or go on with it, and keep what comes out: its line of the table of shards.
+
+    shared, own : the data that all have and the shard's own, as `parts` has made them
+    """
+    begin = time.time()
+    job.marker.check()
+    use_cores(job.cores, cache=True)
+    if line := job.kept(number):  # it was killed between its last line and its answer
+        return line
+    data = named(job.of_ids(ids)) if job.of_ids else joined(shared, own)
+    return _train(job, job.folder(number), number, ids, data, begin)
+
+
+def _train(job, folder, number, ids, data, begin):
+    x, y, wanted = data.pop("x"), data.pop("y"), data.pop("predict", None)
+    swarm = members(job.make_swarm, ids)
+    kept = dataclasses.replace(job.checkpoints, folder=folder / TRAINING)
+    before = [int(path.name) for path in kept.folder.glob("*") if path.name.isdigit()]
+    (folder / ATTEMPTS).mkdir(parents=True, exist_ok=True)
+    (folder / ATTEMPTS / uuid.uuid4().hex).touch()
+    swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
+    swarm.save(folder / SWARM)
+    history.frame().to_parquet(folder / LOSSES, index=False)
+    scores(history).to_parquet(folder / SCORES, index=False)
+    if wanted is not None:
+        own = data.get("per_member", False)
+        of_x = own[0] if isinstance(own, tuple) else own
+        _keep_predictions(np.asarray(predict(swarm, wanted, per_member=of_x)), ids, folder / PREDICTIONS)
+    line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1])}
+    line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}
+    line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(before, default=0)}
+    line |= {"begin": begin, "seconds": time.time() - begin}
+    line |= {"compile_seconds": history.compile_seconds, "steady_seconds": history.steady_seconds}
+    part = folder / f"{DONE}.{os.getpid()}"  # there whole or not at all
+    part.write_text(json.dumps(line))
+    part.replace(folder / DONE)
+    shutil.rmtree(folder / TRAINING, ignore_errors=True)
+    return line
+
+
+def members(make_swarm: Any, ids: np.ndarray) -> TurbaTrainState:
+    """The members of these ids, as they begin; ValueError if `make_swarm` makes others."""
+    swarm = make_swarm[ids.tolist()] if isinstance(make_swarm, TurbaTrainState) else make_swarm(ids)
+    if not isinstance(swarm, TurbaTrainState) or np.ndim(swarm.step) != 1:
+        raise ValueError(f"make_swarm(ids) must make a TurbaTrainState with a member axis, got {type(swarm).__name__}.")
+    if not np.array_equal(swarm.id, ids):
+        came = f"{np.asarray(swarm.id)[:5].tolist()} for the ids {ids[:5].tolist()}"
+        raise ValueError(f"make_swarm(ids) must make the members of those ids, got {came}: hand ids on as swarm_size.")
+    return swarm
+
+
+def named(data: Any, **more: Any) -> dict:
+    """(x, y), or a dict of OF_DATA, and more as a dict of what there is; ValueError for anything else."""
+    if not isinstance(data, dict) and not (isinstance(data, tuple | list) and len(data) == 2):
+        known = f"(x, y), a dict of {', '.join(OF_DATA)}, or data(ids)"
+        raise ValueError(f"data must be {known}; got {type(data).__name__}.")
+    data = {**(data if isinstance(data, dict) else dict(zip("xy", data, strict=True))), **more}
+    if unknown := sorted(set(data) - set(OF_DATA)):
+        raise ValueError(f"data may hold {', '.join(OF_DATA)}, and holds {', '.join(unknown)} too.")
+    if missing := [name for name in "xy" if name not in data]:
+        raise ValueError(f"data holds no {' and no '.join(missing)}: give (x, y), or a dict with both.")
+    return {name: part for name, part in data.items() if part is not None}
+
+
+def parts(data: dict) -> tuple[dict, Callable[[Any], list]]:
+    """Data of `named` in two: what all shards share, and a function of positions of what is a shard's own."""
+    per_member = data.get("per_member", False)
+    of_x, of_y = per_member if isinstance(per_member, tuple) else (per_member, per_member)
+    is_own = {"x": of_x, "y": of_y, "rows": True, "validation": (of_x, of_y), "validation_rows": True, "predict": of_x}
+    arrays = {name: as_arrays(part, name) for name, part in data.items() if name in is_own}
+    leaves, tree = jax.tree.flatten(arrays)
+    owned = jax.tree.leaves(jax.tree.broadcast({name: is_own[name] for name in arrays}, arrays))
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    shared = [None if own else leaf for leaf, own in zip(leaves, owned, strict=True)]
+
+    def own(positions):
+        return [leaf[positions] if own else None for leaf, own in zip(leaves, owned, strict=True)]
+
+    return {"leaves": shared, "tree": tree, "per_member": per_member}, own
+
+
+def joined(shared: dict, own: list) -> dict:
+    """What `parts` has made two of."""
+    leaves = [a if b is None else b for a, b in zip(own, shared["leaves"], strict=True)]
+    return jax.tree.unflatten(shared["tree"], leaves) | {"per_member": shared["per_member"]}
+
+
+def scores(history: History) -> Any:
+    """A pandas table of each member's last epoch: seed, member, epoch, losses, metrics."""
+    lines = history.frame()
+    last = np.maximum(history.epochs, 1) - 1
+    return lines[lines.epoch.to_numpy() == np.tile(last, len(history.train_loss))].reset_index(drop=True)
+
+
+def _keep_predictions(values, ids, file):
+    import pyarrow
+    from pyarrow import parquet
+
+    flat = pyarrow.array(values.reshape(-1))
+    column = pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size)
+    table = pyarrow.table({"member": ids, "prediction": column})
+    parquet.write_table(table.replace_schema_metadata({"shape": json.dumps(values.shape[1:])}), file)
+
+
+def kept_predictions(file: Path) -> np.ndarray:
+    """The predictions [member, ...] that a shard has kept."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(file)
+    shape = json.loads(table.schema.metadata[b"shape"])
+    return table["prediction"].combine_chunks().flatten().to_numpy().reshape(-1, *shape)
+
+
+def kept_swarm(folder: Path, like: TurbaTrainState) -> TurbaTrainState:
+    """The trained members that a shard has kept; `like`: a swarm of the same functions."""
+    arrays = Folder(folder / SWARM, None, what="A swarm").arrays()
+    return named_leaves(arrays, like)

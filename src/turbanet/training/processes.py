@@ -1,0 +1,56 @@
+"""Several processes of `jax.distributed`: each trains a share of the members, and all have all of them afterwards."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from turbanet.training.arrays import is_key
+from turbanet.training.checkpoint import Checkpoints
+from turbanet.training.data import of_members
+from turbanet.training.fingerprint import as_numbers
+from turbanet.training.member import Swarm
+
+
+def own(swarm: Swarm, data: Any) -> tuple[Swarm, Any]:
+    """The members that this process trains, and their data; ValueError for fewer members than processes."""
+    count = jax.process_count()
+    if len(swarm) < count:
+        raise ValueError(f"{count} processes cannot share {len(swarm)} members: start as many processes at the most.")
+    places = np.array_split(np.arange(len(swarm)), count)[jax.process_index()]
+    here = slice(places[0], places[-1] + 1)
+    return jax.tree.map(lambda leaf: leaf[here], swarm), of_members(data, here)
+
+
+def own_folder(checkpoints: Any) -> Checkpoints | None:
+    """Where this process keeps its share of a training, as each goes on from its own last segment."""
+    if checkpoints is None:
+        return None
+    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
+    return dataclasses.replace(kept, folder=Path(kept.folder) / f"process-{jax.process_index()}")
+
+
+def everyone(state: Swarm, seen: Any, members: int, *, epochs: int) -> tuple[Swarm, Any]:
+    """The states of all processes' members, and what was seen of them [epoch, member]: NaN after a process ended."""
+
+    def whole(leaf):
+        missing = np.full((epochs - len(leaf), *leaf.shape[1:]), np.nan, leaf.dtype)
+        return np.swapaxes(np.concatenate([leaf, missing]), 0, 1)
+
+    done = int(multihost_utils.process_allgather(np.int32(len(seen[0]))).max())
+    state, seen = jax.tree.map(partial(_gathered, members=members), (state, jax.tree.map(whole, seen)))
+    return state, jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1)[:done], seen)
+
+
+def _gathered(leaf, members):
+    """The parts [own member, ...] of an array of each process, as one [member, ...] in the host's memory."""
+    numbers = as_numbers(leaf)
+    sizes = [len(part) for part in np.array_split(np.arange(members), jax.process_count())]
+    filled = np.concatenate([numbers, np.repeat(numbers[-1:], max(sizes) - len(numbers), axis=0)])  # equal shapes
+    each = multihost_utils.process_allgather(filled)
+    whole = np.concatenate([part[:size] for part, size in zip(each, sizes, strict=True)])
+    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf)) if is_key(leaf) else whole

@@ -1,0 +1,260 @@
+"""A swarm over a Ray cluster: the numbers of one machine, whatever dies; bad input stops before anything is trained."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.cluster import engine, folder, shards
+
+# Ray's own processes: forked and at once replaced, and ended by the operating system.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:os.fork", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 3)).astype(np.float32)
+Y = (X @ RANDOM.normal(size=(3, 2))).argmax(-1).astype(np.int32)
+SERIES = RANDOM.normal(size=(12, 20, 3)).astype(np.float32)  # [member, row, feature]
+NEXT = SERIES.sum(-1, keepdims=True)
+HOW = {"epochs": 6, "batch_size": 10, "segment": 2, "plan": tn.Plan(1, block=2)}  # blocks that every shard fills
+
+LONG = {"members": 8, "shard": 4, "epochs": 20, "segment": 4}
+
+
+def classifiers(ids):
+    return tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), ids, input_size=3, seed=7)
+
+
+def slow(params, x, y, apply_fn):
+    """The loss of LONG, which takes a few seconds."""
+    jax.debug.callback(lambda: time.sleep(0.01))
+    return tn.softmax_cross_entropy(params, x, y, apply_fn)
+
+
+def regressors(ids):
+    return tn.TurbaTrainState.swarm(tn.MLP((8, 1)), optax.adam(0.01), ids, input_size=3, seed=7)
+
+
+def of_series(ids):
+    return {"x": SERIES[ids], "y": NEXT[ids], "per_member": True, "predict": SERIES[ids][:, :4]}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes with a worker each, beside the driver's."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        cluster.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        ray.init(cluster.address, log_to_driver=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def alone(members, **how):
+    """The same members trained on this machine."""
+    return tn.fit(classifiers(range(members)), X, Y, tn.softmax_cross_entropy, **HOW | how, progress=False)[0]
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def begun(where):
+    """The shards in a folder that have kept a checkpoint."""
+    return {file.parts[-3] for file in where.glob("shards/*/training/*") if file.name.isdigit() and file.name != "0"}
+
+
+def on_cluster(where, make=classifiers, data=(X, Y), loss=tn.softmax_cross_entropy, members=42, **how):
+    return tn.fit_on_cluster(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
+
+
+@pytest.mark.parametrize("shard", [42, 14, 6])
+def test_any_number_of_shards_gives_the_bits_of_one_machine(cluster, tmp_path, shard):
+    validation = {"validation": (X[:8], Y[:8]), "metric": tn.accuracy}
+    results, history = on_cluster(tmp_path / "run", shard=shard, predict=X[:5], **validation)
+    here, seen = tn.fit(classifiers(range(42)), X, Y, tn.softmax_cross_entropy, **HOW, **validation, progress=False)
+    assert same(results.swarm(), here)
+    assert np.array_equal(results.swarm().id, np.arange(42))
+    scores = results.scores()
+    assert np.array_equal(scores.train_loss, seen.train_loss[-1])
+    assert np.array_equal(scores.validation_metric, seen.validation_metric[-1])
+    losses = history.frame().pivot(index="epoch", columns="member", values="validation_loss")
+    assert np.array_equal(losses, seen.validation_loss)
+    assert np.array_equal(results.predictions(), tn.predict(here, X[:5]))
+    assert history.table.members.tolist() == [shard] * (42 // shard)
+
+
+def test_every_members_own_data_may_be_given_or_read_by_the_worker(cluster, tmp_path):
+    here, _ = tn.fit(regressors(range(12)), SERIES, NEXT, tn.mse, per_member=True, **HOW, progress=False)
+    for name, data in {"given": of_series(np.arange(12)), "read": of_series}.items():
+        results, _ = on_cluster(tmp_path / name, regressors, data, tn.mse, members=12, shard=4)
+        assert same(results.swarm(), here)
+        assert np.array_equal(results.predictions(), tn.predict(here, SERIES[:, :4], per_member=True))
+
+
+def test_rows_go_with_their_members(cluster, tmp_path):
+    rows = np.asarray(tn.bootstrap(jax.random.key(0), members=12, rows=40))
+    results, _ = on_cluster(tmp_path, members=12, shard=4, rows=rows)
+    here, _ = tn.fit(classifiers(range(12)), X, Y, tn.softmax_cross_entropy, rows=rows, **HOW, progress=False)
+    assert same(results.swarm(), here)
+
+
+def test_a_swarm_and_ids_of_ones_own_are_taken(cluster, tmp_path):
+    swarm = classifiers([9, 3, 5, 4])
+    results, _ = on_cluster(tmp_path, swarm, members=[9, 3, 5, 4], shard=2)
+    here, _ = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW, progress=False)
+    assert same(results.swarm(), here)
+    assert results.scores().member.tolist() == [9, 3, 5, 4]
+
+
+def test_the_same_call_again_trains_nothing_and_another_one_is_refused(cluster, tmp_path):
+    first, _ = on_cluster(tmp_path, members=12, shard=6)
+    again, history = on_cluster(tmp_path, members=12, shard=6)
+    assert same(first.swarm(), again.swarm()) and history.table.resumed.all()
+    with pytest.raises(ValueError, match="is of another run: make_swarm was"):
+        on_cluster(tmp_path, lambda ids: classifiers(ids), members=12, shard=6)
+    with pytest.raises(ValueError, match="is of another run: data and fit_arguments was"):
+        on_cluster(tmp_path, members=12, shard=6, epochs=7)
+
+
+def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
+    with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
+        run = pool.submit(on_cluster, tmp_path, loss=slow, **LONG)
+        while not run.done() and len(begun(tmp_path)) < 2:
+            time.sleep(0.1)
+        cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
+        cluster.nodes.append(cluster.add_node(num_cpus=1))
+        results, history = run.result()
+    assert same(results.swarm(), alone(8, epochs=20, segment=4))
+    assert sorted(history.table.attempts) == [1, 2]
+    assert history.table.resumed_at.max() >= 4
+
+
+def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_path):
+    def data(ids):
+        if 5 in ids:
+            raise OSError("the disk of member 5 is gone")
+        return X, Y
+
+    with pytest.raises(tn.ShardsFailed, match="Shard 1, members 4 to 7, failed at every attempt.*the disk of member 5"):
+        on_cluster(tmp_path, data=data, members=12, shard=4)
+    with pytest.raises(tn.ShardsFailed) as failed:
+        on_cluster(tmp_path, data=data, members=12, shard=4, attempts=1)
+    ((ids, told),) = failed.value.failures.values()
+    assert ids.tolist() == [4, 5, 6, 7] and "in data\n    raise OSError" in told
+    assert failed.value.results.scores().member.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def locked(lock):
+    def loss(params, x, y, apply_fn):
+        with lock:
+            return tn.softmax_cross_entropy(params, x, y, apply_fn)
+
+    return loss
+
+
+def other_members(ids):
+    return classifiers(ids + 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "sentence"),
+    [
+        ({"epoch": 3}, TypeError, "hands on to fit .* it got epoch"),
+        ({"shard": 13}, ValueError, "A shard of 13 members is more than the 12"),
+        ({"shard": 0}, ValueError, "shard must be a whole number of at least 1"),
+        ({"attempts": 0}, ValueError, "attempts must be a whole number of at least 1"),
+        ({"members": 0}, ValueError, "members must be a whole number of at least 1"),
+        ({"members": [1, 1]}, ValueError, "ids that differ"),
+        ({"data": X}, ValueError, r"data must be \(x, y\)"),
+        ({"data": {"x": X}}, ValueError, "data holds no y"),
+        ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),
+        ({"data": (X, Y + 7)}, ValueError, "must hold a class from 0 to 1"),
+        ({"data": lambda ids: (X, Y), "rows": Y}, ValueError, r"data\(ids\) came with rows"),
+        ({"make": other_members}, ValueError, "must make the members of those ids"),
+        ({"make": lambda ids: 3}, ValueError, "must make a TurbaTrainState"),
+        ({"loss": locked(threading.Lock())}, ValueError, "loss_fn cannot be sent to workers"),
+        ({"cpus": 64}, ValueError, "needs 64 CPUs of at most 1"),
+        ({"memory": 2**50}, ValueError, "GiB of at most"),
+        ({"address": "127.0.0.1:9"}, ValueError, "is connected to Ray at"),
+    ],
+)
+def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, error, sentence):
+    with pytest.raises(error, match=sentence):
+        on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
+    assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(cluster, tmp_path):
+    marker = folder.Marker(tmp_path)
+    marker.check()
+    marker.versions |= {"jax": "0.1"}
+    with pytest.raises(RuntimeError, match="has other versions than the driver: jax was 0.1"):
+        engine.on_every_node(__import__("ray"), folder.Marker.check, marker)
+    marker.remove()
+    with pytest.raises(RuntimeError, match="is not shared: .* does not see it"):
+        marker.check()
+
+
+def test_a_folder_with_other_things_is_left_alone(cluster, tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds other things"):
+        on_cluster(tmp_path, members=12, shard=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"turbanet\[cluster\]"), engine.connected(None):
+        pass
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for():
+    pytest.importorskip("ray")
+    with pytest.raises(ConnectionError, match="No Ray cluster answers at 127.0.0.1:9 .*ray start"):
+        engine._check_answers("127.0.0.1:9")
+
+
+def test_predictions_come_back_as_they_were(tmp_path):
+    values = RANDOM.normal(size=(3, 4, 2)).astype(np.float32)
+    shards._keep_predictions(values, np.arange(3), tmp_path / "some.parquet")
+    assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), values)
+
+
+DRIVER = """
+import sys, test_cluster as here
+here.on_cluster(sys.argv[1], loss=here.slow, **here.LONG)
+"""
+
+
+def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_path):
+    how = {"env": os.environ | {"PYTHONPATH": str(Path(__file__).parent)}, "stderr": subprocess.PIPE, "text": True}
+    call = [sys.executable, "-c", DRIVER, str(tmp_path / "run")]
+    driver = subprocess.Popen(call, **how, start_new_session=True)  # with a Ray of its own, that ends with it
+    while driver.poll() is None and not begun(tmp_path / "run"):
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGINT)
+    _, told = driver.communicate(timeout=60)
+    assert driver.returncode != 0 and "KeyboardInterrupt" in told
+    with pytest.raises(ProcessLookupError):
+        os.killpg(driver.pid, 0)
+    results, history = on_cluster(tmp_path / "run", loss=slow, **LONG)
+    assert history.table.resumed_at.max() >= 4
+    assert same(results.swarm(), alone(8, epochs=20, segment=4))

@@ -1,0 +1,61 @@
+"""`fit` under jax.distributed: every process ends with the bits of a training by one."""
+
+import socket
+import subprocess
+import sys
+
+import numpy as np
+
+PROGRAM = """
+import sys
+import jax
+
+address, rank, count, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+if count > 1:
+    jax.distributed.initialize(address, count, rank)
+import numpy as np, optax, turbanet as tn
+
+random = np.random.default_rng(0)
+x = random.normal(size=(40, 3)).astype(np.float32)
+y = (x @ random.normal(size=(3, 2))).argmax(-1).astype(np.int32)
+swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.05), 10, input_size=3, seed=7)
+rows = np.asarray(tn.bootstrap(jax.random.key(0), members=10, rows=40))
+how = {"epochs": 12, "segment": 2, "batch_size": 10, "rows": rows, "plan": tn.Plan(1, block=1), "progress": False}
+how |= {"validation": (x[:9], y[:9]), "metric": tn.accuracy, "patience": 2, "checkpoints": out + ".kept"}
+swarm, history = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)
+named = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves((swarm.params, swarm.opt_state)))}
+seen = {"train": history.train_loss, "validation": history.validation_loss, "metric": history.validation_metric}
+predicted = np.asarray(tn.predict(swarm, x))
+np.savez(out, **named, **seen, id=np.asarray(swarm.id), epochs=history.epochs, predicted=predicted)
+if count == 2:
+    try:
+        tn.fit(swarm[[0]], x, y, tn.softmax_cross_entropy, epochs=1, progress=False)
+    except ValueError as error:
+        assert "2 processes cannot share 1 members" in str(error)
+    else:
+        raise AssertionError("one member was shared by two processes")
+"""
+
+
+def ran(out, count):
+    """What each of `count` processes ended with."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    told = [[address, str(rank), str(count), str(out / f"{count}-{rank}")] for rank in range(count)]
+    how = {"stderr": subprocess.PIPE, "text": True}
+    begun = [subprocess.Popen([sys.executable, "-c", PROGRAM, *each], **how) for each in told]
+    told = [one.communicate(timeout=180)[1] for one in begun]
+    assert [one.returncode for one in begun] == [0] * count, told
+    return [np.load(out / f"{count}-{rank}.npz") for rank in range(count)]
+
+
+def test_two_processes_end_as_one_does(tmp_path):
+    (alone,) = ran(tmp_path, 1)
+    both = ran(tmp_path, 2)
+    assert len(set(alone["epochs"].tolist())) > 1  # some have stopped before others
+    for one in both:
+        for name in alone.files:
+            np.testing.assert_array_equal(one[name], alone[name], err_msg=name)
+    assert sorted(path.name for path in (tmp_path / "2-0.kept").iterdir()) == ["process-0"]
