@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from turbanet.cluster import asked, engine, shards
+from turbanet.cluster import folder as folders
 from turbanet.cluster.folder import Marker, claim
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from turbanet.training.arrays import check_whole
@@ -56,7 +57,8 @@ def fit_on_cluster(
     loss_fn : as `fit` takes it
     members : how many, or their ids int [member]
     checkpoints : a folder that every node sees, for this run alone, or `Checkpoints`
-    shard : members of a task; None: about four tasks a worker, of 1 024 members at the most
+    shard : members of a task; None: as many as an earlier call took, or about four tasks a worker, of 1 024 members at
+        the most
     address : of a Ray cluster, "auto" for the one that this machine belongs to; None: the one that this process is
         connected to, or one of this machine alone
     cpus, gpus : of a worker; each CPU is a device of its own
@@ -84,7 +86,8 @@ def fit_on_cluster(
     kept = dataclasses.replace(kept, folder=folder)
     with engine.connected(address) as ray:
         needs = {"num_cpus": cpus, "num_gpus": gpus}
-        shard = shard or engine.share(len(ids), engine.check_room(ray, **needs))
+        workers = engine.check_room(ray, **needs)
+        shard = shard or int(folders.kept(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))

@@ -10,16 +10,17 @@ from turbanet.training.checkpoint import differences, versions
 RUN = "run.json"
 
 
-def claim(folder: Path, facts: dict[str, str]) -> None:
-    """Make a folder that of one run, or find that it is; ValueError for the folder of another one.
+def kept(folder: Path) -> dict[str, str]:
+    """{name: text} of all that decides what comes out of the run whose folder it is, nothing where there is none."""
+    file = folder / RUN
+    return json.loads(file.read_text()) if file.exists() else {}
 
-    facts: {name: text} of all that decides what comes out
-    """
-    try:
-        kept = json.loads((folder / RUN).read_text())
-    except FileNotFoundError:
+
+def claim(folder: Path, facts: dict[str, str]) -> None:
+    """Make a folder that of one run, known by its facts {name: text}; ValueError for the folder of another one."""
+    if not (there := kept(folder)):
         if folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder} holds other things than a run over a cluster: name a new folder.") from None
+            raise ValueError(f"{folder} holds other things than a run over a cluster: name a new folder.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             part = folder / f"{RUN}.part"  # there whole or not at all
@@ -28,7 +29,7 @@ def claim(folder: Path, facts: dict[str, str]) -> None:
         except OSError as error:
             raise OSError(f"Shards cannot be kept in {folder} ({error}): name another folder.") from error
         return
-    for other in differences(kept, facts).values():
+    for other in differences(there, facts).values():
         raise ValueError(f"{folder} is of another run: {other}; name another folder, or remove this one.")
 
 
