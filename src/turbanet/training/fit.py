@@ -170,7 +170,7 @@ def fit(
         program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
     parts = start, (data, held_out)
     if shared := jax.process_count() > 1:
-        parts, checkpoints = processes.own(*parts), processes.own_folder(checkpoints)
+        parts = processes.own(*parts, checkpoints)
         progress = progress and jax.process_index() == 0
     kept = {"metrics": on_host, "checkpoints": checkpoints}
     run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **kept)

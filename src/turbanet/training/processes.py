@@ -1,8 +1,6 @@
 """Several processes of `jax.distributed`: each trains a share of the members, and all have all of them afterwards."""
 
-import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,28 +8,22 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from turbanet.training.arrays import is_key
-from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.data import of_members
 from turbanet.training.fingerprint import as_numbers
 from turbanet.training.member import Swarm
 
 
-def own(swarm: Swarm, data: Any) -> tuple[Swarm, Any]:
+def own(swarm: Swarm, data: Any, checkpoints: Any) -> tuple[Swarm, Any]:
     """The members that this process trains, and their data; ValueError for fewer members than processes."""
     count = jax.process_count()
+    if checkpoints is not None:
+        advice = "leave checkpoints out, or train by fit_on_cluster, whose shards keep theirs"
+        raise ValueError(f"The {count} processes of jax.distributed keep no checkpoints: {advice}.")
     if len(swarm) < count:
         raise ValueError(f"{count} processes cannot share {len(swarm)} members: start as many processes at the most.")
     places = np.array_split(np.arange(len(swarm)), count)[jax.process_index()]
     here = slice(places[0], places[-1] + 1)
     return jax.tree.map(lambda leaf: leaf[here], swarm), of_members(data, here)
-
-
-def own_folder(checkpoints: Any) -> Checkpoints | None:
-    """Where this process keeps its share of a training, as each goes on from its own last segment."""
-    if checkpoints is None:
-        return None
-    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-    return dataclasses.replace(kept, folder=Path(kept.folder) / f"process-{jax.process_index()}")
 
 
 def everyone(state: Swarm, seen: Any, members: int, *, epochs: int) -> tuple[Swarm, Any]:
