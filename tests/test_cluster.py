@@ -1,5 +1,6 @@
 """A swarm over a Ray cluster: the numbers of one machine, whatever dies; bad input stops before anything is trained."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -8,12 +9,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
+import pandas as pd
 import psutil
 import pytest
+import torch
 
 import turbanet as tn
 from turbanet.cluster import engine, folder, shards
@@ -129,10 +133,64 @@ def test_the_same_call_again_trains_nothing_and_another_one_is_refused(cluster, 
     first, _ = on_cluster(tmp_path, members=12, shard=6)
     again, history = on_cluster(tmp_path, members=12)  # in the shards that are there
     assert same(first.swarm(), again.swarm()) and history.table.resumed.all()
-    with pytest.raises(ValueError, match="is of another run: make_swarm was"):
+    with pytest.raises(ValueError, match="is of another run: make swarm was"):
         on_cluster(tmp_path, lambda ids: classifiers(ids), members=12, shard=6)
-    with pytest.raises(ValueError, match="is of another run: data and fit_arguments was"):
+    with pytest.raises(ValueError, match="is of another run: fit arguments was"):
         on_cluster(tmp_path, members=12, shard=6, epochs=7)
+
+
+def test_what_data_of_ids_reads_has_not_changed(cluster, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+
+    def read(ids):
+        return np.load(tmp_path / "x.npy"), Y
+
+    on_cluster(tmp_path / "run", data=read, members=4, shard=4)
+    np.save(tmp_path / "x.npy", 5 * X)
+    with pytest.raises(ValueError, match="is of another run: first shards data was"):
+        on_cluster(tmp_path / "run", data=read, members=4, shard=4)
+
+
+def test_tensors_and_tables_are_data_too(cluster, tmp_path):
+    for _ in range(2):  # the second time they are known again
+        data = pd.DataFrame(X), torch.from_numpy(Y)
+        results, history = on_cluster(tmp_path / "run", data=data, members=4, shard=4, validation=[X, Y])
+    assert same(results.swarm(), alone(4)) and history.table.resumed.all()
+
+
+def test_a_worker_may_have_several_cores(cluster, tmp_path):
+    with pytest.raises(ValueError, match="is for 2 devices, a worker has 1: take Plan"):
+        on_cluster(tmp_path, members=8, shard=4, plan=tn.Plan(2, block=2))
+    node = cluster.add_node(num_cpus=2)
+    results, _ = on_cluster(tmp_path, members=8, shard=4, cpus=2, plan=tn.Plan(2, block=2))
+    assert same(results.swarm(), alone(8, plan=tn.Plan(2, block=2)))
+    cluster.remove_node(node)
+
+
+def test_a_shard_that_memory_kills_is_given_up(tmp_path):
+    marker = folder.Marker(tmp_path)
+    where = tn.Checkpoints(tmp_path)
+    job = shards.Job(classifiers, None, None, {}, where, marker, cores=1, attempts=2)
+    job.count(0)
+    job.count(0)
+    with pytest.raises(RuntimeError, match="Shard 0 was killed 2 times: give memory="):
+        job.count(0)
+    dataclasses.replace(job, marker=folder.Marker(tmp_path)).count(0)  # another call tries again
+
+
+def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(engine, "NODE_SECONDS", 0.1)
+    cancelled = []
+
+    def wait(waiting, **how):
+        time.sleep(0.05)
+        return [], waiting
+
+    ray = SimpleNamespace(wait=wait, cancel=lambda reference, force: cancelled.append(reference))
+    ray.remote = lambda **_: lambda task: SimpleNamespace(remote=lambda name: name)
+    with pytest.raises(ConnectionError, match="No node has had room for a worker"):
+        list(engine.run(ray, print, [("a", ("a",)), ("b", ("b",))], at_once=lambda: 0))
+    assert cancelled == ["a", "b"]
 
 
 def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
@@ -184,6 +242,7 @@ def other_members(ids):
         ({"attempts": 0}, ValueError, "attempts must be a whole number of at least 1"),
         ({"members": 0}, ValueError, "members must be a whole number of at least 1"),
         ({"members": [1, 1]}, ValueError, "ids that differ"),
+        ({"members": [2**32 + 5]}, ValueError, "from 0 to 2147483647"),
         ({"data": X}, ValueError, r"data must be \(x, y\)"),
         ({"data": {"x": X}}, ValueError, "data holds no y"),
         ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),
@@ -223,8 +282,8 @@ def test_a_folder_with_other_things_is_left_alone(cluster, tmp_path):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"turbanet\[cluster\]"), engine.connected(None):
-        pass
+    with pytest.raises(ImportError, match=r"turbanet\[cluster\]"):
+        engine.connected(None).__enter__()
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for():
@@ -235,8 +294,9 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for():
 
 def test_predictions_come_back_as_they_were(tmp_path):
     values = RANDOM.normal(size=(3, 4, 2)).astype(np.float32)
-    shards._keep_predictions(values, np.arange(3), tmp_path / "some.parquet")
-    assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), values)
+    for each in (values, values > 0, values.astype(jax.numpy.bfloat16)):
+        shards._keep_predictions(each, np.arange(3), tmp_path / "some.parquet")
+        assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), each)
 
 
 DRIVER = """

@@ -21,7 +21,7 @@ from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
 from turbanet.training import member, saved
-from turbanet.training.arrays import as_array, as_arrays, check_whole, is_key
+from turbanet.training.arrays import as_array, as_arrays, check_ids, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import resized, say_once
@@ -125,7 +125,7 @@ class TurbaTrainState(TrainState):
         >>> swarm.predict(np.zeros((5, 2, 4))).shape  # [member, batch, feature] -> [member, batch, output]
         (5, 2, 3)
         """
-        own_ids = np.asarray(swarm_size) if np.ndim(swarm_size) else None
+        own_ids = check_ids(swarm_size, "swarm_size") if np.ndim(swarm_size) else None
         members: Any = swarm_size if own_ids is None else len(own_ids)
         check_whole(swarm_size=members)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
@@ -141,7 +141,9 @@ class TurbaTrainState(TrainState):
         if seeds.shape != (members,) or not np.issubdtype(seeds.dtype, np.integer):
             raise ValueError(f"seed must be one int or {members} ints, got {seed!r}.")
         if own_ids is not None:
-            ids = _check_ids(own_ids, seeds)
+            ids = own_ids
+            if np.unique([seeds, ids], axis=1).shape[1] < members:
+                raise ValueError(f"Two members of one seed have the same id: ids must differ, got {ids!s:.60}.")
 
         model = member.Functions(*model) if isinstance(model, tuple) else model
 
@@ -431,14 +433,6 @@ class TurbaTrainState(TrainState):
             return leaf
 
         return jax.tree.map(lead, as_arrays(data, name))
-
-
-def _check_ids(ids, seeds):
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-        raise ValueError(f"swarm_size must be a number, or ids int [member] from 0 on, got {ids!s:.60}.")
-    if len(set(zip(seeds.tolist(), ids.tolist(), strict=True))) < len(ids):
-        raise ValueError(f"Two members of one seed have the same id: ids must differ, got {ids!s:.60}.")
-    return ids.astype(np.int32)
 
 
 def _unpickled(kind, held):

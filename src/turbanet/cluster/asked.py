@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from turbanet.cluster import shards
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_ids, check_whole
 from turbanet.training.checkpoint import versions
 from turbanet.training.checks import check_data
-from turbanet.training.data import pair, prepare
+from turbanet.training.data import prepare
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import fit
-from turbanet.training.plan import say_once
+from turbanet.training.plan import Plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
 FORMAT = 1  # of what is kept of a run
@@ -25,10 +25,10 @@ def ids_of(members: Any) -> np.ndarray:
     if np.ndim(members) == 0:
         check_whole(members=members)
         return np.arange(members, dtype=np.int32)
-    ids = np.asarray(members)
-    if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer) or len(np.unique(ids)) < len(ids):
-        raise ValueError(f"members must be a number, or ids that differ, int [member]; got {members!s:.60}.")
-    return ids.astype(np.int32)
+    ids = check_ids(members, "members")
+    if len(np.unique(ids)) < len(ids):
+        raise ValueError(f"members must be ids that differ, got {ids!s:.60}.")
+    return ids
 
 
 def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
@@ -55,7 +55,7 @@ def checked(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> Turb
     rows = data.get("rows")
     check_data(swarm, prepare(swarm, data["x"], data["y"], rows=rows, per_member=own), loss_fn, **more)
     if "validation" in data:
-        held_out = prepare(swarm, *pair(data["validation"]), rows=data.get("validation_rows"), per_member=own)
+        held_out = prepare(swarm, *data["validation"], rows=data.get("validation_rows"), per_member=own)
         check_data(swarm, held_out, loss_fn, part="validation ", **more)
     return swarm
 
@@ -72,10 +72,17 @@ def check_shipped(**things: Any) -> None:
             raise ValueError(f"{came}: open files, locks and the like inside the function, not around it.") from None
 
 
-def facts(ids: np.ndarray, shard: int, make_swarm: Any, loss_fn: Any, of_ids: Any, rest: Any) -> dict[str, str]:
+def check_plan(plan: Any, cores: int, gpus: float) -> None:
+    """ValueError for a plan of more devices than a worker has."""
+    devices: Any = plan.devices if isinstance(plan, Plan) else ()
+    if not gpus and len(devices) > cores:
+        came = f"The plan is for {len(devices)} devices, a worker has {cores}"
+        raise ValueError(f"{came}: take Plan({cores}, block={plan.block}), or more cpus.")
+
+
+def facts(shard: int, **decides: Any) -> dict[str, str]:
     """{name: text} of all that decides what comes out of a run."""
-    of = {"members": ids, "make_swarm": make_swarm, "loss": loss_fn, "data": of_ids, "data and fit_arguments": rest}
-    found = {name: fingerprint(thing) for name, thing in of.items()}
+    found = {name.replace("_", " "): fingerprint(thing) for name, thing in decides.items()}
     for name, each in found.items():
         if each.opaque:
             say_once(f"{name} holds {each.opaque[0]}, which cannot be read: this run is kept, but not resumed.")

@@ -4,13 +4,17 @@ import contextlib
 import itertools
 import math
 import socket
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for what is stopped to end
-AHEAD = 2  # tasks that wait for each worker, so that it never does
+AHEAD = 2  # tasks handed to Ray for each worker, so that it never waits for the next
+LOOK_SECONDS = 10  # between two looks at the nodes
+NODE_SECONDS = 300  # that a cluster without a node for these tasks is waited for
+ADVICE = "start one (ray start --head), mend the address, or leave it out to use this machine alone"
 
 
 @contextlib.contextmanager
@@ -32,14 +36,11 @@ def connected(address: str | None) -> Iterator[ModuleType]:
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address or "local", log_to_driver=False, include_dashboard=None if address else False)
     except ConnectionError as error:
-        raise ConnectionError(f"No Ray cluster answers at {address!r} ({error}): {_ADVICE}.") from None
+        raise ConnectionError(f"No Ray cluster answers at {address!r} ({error}): {ADVICE}.") from None
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-_ADVICE = "start one (ray start --head), mend the address, or leave it out to use this machine alone"
 
 
 def _check_answers(address):
@@ -50,7 +51,7 @@ def _check_answers(address):
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
     except OSError as error:
-        raise ConnectionError(f"No Ray cluster answers at {address} ({error}): {_ADVICE}.") from None
+        raise ConnectionError(f"No Ray cluster answers at {address} ({error}): {ADVICE}.") from None
 
 
 def slots(ray: ModuleType, *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0) -> int:
@@ -91,21 +92,28 @@ def run(
 ) -> Generator[tuple[Any, Any], None, None]:
     """(name, what came) of each job, (name, arguments of `task`), in the order in which they end.
 
-    What came is the task's result, or an exception of Ray's after its last attempt. As many are handed to Ray as
-    `at_once` says, and AHEAD times as many in all; those that are left when the caller stops are killed.
+    What came is the task's result, or an exception of Ray's after its last attempt. AHEAD times as many as run
+    `at_once` are handed to Ray; those that are left when the caller stops are killed.
 
     options : of `ray.remote`, such as num_cpus, memory and max_retries
+
+    Raises ConnectionError where no node has had room for one for NODE_SECONDS.
     """
     remote = ray.remote(**options)(task)
     jobs = iter(jobs)
     waiting: dict = {}
+    seen = time.monotonic()  # when there was room last
     try:
         while True:
-            room = AHEAD * max(1, at_once()) - len(waiting)
+            seen = time.monotonic() if (workers := at_once()) else seen
+            if time.monotonic() - seen > NODE_SECONDS:
+                advice = "add one, and call again: what is done is kept"
+                raise ConnectionError(f"No node has had room for a worker for {NODE_SECONDS} s: {advice}.")
+            room = AHEAD * max(1, workers) - len(waiting)
             waiting |= {remote.remote(*arguments): name for name, arguments in itertools.islice(jobs, max(0, room))}
             if not waiting:
                 return
-            ended, _ = ray.wait(list(waiting), num_returns=1)
+            ended, _ = ray.wait(list(waiting), num_returns=1, timeout=LOOK_SECONDS)
             for reference in ended:
                 name = waiting.pop(reference)
                 try:

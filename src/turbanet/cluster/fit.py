@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from turbanet.cluster import asked, engine, shards
-from turbanet.cluster import folder as folders
-from turbanet.cluster.folder import Marker, claim
+from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
@@ -81,13 +80,15 @@ def fit_on_cluster(
     ids = asked.ids_of(members)
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
     of_ids, whole, how = asked.taken_apart(data, fit_arguments)
+    cores = max(1, int(cpus))
+    asked.check_plan(how.get("plan"), cores, gpus)
     kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
     folder = Path(kept.folder).expanduser().resolve()
     kept = dataclasses.replace(kept, folder=folder)
     with engine.connected(address) as ray:
         needs = {"num_cpus": cpus, "num_gpus": gpus}
         workers = engine.check_room(ray, **needs)
-        shard = shard or int(folders.kept(folder).get("shard", 0)) or engine.share(len(ids), workers)
+        shard = shard or int(claimed(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
@@ -97,16 +98,19 @@ def fit_on_cluster(
         needs["memory"] = memory or PROCESS_BYTES + 3 * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
         asked.check_shipped(make_swarm=make_swarm, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
-        claim(folder, asked.facts(ids, shard, make_swarm, loss_fn, of_ids, (whole, how)))
+        decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole, "first_shards_data": first}
+        claim(folder, asked.facts(shard, members=ids, fit_arguments=how, **decides))
         marker = Marker(folder)
-        job = shards.Job(make_swarm, loss_fn, of_ids, how, kept, marker, max(1, int(cpus)))
+        job = shards.Job(make_swarm, loss_fn, of_ids, how, kept, marker, cores, attempts)
         lines = {number: line for number in range(len(places)) if (line := job.kept(number))}
         left = [number for number in range(len(places)) if number not in lines]
         try:
             engine.on_every_node(ray, Marker.check, marker)
             for_all = ray.put(job), ray.put(shared)
             jobs = ((number, (*for_all, number, ids[places[number]], own(places[number]))) for number in left)
-            again = {"max_retries": attempts - 1, "retry_exceptions": True}
+            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True}
+            # Before the worker starts: what it unpickles may start JAX. Workers with other devices are others.
+            again["runtime_env"] = {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cores)}}
             room = partial(engine.slots, ray, **needs)
             with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
                 failed = _followed(ended, lines, len(ids), len(places), progress)

@@ -10,7 +10,7 @@ from turbanet.training.checkpoint import differences, versions
 RUN = "run.json"
 
 
-def kept(folder: Path) -> dict[str, str]:
+def claimed(folder: Path) -> dict[str, str]:
     """{name: text} of all that decides what comes out of the run whose folder it is, nothing where there is none."""
     file = folder / RUN
     return json.loads(file.read_text()) if file.exists() else {}
@@ -18,7 +18,7 @@ def kept(folder: Path) -> dict[str, str]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Make a folder that of one run, known by its facts {name: text}; ValueError for the folder of another one."""
-    if not (there := kept(folder)):
+    if not (there := claimed(folder)):
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} holds other things than a run over a cluster: name a new folder.")
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from turbanet.cluster.folder import Marker
 from turbanet.training.arrays import as_arrays
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
+from turbanet.training.data import join, pair
 from turbanet.training.fit import History, fit, predict
 from turbanet.training.plan import use_cores
 from turbanet.turba_train_state import TurbaTrainState
@@ -35,6 +36,7 @@ class Job:
     how : other arguments of `fit`
     checkpoints : of `fit`, whose folder is the run's
     cores : CPU devices of a worker
+    attempts : of a shard in one call
     """
 
     make_swarm: Any
@@ -44,10 +46,19 @@ class Job:
     checkpoints: Checkpoints
     marker: Marker
     cores: int
+    attempts: int
 
     def folder(self, number: int) -> Path:
         """Where a shard keeps its training, and then what came out."""
         return Path(self.checkpoints.folder) / "shards" / f"{number:06d}"
+
+    def count(self, number: int) -> None:
+        """Note that a shard is tried; RuntimeError where it was often enough: Ray does not count what memory killed."""
+        folder = self.folder(number) / ATTEMPTS
+        folder.mkdir(parents=True, exist_ok=True)
+        if len(list(folder.glob(f"{self.marker.file.name}-*"))) >= self.attempts:
+            raise RuntimeError(f"Shard {number} was killed {self.attempts} times: give memory=, or smaller shards.")
+        (folder / f"{self.marker.file.name}-{uuid.uuid4().hex}").touch()
 
     def kept(self, number: int) -> dict | None:
         """A shard's line of the table, None while it is not done."""
@@ -62,6 +73,7 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, own: list) -> di
     """
     begin = time.time()
     job.marker.check()
+    job.count(number)
     use_cores(job.cores, cache=True)
     if line := job.kept(number):  # it was killed between its last line and its answer
         return line
@@ -74,16 +86,13 @@ def _train(job, folder, number, ids, data, begin):
     swarm = members(job.make_swarm, ids)
     kept = dataclasses.replace(job.checkpoints, folder=folder / TRAINING)
     before = [int(path.name) for path in kept.folder.glob("*") if path.name.isdigit()]
-    (folder / ATTEMPTS).mkdir(parents=True, exist_ok=True)
-    (folder / ATTEMPTS / uuid.uuid4().hex).touch()
     swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
     swarm.save(folder / SWARM)
     history.frame().to_parquet(folder / LOSSES, index=False)
     scores(history).to_parquet(folder / SCORES, index=False)
     if wanted is not None:
-        own = data.get("per_member", False)
-        of_x = own[0] if isinstance(own, tuple) else own
-        _keep_predictions(np.asarray(predict(swarm, wanted, per_member=of_x)), ids, folder / PREDICTIONS)
+        predicted = np.asarray(predict(swarm, wanted, per_member=own_pair(data)[0]))
+        _keep_predictions(predicted, ids, folder / PREDICTIONS)
     line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1])}
     line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}
     line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(before, default=0)}
@@ -108,7 +117,7 @@ def members(make_swarm: Any, ids: np.ndarray) -> TurbaTrainState:
 
 
 def named(data: Any, **more: Any) -> dict:
-    """(x, y), or a dict of OF_DATA, and more as a dict of what there is; ValueError for anything else."""
+    """(x, y), or a dict of OF_DATA, and more as a dict of the arrays that there are; ValueError for anything else."""
     if not isinstance(data, dict) and not (isinstance(data, tuple | list) and len(data) == 2):
         known = f"(x, y), a dict of {', '.join(OF_DATA)}, or data(ids)"
         raise ValueError(f"data must be {known}; got {type(data).__name__}.")
@@ -117,15 +126,23 @@ def named(data: Any, **more: Any) -> dict:
         raise ValueError(f"data may hold {', '.join(OF_DATA)}, and holds {', '.join(unknown)} too.")
     if missing := [name for name in "xy" if name not in data]:
         raise ValueError(f"data holds no {' and no '.join(missing)}: give (x, y), or a dict with both.")
-    return {name: part for name, part in data.items() if part is not None}
+    if "validation" in data and data["validation"] is not None:
+        data["validation"] = tuple(pair(data["validation"]))
+    there = {name: part for name, part in data.items() if part is not None}
+    return {name: part if name == "per_member" else as_arrays(part, name) for name, part in there.items()}
+
+
+def own_pair(data: dict) -> tuple[Any, Any]:
+    """Whether x and y lead with the member axis, as `fit` takes per_member for each."""
+    own = data.get("per_member", False)
+    return own if isinstance(own, tuple) else (own, own)
 
 
 def parts(data: dict) -> tuple[dict, Callable[[Any], list]]:
     """Data of `named` in two: what all shards share, and a function of positions of what is a shard's own."""
-    per_member = data.get("per_member", False)
-    of_x, of_y = per_member if isinstance(per_member, tuple) else (per_member, per_member)
+    of_x, of_y = own_pair(data)
     is_own = {"x": of_x, "y": of_y, "rows": True, "validation": (of_x, of_y), "validation_rows": True, "predict": of_x}
-    arrays = {name: as_arrays(part, name) for name, part in data.items() if name in is_own}
+    arrays = {name: part for name, part in data.items() if name in is_own}
     leaves, tree = jax.tree.flatten(arrays)
     owned = jax.tree.leaves(jax.tree.broadcast({name: is_own[name] for name in arrays}, arrays))
     leaves = [np.asarray(leaf) for leaf in leaves]
@@ -134,13 +151,12 @@ def parts(data: dict) -> tuple[dict, Callable[[Any], list]]:
     def own(positions):
         return [leaf[positions] if own else None for leaf, own in zip(leaves, owned, strict=True)]
 
-    return {"leaves": shared, "tree": tree, "per_member": per_member}, own
+    return {"leaves": shared, "tree": tree, "per_member": (of_x, of_y)}, own
 
 
 def joined(shared: dict, own: list) -> dict:
     """What `parts` has made two of."""
-    leaves = [a if b is None else b for a, b in zip(own, shared["leaves"], strict=True)]
-    return jax.tree.unflatten(shared["tree"], leaves) | {"per_member": shared["per_member"]}
+    return jax.tree.unflatten(shared["tree"], join(own, shared["leaves"])) | {"per_member": shared["per_member"]}
 
 
 def scores(history: History) -> Any:
@@ -154,7 +170,8 @@ def _keep_predictions(values, ids, file):
     import pyarrow
     from pyarrow import parquet
 
-    flat = pyarrow.array(values.reshape(-1))
+    known = values.dtype.kind in "biuf"  # bfloat16 is of no kind that Parquet has
+    flat = pyarrow.array((values if known else values.astype(np.float32)).reshape(-1))
     column = pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size)
     table = pyarrow.table({"member": ids, "prediction": column})
     parquet.write_table(table.replace_schema_metadata({"shape": json.dumps(values.shape[1:])}), file)
@@ -166,7 +183,7 @@ def kept_predictions(file: Path) -> np.ndarray:
 
     table = parquet.read_table(file)
     shape = json.loads(table.schema.metadata[b"shape"])
-    return table["prediction"].combine_chunks().flatten().to_numpy().reshape(-1, *shape)
+    return table["prediction"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
 
 
 def kept_swarm(folder: Path, like: TurbaTrainState) -> TurbaTrainState:

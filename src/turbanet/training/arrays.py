@@ -45,6 +45,15 @@ def check_whole(**numbers: Any) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
+def check_ids(ids: Any, name: str) -> np.ndarray:
+    """Members' ids, int32 [member]; ValueError for what are none, and for numbers that int32 does not hold."""
+    ids = np.asarray(ids)
+    most = np.iinfo(np.int32).max
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > most:
+        raise ValueError(f"{name} must be a number, or ids int [member] from 0 to {most}; got {ids!s:.60}.")
+    return ids.astype(np.int32)
+
+
 def floating(tree: Any) -> tuple[list, Callable]:
     """The leaves of a tree that are no whole numbers, and what puts others in their places.
 

@@ -99,7 +99,7 @@ class Plan:
             devices = known[:devices]
         elif isinstance(devices, str):
             try:
-                devices = jax.devices(devices)
+                devices = jax.local_devices(backend=devices)
             except RuntimeError:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {known[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))

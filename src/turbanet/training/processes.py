@@ -21,8 +21,9 @@ def own(swarm: Swarm, data: Any, checkpoints: Any) -> tuple[Swarm, Any]:
         raise ValueError(f"The {count} processes of jax.distributed keep no checkpoints: {advice}.")
     if len(swarm) < count:
         raise ValueError(f"{count} processes cannot share {len(swarm)} members: start as many processes at the most.")
-    places = np.array_split(np.arange(len(swarm)), count)[jax.process_index()]
-    here = slice(places[0], places[-1] + 1)
+    multihost_utils.process_allgather(np.int32(0))  # connects them now: at the end one may wait too long for another
+    ends = np.cumsum([0, *_shares(len(swarm))])
+    here = slice(*ends[jax.process_index() :][:2].tolist())
     return jax.tree.map(lambda leaf: leaf[here], swarm), of_members(data, here)
 
 
@@ -38,11 +39,18 @@ def everyone(state: Swarm, seen: Any, members: int, *, epochs: int) -> tuple[Swa
     return state, jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1)[:done], seen)
 
 
+def _shares(members):
+    """How many members each process trains."""
+    return [len(part) for part in np.array_split(np.arange(members), jax.process_count())]
+
+
 def _gathered(leaf, members):
     """The parts [own member, ...] of an array of each process, as one [member, ...] in the host's memory."""
     numbers = as_numbers(leaf)
-    sizes = [len(part) for part in np.array_split(np.arange(members), jax.process_count())]
+    sizes = _shares(members)
     filled = np.concatenate([numbers, np.repeat(numbers[-1:], max(sizes) - len(numbers), axis=0)])  # equal shapes
-    each = multihost_utils.process_allgather(filled)
+    # As bytes, which nothing casts: NumPy's metrics are float64, which JAX may not compute in.
+    each = multihost_utils.process_allgather(np.ravel(filled).view(np.uint8))
+    each = [np.ascontiguousarray(one).view(filled.dtype).reshape(filled.shape) for one in each]
     whole = np.concatenate([part[:size] for part, size in zip(each, sizes, strict=True)])
     return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf)) if is_key(leaf) else whole
