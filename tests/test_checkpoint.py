@@ -336,3 +336,23 @@ def test_random_keys_in_an_optimizers_state_go_on_where_they_were(tmp_path):
     assert keys[0].dtype == keys[1].dtype
     same(*[[jax.random.key_data(key)] for key in keys])
     same([trained.params, history.train_loss], [expected.params, straight.train_loss])
+
+
+def test_writing_takes_no_more_than_its_share(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoint.Keeper, "write", lambda self, *_, **__: now.__setitem__(0, now[0] + 1))
+    keeper = checkpoint.Keeper(tn.Checkpoints(tmp_path, share=0.1), {checkpoint.OPAQUE: ""})
+    kept = []
+    for segment in range(12):
+        now[0] += 5  # of training
+        if keeper.is_due():
+            keeper.save(segment, {}, {})
+            kept.append(segment)
+    assert kept == [0, 3, 5, 7, 9, 10]  # at 5, 21, 32, 43, 54, 60 s, which hold ten for each second of writing
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_a_share_is_a_part_of_the_time(tmp_path, share):
+    with pytest.raises(ValueError, match="share is of a training's seconds"):
+        tn.Checkpoints(tmp_path, share=share)

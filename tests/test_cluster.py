@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,16 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import bucket  # noqa: F401 (what s3:// is, here and in the workers that import this)
 import jax
+import joblib
 import numpy as np
 import optax
 import pandas as pd
 import psutil
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
 
 import turbanet as tn
 from turbanet.cluster import engine, folder, shards
+from turbanet.ensembles.estimators import TurbaClassifier
 
 # Ray's own processes: forked and at once replaced, and ended by the operating system.
 pytestmark = [
@@ -56,13 +62,14 @@ def of_series(ids):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
     """Two nodes with a worker each, beside the driver's."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
+        patch.setenv("BUCKETS", str(tmp_path_factory.mktemp("buckets")))
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         cluster.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         ray.init(cluster.address, log_to_driver=False)
@@ -189,8 +196,96 @@ def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
     ray = SimpleNamespace(wait=wait, cancel=lambda reference, force: cancelled.append(reference))
     ray.remote = lambda **_: lambda task: SimpleNamespace(remote=lambda name: name)
     with pytest.raises(ConnectionError, match="No node has had room for a worker"):
-        list(engine.run(ray, print, [("a", ("a",)), ("b", ("b",))], at_once=lambda: 0))
+        list(engine.run(ray, print, [("a", ("a",)), ("b", ("b",))], at_once=lambda unfit: 0))
     assert cancelled == ["a", "b"]
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+def test_a_swarm_at_an_address_is_kept_and_found_again(cluster, patience):
+    how = {"members": 8, "shard": 4, "predict": X[:5], "validation": (X[:8], Y[:8]), "patience": patience}
+    for _ in range(2):
+        results, history = on_cluster("s3://bucket/run" + "-stops" * bool(patience), **how)
+    assert history.table.resumed.all()
+    here = alone(8, validation=(X[:8], Y[:8]), patience=patience)
+    assert same(results.swarm(), here)
+    assert np.array_equal(results.predictions(), tn.predict(here, X[:5]))
+    assert sorted(results.scores().member) == list(range(8))
+    left = [file.name for file in Path(os.environ["BUCKETS"]).glob("bucket/run/shards/*/*")]
+    assert "training" not in left and left.count("shard.json") == 2
+
+
+def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
+    on_cluster(tmp_path, members=4, shard=4)
+    cut = tmp_path / "shards/000000/out-cut"
+    cut.mkdir()
+    (cut / "scores.parquet").write_text("cu")
+    results, _ = on_cluster(tmp_path, members=4, shard=4)
+    assert results.scores().member.tolist() == [0, 1, 2, 3]
+
+
+def test_a_job_that_an_unfit_node_gives_back_goes_to_another(cluster):
+    ray = __import__("ray")
+    bad = cluster.add_node(num_cpus=4, resources={"bad": 1})
+    try:
+        ran = list(
+            engine.run(ray, picky, [(i, (bad.node_id,)) for i in range(20)], at_once=lambda unfit: 6, num_cpus=1)
+        )
+    finally:
+        cluster.remove_node(bad)
+    assert sorted(name for name, _ in ran) == list(range(20))
+    assert all(node != bad.node_id for _, node in ran)
+
+
+def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
+    there = tn.Cluster(tmp_path, shard=5, progress=False)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), 12, input_size=3, seed=[3, 1] * 6)
+    swarm = swarm.replace(id=jax.numpy.repeat(jax.numpy.arange(6), 2))  # of two seeds, so that each id comes twice
+    how = {"metric": {"right": tn.accuracy, "again": tn.accuracy}, "patience": 1, "validation": (X[:9], Y[:9])}
+    for _ in range(2):
+        trained, history = there.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW | how, progress=False)
+    here, seen = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW | how, progress=False)
+    assert same(trained, here)
+    for name in ("train_loss", "validation_loss", "seed", "member", "epochs"):
+        assert np.array_equal(getattr(history, name), getattr(seen, name), equal_nan=True), name
+    assert list(history.validation_metric) == ["right", "again"]
+    assert np.array_equal(history.validation_metric["right"], seen.validation_metric["right"], equal_nan=True)
+    there.fit(trained, X, Y, tn.softmax_cross_entropy, **HOW)  # another training, in a folder of its own
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_cross_validate_and_halving_train_on_a_cluster(cluster, tmp_path):
+    there = tn.Cluster(tmp_path, shard=2, progress=False)
+    how = {"optimizer": optax.adam(0.01), "loss": tn.softmax_cross_entropy, "epochs": 3, "folds": 3, "seeds": 2}
+    found = [tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, plan=HOW["plan"], cluster=c) for c in (there, None)]
+    pd.testing.assert_frame_equal(*(each.table.drop(columns="seconds") for each in found))
+    np.testing.assert_allclose(*(each.predictions["mlp"] for each in found), atol=1e-6)  # some folds are a row longer
+
+    def rung(fit):
+        def train(swarm, rung):
+            swarm, history = fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW, progress=False)
+            return swarm, history.train_loss[-1]
+
+        return train
+
+    _, table = tn.halving(classifiers(range(8)), rung(there.fit), rungs=2)
+    _, expected = tn.halving(classifiers(range(8)), rung(tn.fit), rungs=2)
+    pd.testing.assert_frame_equal(table, expected)
+    with pytest.raises(ValueError, match="leave checkpoints out"):
+        tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, cluster=there, checkpoints=tmp_path / "other")
+
+
+def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_path):
+    from ray.util.joblib import register_ray
+
+    how = {"hidden": (8,), "epochs": 3, "random_state": 0, "plan": HOW["plan"]}
+    there = TurbaClassifier(6, cluster=tn.Cluster(tmp_path, shard=2, progress=False), **how).fit(X, Y)
+    alone = TurbaClassifier(6, **how)
+    assert np.array_equal(there.predict_proba(X), alone.fit(X, Y).predict_proba(X))
+    assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 6)
+    expected = cross_val_score(alone, X, Y, cv=3)
+    register_ray()
+    with joblib.parallel_config("ray", n_jobs=2):
+        assert np.array_equal(cross_val_score(alone, X, Y, cv=3), expected)
 
 
 def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
@@ -219,6 +314,13 @@ def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_
     ((ids, told),) = failed.value.failures.values()
     assert ids.tolist() == [4, 5, 6, 7] and "in data\n    raise OSError" in told
     assert failed.value.results.scores().member.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def picky(bad):
+    """This node's id; on the node `bad`, that it is unfit."""
+    node = shards.ray_node()
+    time.sleep(0.05)
+    return engine.Unfit(node, "This node is bad.") if node == bad else node
 
 
 def locked(lock):
@@ -254,6 +356,14 @@ def other_members(ids):
         ({"cpus": 64}, ValueError, "needs 64 CPUs of at most 1"),
         ({"memory": 2**50}, ValueError, "GiB of at most"),
         ({"address": "127.0.0.1:9"}, ValueError, "is connected to Ray at"),
+        ({"epochs": 0}, ValueError, "epochs must be a whole number of at least 1"),
+        ({"batch_size": -3}, ValueError, "batch_size must be a whole number"),
+        ({"patience": 2}, ValueError, "follow the validation loss: give validation"),
+        ({"metric": tn.accuracy}, ValueError, "came without validation"),
+        ({"plan": 7}, ValueError, "plan must be a Plan"),
+        ({"predict": X[:, :2]}, ValueError, "The model cannot take predict's x with rows of shape"),
+        ({"make": classifiers(range(3))}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
+        ({"make": classifiers(range(12)), "members": [3, 40]}, ValueError, "make_swarm has no member 40"),
     ],
 )
 def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, error, sentence):
@@ -265,7 +375,7 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
 def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(cluster, tmp_path):
     marker = folder.Marker(tmp_path)
     marker.check()
-    marker.versions |= {"jax": "0.1"}
+    marker.versions = marker.versions | {"jax": "0.1"}
     with pytest.raises(RuntimeError, match="has other versions than the driver: jax was 0.1"):
         engine.on_every_node(__import__("ray"), folder.Marker.check, marker)
     marker.remove()
@@ -290,6 +400,18 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for():
     pytest.importorskip("ray")
     with pytest.raises(ConnectionError, match="No Ray cluster answers at 127.0.0.1:9 .*ray start"):
         engine._check_answers("127.0.0.1:9")
+
+
+def test_a_port_that_is_not_rays_is_not_waited_for(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(engine, "WAIT_SECONDS", 0.2)
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, pytest.raises(ConnectionError, match="No Ray cluster answers at"):
+        engine._check_answers(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_the_port_of_a_cluster_answers(cluster):
+    engine._check_answers(cluster.address)
 
 
 def test_predictions_come_back_as_they_were(tmp_path):

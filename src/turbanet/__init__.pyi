@@ -2,6 +2,7 @@
 
 from .cluster.fit import fit_on_cluster
 from .cluster.results import ClusterHistory, ClusterResults, ShardsFailed
+from .cluster.settings import Cluster
 from .ensembles.calibration import (
     brier_score,
     diversity,
@@ -65,6 +66,7 @@ __all__ = [
     "AlexNet",
     "Chain",
     "Checkpoints",
+    "Cluster",
     "ClusterHistory",
     "ClusterResults",
     "CrossValidation",

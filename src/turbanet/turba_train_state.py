@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import jax
@@ -216,7 +215,7 @@ class TurbaTrainState(TrainState):
         the loss: `load` takes the model and the optimizer, `set_loss_fn` the loss. Raises ValueError for a folder that
         holds something else, OSError where it cannot be written.
         """
-        saved.save(self, Path(folder).resolve())
+        saved.save(self, folder)
 
     @classmethod
     def load(
@@ -261,7 +260,7 @@ class TurbaTrainState(TrainState):
         (5, 4, 3)
         """
         creator = partial(cls._creator, model, saved.PREDICTS if optimizer is None else optimizer)
-        return saved.load(Path(folder).resolve(), creator, schedule=schedule, sample_input=sample_input, check=check)
+        return saved.load(folder, creator, schedule=schedule, sample_input=sample_input, check=check)
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""

@@ -12,19 +12,24 @@ from turbanet.training.checkpoint import versions
 from turbanet.training.checks import check_data
 from turbanet.training.data import prepare
 from turbanet.training.fingerprint import fingerprint
-from turbanet.training.fit import fit
+from turbanet.training.fit import checked, fit
 from turbanet.training.plan import Plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
-FORMAT = 1  # of what is kept of a run
+FORMAT = 2  # of what is kept of a run
 OURS = "swarm", "loss_fn", "checkpoints", "progress", "on_interrupt", "compile_only"  # of fit's arguments
 
 
-def ids_of(members: Any) -> np.ndarray:
-    """The members' ids, int32 [member]."""
+def ids_of(members: Any, make_swarm: Any) -> np.ndarray:
+    """The members' ids, int32 [member]: of a swarm, whose number is given, they may be of several seeds and repeat."""
     if np.ndim(members) == 0:
         check_whole(members=members)
-        return np.arange(members, dtype=np.int32)
+        if not isinstance(make_swarm, TurbaTrainState):
+            return np.arange(members, dtype=np.int32)
+        if np.shape(make_swarm.step) != (members,):
+            came = f"members is {members}, make_swarm is of shape {np.shape(make_swarm.step)}"
+            raise ValueError(f"{came}: give its number of members, or the ids of some.")
+        return np.asarray(make_swarm.id)
     ids = check_ids(members, "members")
     if len(np.unique(ids)) < len(ids):
         raise ValueError(f"members must be ids that differ, got {ids!s:.60}.")
@@ -47,17 +52,13 @@ def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
     return data, {}, how
 
 
-def checked(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> TurbaTrainState:
-    """The swarm of the first shard, whose data `fit` would take; ValueError as of `fit` for what it would not."""
-    more = {"allow_nan": how.get("allow_nan", False)}
-    own = data.get("per_member", False)
-    loss_fn = swarm.loss(loss_fn)
-    rows = data.get("rows")
-    check_data(swarm, prepare(swarm, data["x"], data["y"], rows=rows, per_member=own), loss_fn, **more)
-    if "validation" in data:
-        held_out = prepare(swarm, *data["validation"], rows=data.get("validation_rows"), per_member=own)
-        check_data(swarm, held_out, loss_fn, part="validation ", **more)
-    return swarm
+def check_shard(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> None:
+    """ValueError for a shard that `fit` would refuse, and for what it could not predict afterwards."""
+    arguments = {name: part for name, part in data.items() if name not in ("x", "y", "predict")}
+    checked(swarm, data["x"], data["y"], loss_fn, **arguments, **how)
+    if "predict" in data:
+        wanted = prepare(swarm, data["predict"], per_member=shards.own_pair(data)[0])
+        check_data(swarm, wanted, None, part="predict's ", allow_nan=True)
 
 
 def check_shipped(**things: Any) -> None:
@@ -73,7 +74,9 @@ def check_shipped(**things: Any) -> None:
 
 
 def check_plan(plan: Any, cores: int, gpus: float) -> None:
-    """ValueError for a plan of more devices than a worker has."""
+    """ValueError for what is no plan, and for one of more devices than a worker has."""
+    if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
+        raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
     devices: Any = plan.devices if isinstance(plan, Plan) else ()
     if not gpus and len(devices) > cores:
         came = f"The plan is for {len(devices)} devices, a worker has {cores}"

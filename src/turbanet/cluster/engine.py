@@ -6,15 +6,25 @@ import math
 import socket
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+from turbanet.training.plan import say_once
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for what is stopped to end
 AHEAD = 2  # tasks handed to Ray for each worker, so that it never waits for the next
 LOOK_SECONDS = 10  # between two looks at the nodes
 NODE_SECONDS = 300  # that a cluster without a node for these tasks is waited for
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + (NO_SETTINGS := b"\0\0\0\4\0\0\0\0\0")  # RFC 9113, 3.4
 ADVICE = "start one (ray start --head), mend the address, or leave it out to use this machine alone"
+
+
+class Unfit(NamedTuple):
+    """What a task returns on a node that cannot work."""
+
+    node: str
+    why: str
 
 
 @contextlib.contextmanager
@@ -44,24 +54,33 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 
 
 def _check_answers(address):
-    """ConnectionError where nothing listens at host:port; an address of another form is left to Ray."""
+    """ConnectionError where nothing at host:port speaks gRPC, as Ray does; an address of another form is Ray's to read.
+
+    Ray itself would wait for minutes, and then end this process.
+    """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS) as there:
+            there.sendall(HTTP2_GREETING)
+            answer = there.recv(len(NO_SETTINGS))
+        if answer[3:4] != NO_SETTINGS[3:4]:
+            raise OSError("what listens there is not Ray's")
     except OSError as error:
         raise ConnectionError(f"No Ray cluster answers at {address} ({error}): {ADVICE}.") from None
 
 
-def slots(ray: ModuleType, *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0) -> int:
-    """How many tasks of these needs the nodes that are alive run at once."""
+def slots(
+    ray: ModuleType, unfit: Container = (), *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0
+) -> int:
+    """How many tasks of these needs the nodes run at once that are alive and whose ids are not among the `unfit`."""
     needs = {"CPU": num_cpus, "GPU": num_gpus, "memory": memory}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in unfit]
     return sum(min(int(node.get(name, 0) / need) for name, need in needs.items() if need) for node in nodes)
 
 
-def check_room(ray: ModuleType, **needs: float) -> int:
+def check_room(ray: ModuleType, **needs: Any) -> int:
     """The same; ValueError if no node could run even one, for which Ray would wait forever."""
     if there := slots(ray, **needs):
         return there
@@ -75,25 +94,42 @@ def check_room(ray: ModuleType, **needs: float) -> int:
     raise ValueError(f"No node has room for one worker, which needs {', '.join(said)}: ask for less, or add a node.")
 
 
-def on_every_node(ray: ModuleType, task: Callable, *arguments: Any) -> None:
-    """Run `task(*arguments)` once on each node, and raise what it raises there."""
-    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+def begin(ray: ModuleType, task: Callable, workers: int, **options: Any) -> None:
+    """Start so many workers, each by calling `task()`, and do not wait for them."""
+    remote = ray.remote(max_retries=0, **options)(task)
+    for _ in range(workers):
+        remote.remote()
+
+
+def on_every_node(ray: ModuleType, task: Callable, *arguments: Any, **options: Any) -> None:
+    """Run `task(*arguments)` once on each node, and raise what it raises there, unpickling its arguments included.
+
+    options : of `ray.remote`, such as runtime_env
+    """
+    remote = ray.remote(num_cpus=0, max_retries=0, **options)(task)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     asked = [remote.options(scheduling_strategy=strategy(node, soft=True)).remote(*arguments) for node in nodes]
     try:
         ray.get(asked)
     except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        raise cause from None
 
 
 def run(
-    ray: ModuleType, task: Callable, jobs: Iterable[tuple[Any, tuple]], *, at_once: Callable[[], int], **options: Any
+    ray: ModuleType,
+    task: Callable,
+    jobs: Iterable[tuple[Any, tuple]],
+    *,
+    at_once: Callable[[Container[str]], int],
+    **options: Any,
 ) -> Generator[tuple[Any, Any], None, None]:
     """(name, what came) of each job, (name, arguments of `task`), in the order in which they end.
 
-    What came is the task's result, or an exception of Ray's after its last attempt. AHEAD times as many as run
-    `at_once` are handed to Ray; those that are left when the caller stops are killed.
+    What came is the task's result, or an exception of Ray's after its last attempt. A job that comes back `Unfit` is
+    handed on to other nodes. AHEAD times as many as run `at_once` (of the ids of unfit nodes) are handed to Ray; those
+    that are left when the caller stops are killed.
 
     options : of `ray.remote`, such as num_cpus, memory and max_retries
 
@@ -101,26 +137,42 @@ def run(
     """
     remote = ray.remote(**options)(task)
     jobs = iter(jobs)
+    again: list = []  # what an unfit node has given back
+    unfit: set[str] = set()
     waiting: dict = {}
     seen = time.monotonic()  # when there was room last
+    looked = -math.inf
+    workers = 0
     try:
         while True:
-            seen = time.monotonic() if (workers := at_once()) else seen
+            if time.monotonic() - looked > 1:
+                workers, looked = at_once(unfit), time.monotonic()
+            seen = time.monotonic() if workers else seen
             if time.monotonic() - seen > NODE_SECONDS:
                 advice = "add one, and call again: what is done is kept"
                 raise ConnectionError(f"No node has had room for a worker for {NODE_SECONDS} s: {advice}.")
             room = AHEAD * max(1, workers) - len(waiting)
-            waiting |= {remote.remote(*arguments): name for name, arguments in itertools.islice(jobs, max(0, room))}
-            if not waiting:
+            handed = [again.pop() for _ in range(min(len(again), max(0, room)))]
+            handed += itertools.islice(jobs, max(0, room - len(handed)))
+            waiting |= {remote.remote(*job[1]): job for job in handed}
+            if not waiting and not again:
                 return
             ended, _ = ray.wait(list(waiting), num_returns=1, timeout=LOOK_SECONDS)
+            ended, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if ended else (ended, ())
             for reference in ended:
-                name = waiting.pop(reference)
+                name, arguments = waiting.pop(reference)
                 try:
                     came = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     came = error
-                yield name, came
+                if not isinstance(came, Unfit):
+                    yield name, came
+                    continue
+                again.append((name, arguments))
+                if came.node not in unfit:
+                    unfit.add(came.node)
+                    say_once(f"{came.why} It gets no more shards.")
+                    remote = remote.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(unfit))})"})
     finally:
         for reference in waiting:
             ray.cancel(reference, force=True)

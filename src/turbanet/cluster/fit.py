@@ -5,7 +5,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,13 +15,16 @@ from tqdm.auto import tqdm
 from turbanet.cluster import asked, engine, shards
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
+from turbanet.training import autoplan
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
+from turbanet.training.places import is_address, place
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PROCESS_BYTES = 2**29  # of a worker that holds no member yet
+SHARE = 0.02  # of a shard's seconds that its checkpoints may take
 
 
 def fit_on_cluster(
@@ -43,8 +45,9 @@ def fit_on_cluster(
 ) -> tuple[ClusterResults, ClusterHistory]:
     """Train every member as `fit` does, on the machines of a Ray cluster, some hundreds of them a task.
 
-    A worker or a node that dies is replaced, and its shard goes on from its last segment. The same call goes on with
-    what an earlier one has left.
+    A worker or a node that dies is replaced, and its shard goes on from its last checkpoint: of its first segment, and
+    then of those whose writing takes no more than a fiftieth of its seconds. The same call goes on with what an earlier
+    one has left.
 
     Parameters
     ----------
@@ -55,7 +58,8 @@ def fit_on_cluster(
         data(ids) -> one of these of the members of a shard, which its worker then reads itself
     loss_fn : as `fit` takes it
     members : how many, or their ids int [member]
-    checkpoints : a folder that every node sees, for this run alone, or `Checkpoints`
+    checkpoints : a folder that every node sees, by its path or an address such as s3://bucket/run (which needs s3fs on
+        every node), for this run alone; or `Checkpoints`
     shard : members of a task; None: as many as an earlier call took, or about four tasks a worker, of 1 024 members at
         the most
     address : of a Ray cluster, "auto" for the one that this machine belongs to; None: the one that this process is
@@ -77,47 +81,56 @@ def fit_on_cluster(
         that no node has; RuntimeError for nodes that do not see the folder or have other versions
     ShardsFailed : after all others have ended
     """
-    ids = asked.ids_of(members)
+    ids = asked.ids_of(members, make_swarm)
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
     of_ids, whole, how = asked.taken_apart(data, fit_arguments)
     cores = max(1, int(cpus))
     asked.check_plan(how.get("plan"), cores, gpus)
-    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-    folder = Path(kept.folder).expanduser().resolve()
-    kept = dataclasses.replace(kept, folder=folder)
+    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints, share=SHARE)
+    folder = place(kept.folder)
+    kept = dataclasses.replace(kept, folder=str(folder))
     with engine.connected(address) as ray:
-        needs = {"num_cpus": cpus, "num_gpus": gpus}
+        needs: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         workers = engine.check_room(ray, **needs)
+        environment = {"env_vars": _devices(cores, gpus) | _plans(folder)}
+        engine.begin(ray, shards.warm, workers, runtime_env=environment, **needs)  # while the driver gets ready
         shard = shard or int(claimed(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
         shared, own = shards.parts(whole)
         first = shards.named(of_ids(ids[places[0]])) if of_ids else shards.joined(shared, own(places[0]))
-        like = asked.checked(shards.members(make_swarm, ids[places[0]]), first, loss_fn, how)
-        needs["memory"] = memory or PROCESS_BYTES + 3 * _bytes(like) + 2 * _bytes(first)
+        made, states = shards.states(make_swarm, members)
+        like = shards.swarm_of(made, states(places[0])) if states else shards.members(made, ids[places[0]])
+        asked.check_shard(like, first, loss_fn, how)
+        copies = 3 if how.get("patience") is None else 4  # of a member's state
+        needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
-        asked.check_shipped(make_swarm=make_swarm, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
+        asked.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
         decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole, "first_shards_data": first}
         claim(folder, asked.facts(shard, members=ids, fit_arguments=how, **decides))
-        marker = Marker(folder)
-        job = shards.Job(make_swarm, loss_fn, of_ids, how, kept, marker, cores, attempts)
+        marker = Marker(str(folder))
+        job = shards.Job(made, loss_fn, of_ids, how, kept, marker, cores, attempts)
         lines = {number: line for number in range(len(places)) if (line := job.kept(number))}
         left = [number for number in range(len(places)) if number not in lines]
         try:
-            engine.on_every_node(ray, Marker.check, marker)
             for_all = ray.put(job), ray.put(shared)
-            jobs = ((number, (*for_all, number, ids[places[number]], own(places[number]))) for number in left)
-            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True}
-            # Before the worker starts: what it unpickles may start JAX. Workers with other devices are others.
-            again["runtime_env"] = {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cores)}}
+            engine.on_every_node(ray, shards.Job.check, for_all[0], runtime_env=environment)
+
+            def given(number):
+                """Of a shard's task, what no other one gets."""
+                at = places[number]
+                return number, ids[at], states and states(at), own(at)
+
+            jobs = ((number, (*for_all, *given(number))) for number in left)
+            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": environment}
             room = partial(engine.slots, ray, **needs)
             with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
                 failed = _followed(ended, lines, len(ids), len(places), progress)
         finally:
             marker.remove()
     table = _table(lines, resumed=set(lines) - set(left))
-    found = ClusterResults(table, folder, like[[int(like.id[0])]]), ClusterHistory(table, folder)
+    found = ClusterResults(table, folder, jax.tree.map(lambda leaf: leaf[:1], like)), ClusterHistory(table, folder)
     if failed:
         raise ShardsFailed(*found, {number: (ids[places[number]], told) for number, told in failed.items()})
     return found
@@ -136,6 +149,21 @@ def _followed(ended, lines, members, shards, progress):
                 bar.update(came["members"])
             bar.set_postfix(shards_left=shards - len(lines) - len(failed))
     return failed
+
+
+def _devices(cores, gpus):
+    """The environment of a worker, set before it starts: what it unpickles may start JAX; {name: text}."""
+    found = {"JAX_NUM_CPU_DEVICES": str(cores)}
+    if not gpus:
+        found["JAX_PLATFORMS"] = "cpu"
+    elif gpus < 1:
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * gpus:.3f}"  # workers that share a GPU share its memory
+    return found
+
+
+def _plans(folder):
+    """Where workers keep the plans that they measure: with the run, so that nodes of a kind measure one once."""
+    return {} if is_address(folder) else {autoplan.FOLDER: str(folder / "plans")}
 
 
 def _bytes(tree):

@@ -3,29 +3,28 @@
 import json
 import socket
 import uuid
-from pathlib import Path
+from typing import Any
 
 from turbanet.training.checkpoint import differences, versions
+from turbanet.training.places import place, write_whole
 
 RUN = "run.json"
 
 
-def claimed(folder: Path) -> dict[str, str]:
-    """{name: text} of all that decides what comes out of the run whose folder it is, nothing where there is none."""
+def claimed(folder: Any) -> dict[str, str]:
+    """{name: text} of all that decides what comes out of the run whose `place` it is, nothing where there is none."""
     file = folder / RUN
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def claim(folder: Path, facts: dict[str, str]) -> None:
-    """Make a folder that of one run, known by its facts {name: text}; ValueError for the folder of another one."""
+def claim(folder: Any, facts: dict[str, str]) -> None:
+    """Make a `place` that of one run, known by its facts {name: text}; ValueError for the place of another one."""
     if not (there := claimed(folder)):
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} holds other things than a run over a cluster: name a new folder.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f"{RUN}.part"  # there whole or not at all
-            part.write_text(json.dumps(facts, indent=1))
-            part.replace(folder / RUN)
+            write_whole(folder / RUN, json.dumps(facts, indent=1))
         except OSError as error:
             raise OSError(f"Shards cannot be kept in {folder} ({error}): name another folder.") from error
         return
@@ -36,21 +35,32 @@ def claim(folder: Path, facts: dict[str, str]) -> None:
 class Marker:
     """A file by which a node tells whether it sees the folder that the driver does."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: str):
         self.folder = folder
-        self.file = folder / "nodes" / uuid.uuid4().hex
+        self.call = uuid.uuid4().hex
         self.versions = versions()
-        self.file.parent.mkdir(exist_ok=True)
-        self.file.touch()
+        (place(folder) / "nodes").mkdir(parents=True, exist_ok=True)
+        self._file().write_text(socket.gethostname())
+
+    def wrong(self) -> str | None:
+        """A sentence on a node that does not see the folder, or that would compute with other versions."""
+        node = socket.gethostname()
+        if others := list(differences(self.versions, versions()).values()):
+            return f"{node} has other versions than the driver: {'; '.join(others)}; make them equal."
+        try:
+            seen = self._file().exists()
+        except (OSError, ImportError, ValueError) as error:
+            return f"{node} cannot open {self.folder} ({error}): name a folder that every node sees."
+        return None if seen else f"{self.folder} is not shared: {node} does not see it; name one that every node sees."
 
     def check(self) -> None:
-        """RuntimeError on a node that does not see the folder, or that would compute with other versions."""
-        node = socket.gethostname()
-        if not self.file.exists():
-            raise RuntimeError(f"{self.folder} is not shared: {node} does not see it; name one that every node sees.")
-        if others := list(differences(self.versions, versions()).values()):
-            raise RuntimeError(f"{node} has other versions than the driver: {'; '.join(others)}; make them equal.")
+        """RuntimeError where something is wrong."""
+        if sentence := self.wrong():
+            raise RuntimeError(sentence)
 
     def remove(self) -> None:
         """The run is over."""
-        self.file.unlink(missing_ok=True)
+        self._file().unlink(missing_ok=True)
+
+    def _file(self):
+        return place(self.folder) / "nodes" / self.call

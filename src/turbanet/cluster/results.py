@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from turbanet.cluster import shards
+from turbanet.training.fit import History
+from turbanet.training.metrics import ONE
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:
@@ -19,18 +20,30 @@ if TYPE_CHECKING:
 class ClusterHistory:
     """What a run over a cluster cost, shard by shard.
 
-    table : pandas, a line a shard: shard, members, first and last (ids), node, process, block, attempts, resumed_at
-        (epochs, or steps of long ones, that an earlier attempt had kept), begin (seconds since 1970) and seconds of the
-        last attempt, compile_seconds and steady_seconds of all, resumed (whether an earlier call had finished it)
+    table : pandas, a line a shard: shard, members, first and last (ids), out (its folder of results), node, process,
+        block, attempts, resumed_at (epochs, or steps of long ones, that an earlier attempt had kept), begin (seconds
+        since 1970) and seconds of the last attempt, compile_seconds and steady_seconds of all, resumed (whether an
+        earlier call had finished it)
     folder : where the losses of all epochs are
     """
 
     table: "pd.DataFrame"
-    folder: Path
+    folder: Any
 
     def frame(self) -> "pd.DataFrame":
         """The losses and metrics of all members and epochs, as `History.frame` has them; of all shards at once."""
         return _tables(self, shards.LOSSES)
+
+    def whole(self) -> History:
+        """The same as a `History` of all members, in this process's memory; its seconds are all workers' sums."""
+        each = [shards.kept_table(file) for file in _files(self, shards.LOSSES)]
+        found = {name: _beside(each, name) for name in each[0] if name not in ("epoch", "seed", "member")}
+        told: dict[str, Any] = {name: found.pop(name, None) for name in ("train_loss", "validation_loss")}
+        told |= {name: np.concatenate([table[name][table.epoch == 0] for table in each]) for name in ("seed", "member")}
+        told |= {name: float(self.table[name].sum()) for name in ("compile_seconds", "steady_seconds")}
+        told["epochs"] = _tables(self, shards.SCORES).epoch.to_numpy() + 1
+        told["validation_metric"] = found.get(ONE, found or None)
+        return History(**told, plan=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +56,7 @@ class ClusterResults:
     """
 
     table: "pd.DataFrame"
-    folder: Path
+    folder: Any
     like: TurbaTrainState
 
     def scores(self) -> "pd.DataFrame":
@@ -60,7 +73,7 @@ class ClusterResults:
 
     def __iter__(self) -> Iterator[TurbaTrainState]:
         """The trained members of one shard after the other."""
-        return (shards.kept_swarm(file.parent, self.like) for file in _files(self, shards.DONE))
+        return (shards.kept_swarm(folder, self.like) for folder in _files(self, shards.SWARM))
 
 
 class ShardsFailed(RuntimeError):
@@ -82,10 +95,18 @@ class ShardsFailed(RuntimeError):
 
 
 def _files(run, name):
-    return [run.folder / "shards" / f"{number:06d}" / name for number in run.table.shard]
+    each = zip(run.table.shard, run.table.out, strict=True)
+    return [run.folder / "shards" / f"{number:06d}" / out / name for number, out in each]
+
+
+def _beside(tables, name):
+    """A column of all shards' losses, [epoch, member]; NaN after a shard's last epoch."""
+    parts = [table[name].to_numpy().reshape(table.epoch.max() + 1, -1) for table in tables]
+    most = max(map(len, parts))
+    return np.hstack([np.pad(part, ((0, most - len(part)), (0, 0)), constant_values=np.nan) for part in parts])
 
 
 def _tables(run, name):
     import pandas as pd
 
-    return pd.concat(map(pd.read_parquet, _files(run, name)), ignore_index=True)
+    return pd.concat(map(shards.kept_table, _files(run, name)), ignore_index=True)

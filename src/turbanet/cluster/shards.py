@@ -3,24 +3,28 @@
 import dataclasses
 import json
 import os
-import shutil
 import socket
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
-from turbanet.training.arrays import as_arrays
+from turbanet.training.arrays import as_arrays, is_key
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.training.data import join, pair
+from turbanet.training.fingerprint import as_numbers
 from turbanet.training.fit import History, fit, predict
+from turbanet.training.places import place, remove, write_whole
 from turbanet.training.plan import use_cores
 from turbanet.turba_train_state import TurbaTrainState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TRAINING, SWARM, ATTEMPTS, DONE = "training", "swarm", "attempts", "shard.json"  # of a shard's folder
 SCORES, LOSSES, PREDICTIONS = "scores.parquet", "losses.parquet", "predictions.parquet"
@@ -31,7 +35,7 @@ OF_DATA = "x", "y", "rows", "validation", "validation_rows", "per_member", "pred
 class Job:
     """What all shards of a run share.
 
-    make_swarm : make_swarm(ids) -> the swarm of those members, or the swarm of all
+    make_swarm : make_swarm(ids) -> the swarm of those members, or the tree of a swarm whose states each shard is given
     of_ids : data(ids) -> what `fit` takes of OF_DATA, read by the worker; None where the driver has given it
     how : other arguments of `fit`
     checkpoints : of `fit`, whose folder is the run's
@@ -48,66 +52,120 @@ class Job:
     cores: int
     attempts: int
 
-    def folder(self, number: int) -> Path:
-        """Where a shard keeps its training, and then what came out."""
-        return Path(self.checkpoints.folder) / "shards" / f"{number:06d}"
+    def folder(self, number: int) -> Any:
+        """The `place` where a shard keeps its training, and then what came out."""
+        return place(self.checkpoints.folder) / "shards" / f"{number:06d}"
 
     def count(self, number: int) -> None:
         """Note that a shard is tried; RuntimeError where it was often enough: Ray does not count what memory killed."""
         folder = self.folder(number) / ATTEMPTS
         folder.mkdir(parents=True, exist_ok=True)
-        if len(list(folder.glob(f"{self.marker.file.name}-*"))) >= self.attempts:
+        if len(list(folder.glob(f"{self.marker.call}-*"))) >= self.attempts:
             raise RuntimeError(f"Shard {number} was killed {self.attempts} times: give memory=, or smaller shards.")
-        (folder / f"{self.marker.file.name}-{uuid.uuid4().hex}").touch()
+        (folder / f"{self.marker.call}-{uuid.uuid4().hex}").write_text(socket.gethostname())
 
     def kept(self, number: int) -> dict | None:
         """A shard's line of the table, None while it is not done."""
         file = self.folder(number) / DONE
         return json.loads(file.read_text()) if file.exists() else None
 
+    def check(self) -> None:
+        """RuntimeError on a node that cannot train shards."""
+        self.marker.check()
 
-def train(job: Job, shared: dict, number: int, ids: np.ndarray, own: list) -> dict:
+
+def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | None, own: list) -> dict | Unfit:
     """Train one shard, or go on with it, and keep what comes out: its line of the table of shards.
 
+    states : the members before their training, the leaves [member, ...] of `job.make_swarm`; None where that makes them
     shared, own : the data that all have and the shard's own, as `parts` has made them
     """
     begin = time.time()
-    job.marker.check()
+    if sentence := job.marker.wrong():
+        return Unfit(ray_node(), sentence)
     job.count(number)
     use_cores(job.cores, cache=True)
     if line := job.kept(number):  # it was killed between its last line and its answer
         return line
     data = named(job.of_ids(ids)) if job.of_ids else joined(shared, own)
-    return _train(job, job.folder(number), number, ids, data, begin)
+    swarm = members(job.make_swarm, ids) if states is None else swarm_of(job.make_swarm, states)
+    return _train(job, job.folder(number), number, swarm, data, begin)
 
 
-def _train(job, folder, number, ids, data, begin):
+def _train(job, folder, number, swarm, data, begin):
     x, y, wanted = data.pop("x"), data.pop("y"), data.pop("predict", None)
-    swarm = members(job.make_swarm, ids)
-    kept = dataclasses.replace(job.checkpoints, folder=folder / TRAINING)
-    before = [int(path.name) for path in kept.folder.glob("*") if path.name.isdigit()]
+    training = folder / TRAINING
+    before = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
+    kept = dataclasses.replace(job.checkpoints, folder=str(training))
     swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
-    swarm.save(folder / SWARM)
-    history.frame().to_parquet(folder / LOSSES, index=False)
-    scores(history).to_parquet(folder / SCORES, index=False)
+    ids = np.asarray(swarm.id)
+    out = folder / f"out-{uuid.uuid4().hex[:8]}"  # an attempt's own: a node that was given up may still be at work
+    out.mkdir(parents=True)
+    swarm.save(str(out / SWARM))
+    _keep_table(history.frame(), out / LOSSES)
+    _keep_table(scores(history), out / SCORES)
     if wanted is not None:
         predicted = np.asarray(predict(swarm, wanted, per_member=own_pair(data)[0]))
-        _keep_predictions(predicted, ids, folder / PREDICTIONS)
-    line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1])}
+        _keep_predictions(predicted, ids, out / PREDICTIONS)
+    line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1]), "out": out.name}
     line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}
     line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(before, default=0)}
     line |= {"begin": begin, "seconds": time.time() - begin}
     line |= {"compile_seconds": history.compile_seconds, "steady_seconds": history.steady_seconds}
-    part = folder / f"{DONE}.{os.getpid()}"  # there whole or not at all
-    part.write_text(json.dumps(line))
-    part.replace(folder / DONE)
-    shutil.rmtree(folder / TRAINING, ignore_errors=True)
+    write_whole(folder / DONE, json.dumps(line))
+    remove(training)
     return line
 
 
-def members(make_swarm: Any, ids: np.ndarray) -> TurbaTrainState:
+def warm() -> None:
+    """Import what a shard needs, in a worker that has none yet."""
+    import orbax.checkpoint  # noqa: F401
+    import pandas  # noqa: F401
+
+
+def ray_node() -> str:
+    """The id of the node that this task runs on."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def states(make_swarm: Any, members: Any) -> tuple[Any, Callable | None]:
+    """Of a swarm, its tree and a function of positions in `members` of these members' states; else (it, None).
+
+    members : their number, for all, or ids
+    """
+    if not isinstance(make_swarm, TurbaTrainState):
+        return make_swarm, None
+    if np.ndim(make_swarm.step) != 1:
+        raise ValueError("make_swarm is one member's state: give a swarm, of a member axis, or make_swarm(ids).")
+    its = np.asarray(make_swarm.id).tolist()
+    asked = np.asarray(its if np.ndim(members) == 0 else members).tolist()
+    where = {id: position for position, id in enumerate(its)}
+    if unknown := [id for id in asked if id not in where]:
+        raise ValueError(f"make_swarm has no member {unknown[0]}: name as members ids of its own.")
+    if np.ndim(members) and len(where) < len(its):
+        raise ValueError("make_swarm has members of equal ids: name as members how many it has, for all of them.")
+    order = np.arange(len(its)) if np.ndim(members) == 0 else np.asarray([where[id] for id in asked])
+    leaves, tree = jax.tree.flatten(make_swarm)
+    return tree, lambda positions: [_shipped(leaf, order[positions]) for leaf in leaves]
+
+
+def _shipped(leaf, positions):
+    """Those members of a leaf as what pickle can hold: (numbers, the kind of the random keys that they are or None)."""
+    kind = jax.random.key_impl(leaf) if is_key(leaf) else None
+    return as_numbers(leaf)[positions], kind and str(kind)
+
+
+def swarm_of(tree: Any, states: list) -> TurbaTrainState:
+    """The swarm of what `states` has taken apart."""
+    leaves = [numbers if kind is None else jax.random.wrap_key_data(numbers, impl=kind) for numbers, kind in states]
+    return jax.tree.map(jax.numpy.asarray, jax.tree.unflatten(tree, leaves))
+
+
+def members(make_swarm: Callable, ids: np.ndarray) -> TurbaTrainState:
     """The members of these ids, as they begin; ValueError if `make_swarm` makes others."""
-    swarm = make_swarm[ids.tolist()] if isinstance(make_swarm, TurbaTrainState) else make_swarm(ids)
+    swarm = make_swarm(ids)
     if not isinstance(swarm, TurbaTrainState) or np.ndim(swarm.step) != 1:
         raise ValueError(f"make_swarm(ids) must make a TurbaTrainState with a member axis, got {type(swarm).__name__}.")
     if not np.array_equal(swarm.id, ids):
@@ -166,6 +224,19 @@ def scores(history: History) -> Any:
     return lines[lines.epoch.to_numpy() == np.tile(last, len(history.train_loss))].reset_index(drop=True)
 
 
+def _keep_table(table, file):
+    with file.open("wb") as opened:
+        table.to_parquet(opened, index=False)
+
+
+def kept_table(file: Any) -> "pd.DataFrame":
+    """The table that a shard has kept."""
+    import pandas as pd
+
+    with file.open("rb") as opened:
+        return pd.read_parquet(opened)
+
+
 def _keep_predictions(values, ids, file):
     import pyarrow
     from pyarrow import parquet
@@ -174,19 +245,21 @@ def _keep_predictions(values, ids, file):
     flat = pyarrow.array((values if known else values.astype(np.float32)).reshape(-1))
     column = pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size)
     table = pyarrow.table({"member": ids, "prediction": column})
-    parquet.write_table(table.replace_schema_metadata({"shape": json.dumps(values.shape[1:])}), file)
+    with file.open("wb") as opened:
+        parquet.write_table(table.replace_schema_metadata({"shape": json.dumps(values.shape[1:])}), opened)
 
 
-def kept_predictions(file: Path) -> np.ndarray:
+def kept_predictions(file: Any) -> np.ndarray:
     """The predictions [member, ...] that a shard has kept."""
     from pyarrow import parquet
 
-    table = parquet.read_table(file)
+    with file.open("rb") as opened:
+        table = parquet.read_table(opened)
     shape = json.loads(table.schema.metadata[b"shape"])
     return table["prediction"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
 
 
-def kept_swarm(folder: Path, like: TurbaTrainState) -> TurbaTrainState:
+def kept_swarm(folder: Any, like: TurbaTrainState) -> TurbaTrainState:
     """The trained members that a shard has kept; `like`: a swarm of the same functions."""
-    arrays = Folder(folder / SWARM, None, what="A swarm").arrays()
+    arrays = Folder(str(folder), None, what="A swarm").arrays()
     return named_leaves(arrays, like)

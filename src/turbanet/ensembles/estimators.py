@@ -45,6 +45,7 @@ class _Swarm(BaseEstimator):
     bootstrap: bool = True
     oob_score: bool = False
     plan: Plan | str | None = None
+    cluster: Any = None
     random_state: int | np.random.RandomState | None = None
 
     def _train(self, x, y, outputs, loss_fn):
@@ -63,7 +64,8 @@ class _Swarm(BaseEstimator):
         if found != (1, outputs):
             task = f"{outputs} classes need logits" if loss_fn is softmax_cross_entropy else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(found)}: change its last layer.")
-        self.swarm_, self.history_ = fit(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
+        train: Any = fit if self.cluster is None else self.cluster.fit
+        self.swarm_, self.history_ = train(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
         self.n_iter_ = self.epochs
         if self.oob_score:
             self._score_out_of_bag(out_of_bag(self.predict_members(x), rows), y)
@@ -112,6 +114,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     bootstrap : each member sees its own draw of the rows, with repetition; else all see all
     oob_score : `oob_score_` and `oob_decision_function_` [row, class] from the members that did not see a row
     plan : where members run (see `turbanet.fit`)
+    cluster : a `turbanet.Cluster` to train the members on, or None for this machine
     random_state : int, RandomState or None
 
     Attributes

@@ -16,6 +16,7 @@ from turbanet.ensembles.combine import accuracy, confusion
 from turbanet.training.augment import augmented
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.fit import History, fit, predict
+from turbanet.training.places import place
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import ragged
 from turbanet.training.schedules import with_schedule
@@ -91,6 +92,7 @@ def cross_validate(
     groups: ArrayLike | None = None,
     augment: Any = None,
     checkpoints: str | Path | Checkpoints | None = None,
+    cluster: Any = None,
     plan: Plan | str | Mapping[str, Plan | str | None] | None = None,
     progress: bool = True,
 ) -> CrossValidation:
@@ -113,6 +115,7 @@ def cross_validate(
     groups : int [row]; rows of one group come into one fold
     augment : changes training images alone (see `augmented`)
     checkpoints : a folder or `Checkpoints`; each model has a folder of its name in it (see `fit`)
+    cluster : a `Cluster`, on which the members are then trained, and whose folder keeps them
     plan : as `fit` takes it, or {name: plan}
     progress : whether to show a bar for each model
 
@@ -141,6 +144,8 @@ def cross_validate(
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
     if not models or not schedules or not isinstance(seeds, int) or seeds < 1:
         raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
+    if cluster is not None and checkpoints is not None:
+        raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
     seed = int(key) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
     x = np.asarray(x)
     y = np.asarray(y)
@@ -160,20 +165,22 @@ def cross_validate(
     metric = accuracy if _holds_classes(y) else None
     job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
     job |= {"rows": train[members.fold.to_numpy()], "validation": (x, y), "validation_rows": unseen, "metric": metric}
-    jobs = {}
+    where = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
+    jobs: dict[str, Any] = {}
     for name, swarm in swarms.items():
-        where = plan.get(name) if isinstance(plan, Mapping) else plan
-        kept = checkpoints and dataclasses.replace(checkpoints, folder=Path(checkpoints.folder) / name)
-        jobs[name] = partial(fit, swarm, x, y, loss, plan=where, checkpoints=kept, **job)
+        kept = checkpoints and dataclasses.replace(checkpoints, folder=place(checkpoints.folder) / name)
+        trains = partial(fit, checkpoints=kept) if cluster is None else cluster.fit
+        jobs[name] = partial(trains, swarm, x, y, loss, plan=where[name], **job)
     histories = {}
     predictions = {}
     tables = {}
-    measured = "auto" in (list(plan.values()) if isinstance(plan, Mapping) else [plan])
+    measured = "auto" in where.values()
     for name in models:
-        if len(jobs) > 1 and not measured:  # the next one compiles while this one does and trains
+        if len(jobs) > 1 and not measured and cluster is None:  # the next one compiles while this one does and trains
             for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
                 each(compile_only=True)
         swarms[name], histories[name] = jobs.pop(name)()
+        # Under the plan of the training, which is each worker's own on a cluster.
         predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
         lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
         lines["seconds"] = histories[name].steady_seconds / len(lines)

@@ -62,7 +62,8 @@ def halving(
     Parameters
     ----------
     swarm : of n members
-    train : train(swarm, rung) -> (swarm, score [member]), the lower the better, NaN the worst
+    train : train(swarm, rung) -> (swarm, score [member]), the lower the better, NaN the worst; by `Cluster.fit` in the
+        place of `fit` it trains on many machines
     rungs : how often to train
     keep : the best ceil(keep n) members go on after each rung but the last
 

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import time
+from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 
 import jax
 
@@ -16,7 +18,8 @@ from turbanet.training.program import Train, compiled, fits
 
 SHARE = 0.05  # of a run's projected seconds that its search may take
 PROBE_SECONDS, PROBE_STEPS = 0.1, 64  # of each candidate: at least these seconds, in calls of so many steps
-FORMAT = 2  # of the file, and in its name
+FORMAT = 3  # of the file, and in its name
+FOLDER = "TURBANET_PLANS"  # the variable that names where plans are kept, if not in the cache folder
 
 
 def search(program, swarm, data, start, *, seconds, compile_seconds=0.0) -> Plan:
@@ -97,12 +100,20 @@ def _file(program, swarm, data, devices):
     ValueError if part of it cannot be read, as its name would never come again.
     """
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), (swarm.params, swarm.opt_state, data))
-    machine = [platform.node(), platform.machine(), os.cpu_count(), [device.device_kind for device in devices]]
+    machine = [_processor(), os.cpu_count(), [device.device_kind for device in devices]]
     versions = [version(package) for package in ("turbanet", "jax", "jaxlib", "flax", "optax")]
     task = fingerprint([FORMAT, swarm.apply_fn, program.loss_fn, program.batch_size, shapes, machine, versions])
     if task.opaque:
         raise ValueError(f"{', '.join(task.opaque)} cannot be read: leave it out")
-    return cache_folder("plans") / f"{task}.json"
+    return Path(os.environ.get(FOLDER) or cache_folder("plans")) / f"{task}.json"
+
+
+@lru_cache
+def _processor():
+    """What kind of processor this machine has: machines of one kind, such as nodes of a cluster, share their plans."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else [platform.processor()]
+    return platform.machine(), next((line for line in lines if line.startswith("model name")), lines[0])
 
 
 def _remember(program, swarm, data, devices, candidates):

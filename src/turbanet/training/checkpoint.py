@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import os
 import sys
+import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax
 from turbanet.training.arrays import check_whole, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.member import Swarm
+from turbanet.training.places import Mirror, is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.program import Train
 
@@ -24,6 +25,11 @@ OPAQUE = "what cannot be compared"
 class Checkpoints:
     """Where `fit` keeps a training, after each `every` segments, and how many of the last ones it keeps.
 
+    With a `share`, those after the first are left out that would bring the writing above this share of the training's
+    seconds: what dies costs a little more of them, what does not die runs faster.
+
+    `folder` is a path, or an address such as s3://bucket/run (by fsspec, which needs s3fs for that one).
+
     A `fit` that is called again with the same swarm, data, loss and metric and a folder that holds a training goes on
     from there; "the same" is by value (see `fingerprint`), so they may have been built anew. With others it is refused,
     so each training has a folder of its own.
@@ -32,9 +38,12 @@ class Checkpoints:
     folder: str | os.PathLike
     keep: int = 2
     every: int = 1
+    share: float | None = None
 
     def __post_init__(self):
         check_whole(keep=self.keep, every=self.every)
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share is of a training's seconds, above 0 and at most 1; got {self.share!r}.")
 
 
 def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
@@ -96,17 +105,20 @@ def called(thing: Any) -> str:
 class Folder:
     """A folder that keeps, with Orbax, arrays and what JSON can hold beside them: each time whole, or not at all."""
 
-    def __init__(self, path: Path, most: int | None, *, what: str):
-        """Open it, to keep `what` there, the last `most` times; None only reads."""
+    def __init__(self, folder: str | os.PathLike, most: int | None, *, what: str):
+        """Open it, to keep `what` there, the last `most` times; None only reads. An address is kept in step."""
         import orbax.checkpoint as ocp
 
         self.args = ocp.args
         how = {"max_to_keep": most, "enable_async_checkpointing": False, "cleanup_tmp_directories": most is not None}
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(**how))
+            self.mirror = Mirror(str(folder)) if is_address(folder) else None
+            self.there = self.mirror.there if self.mirror else place(folder)
+            here = self.mirror.here if self.mirror else self.there
+            here.mkdir(parents=True, exist_ok=True)
+            self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**how))
         except OSError as error:
-            raise OSError(f"{what} cannot be kept in {path} ({error}): name another folder.") from error
+            raise OSError(f"{what} cannot be kept in {folder} ({error}): name another folder.") from error
 
     def about(self) -> dict:
         """What was last kept beside the arrays; FileNotFoundError if nothing was."""
@@ -122,8 +134,10 @@ class Folder:
         try:
             parts = self.args.Composite(arrays=numbers, about=self.args.JsonSave(about))
             self.manager.save(number, args=parts, force=True)
+            if self.mirror:
+                self.mirror.send(number)
         except (OSError, ValueError) as error:
-            raise OSError(f"{what} could not be written to {self.manager.directory} ({error}): {advice}.") from error
+            raise OSError(f"{what} could not be written to {self.there} ({error}): {advice}.") from error
 
 
 class Keeper(Folder):
@@ -131,9 +145,11 @@ class Keeper(Folder):
 
     def __init__(self, checkpoints, known):
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        super().__init__(Path(self.where.folder).resolve(), self.where.keep, what="Checkpoints")
+        super().__init__(self.where.folder, self.where.keep, what="Checkpoints")
         self.facts = known
         self.segments = 0
+        self.begin = time.monotonic()
+        self.wrote = []  # seconds of each checkpoint
 
     def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
@@ -143,20 +159,28 @@ class Keeper(Folder):
             return None
         about = self.about()
         if unread := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
-            other = f"This training cannot be compared with the one that was kept in {self.manager.directory}"
+            other = f"This training cannot be compared with the one that was kept in {self.there}"
             raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
         for other in differences(about["facts"], self.facts).values():
-            came = f"The checkpoint in {self.manager.directory} is of another training: {other}"
+            came = f"The checkpoint in {self.there} is of another training: {other}"
             raise ValueError(f"{came}; name another folder, or remove this one.")
         return self.arrays(), about["progress"]
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
         """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""
+        what = f"The checkpoint of epoch {done}"
+        advice = "the ones before are whole, and the same call goes on from the last"
+        begin = time.monotonic()
+        self.write(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
+        self.wrote.append(time.monotonic() - begin)
+
+    def is_due(self) -> bool:
+        """Whether a segment that has ended is to be kept."""
         self.segments += 1
-        if self.segments % self.where.every == 0:
-            what = f"The checkpoint of epoch {done}"
-            advice = "the ones before are whole, and the same call goes on from the last"
-            self.write(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
+        if self.segments % self.where.every or self.where.share is None:
+            return self.segments % self.where.every == 0
+        another = sum(self.wrote) + max(self.wrote[-1:], default=0)
+        return another <= self.where.share * (time.monotonic() - self.begin)
 
 
 def leaves_by_name(tree: Any) -> dict:

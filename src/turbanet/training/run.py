@@ -132,8 +132,8 @@ class Training:
     def end(self):
         """All members' states, in the order they came in, and no more checkpoints than one of where they are."""
         if self.keeper:
-            if self.is_between:  # interrupted
-                self._keep()
+            if self.goes_on:  # interrupted
+                self._keep(anyway=True)
             self.keeper.manager.close()
         return self._everyone().replace(underway=None)
 
@@ -245,11 +245,13 @@ class Training:
             self.data = of_members(self.data, active)
             self._place(_members(state, active), self.plan)
 
-    def _keep(self):
-        """A checkpoint of where they are, if any are kept and the last one is not of there."""
+    def _keep(self, *, anyway=False):
+        """A checkpoint of where they are, if any are kept, this one is due, and the last one is not of there."""
         in_parts = isinstance(self.program, Part)
         number = self.done * self.steps + self.place if in_parts else self.done  # which Orbax wants to grow
         if not self.keeper or number == self.keeper.manager.latest_step():  # resumed and interrupted again at once
+            return
+        if not anyway and not self.keeper.is_due():
             return
         losses = checkpoint.leaves_by_name(self.losses and self.seen())
         arrays = {f"losses{path}": part for path, part in losses.items()}

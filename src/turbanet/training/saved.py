@@ -1,7 +1,7 @@
 """A swarm kept in a folder, whole or not at all, and loaded again for the model and the optimizer that it had."""
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from turbanet.training import checkpoint
 from turbanet.training.arrays import as_arrays
 from turbanet.training.describe import model
 from turbanet.training.member import Swarm
+from turbanet.training.places import is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.schedules import NAMED, PLATEAU, Schedule, hyperparameters
 
@@ -30,10 +31,11 @@ def no_optimizer(updates: Any, state: Any, params: Any = None) -> Any:
 PREDICTS = optax.GradientTransformation(lambda params: optax.EmptyState(), no_optimizer)
 
 
-def save(swarm: Swarm, folder: Path) -> None:
+def save(swarm: Swarm, folder: str | os.PathLike) -> None:
     """Keep `swarm` in `folder`, in place of the one that was saved there before; see `TurbaTrainState.save`."""
     kept = checkpoint.Folder(folder, 1, what="A swarm")
-    there = sorted(path.name for path in folder.iterdir() if TEMPORARY not in path.name)
+    there = kept.there.iterdir() if kept.there.exists() else ()
+    there = sorted(path.name for path in there if TEMPORARY not in path.name)
     if there and _about(kept) is None:
         came = f"{folder} holds {', '.join(there[:3])}, which is no saved swarm"
         raise ValueError(f"A swarm is saved to a folder of its own, but {came}: name a new folder.")
@@ -46,7 +48,7 @@ def save(swarm: Swarm, folder: Path) -> None:
     kept.write(1 + (kept.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **told)
 
 
-def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
+def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
     """The swarm that `save` kept in `folder`; see `TurbaTrainState.load`.
 
     Parameters
@@ -55,7 +57,8 @@ def load(folder: Path, creator: Callable, *, schedule: Any, sample_input: Any, c
     creator : creator(sample) -> a function of {"seed": ..., "id": ...}, a member before its training: its shapes
     schedule, sample_input, check : as `TurbaTrainState.load` takes them
     """
-    kept: Any = checkpoint.Folder(folder, None, what="A swarm") if folder.is_dir() else None
+    there = is_address(folder) or place(folder).is_dir()
+    kept: Any = checkpoint.Folder(folder, None, what="A swarm") if there else None
     about = _about(kept)
     if about is None:
         advice = "name the folder of one, or call fit again if it kept its checkpoints there"

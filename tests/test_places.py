@@ -1,0 +1,79 @@
+"""Folders at an address: what is kept there is whole, found again, and refused where it cannot be."""
+
+import bucket  # noqa: F401 (what s3:// is)
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.training import places
+
+X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32)
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setenv("BUCKETS", str(tmp_path))
+    fsspec.filesystem("s3").clear_instance_cache()
+    yield "s3://bucket/folder"
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def made():
+    return tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 3, input_size=3)
+
+
+def train(folder, **how):
+    how = {"epochs": 6, "segment": 2, "progress": False} | how
+    return tn.fit(made(), X, Y, tn.softmax_cross_entropy, checkpoints=folder, **how)
+
+
+def test_a_swarm_is_saved_at_an_address_and_loaded(address):
+    swarm = made()
+    for _ in range(2):  # the second in the first one's place
+        swarm.save(address)
+    loaded = tn.TurbaTrainState.load(address, tn.MLP((4, 2)), optax.adam(0.01))
+    assert np.array_equal(tn.predict(loaded, X), tn.predict(swarm, X))
+
+
+def test_a_training_at_an_address_goes_on_from_its_last_whole_checkpoint(address, tmp_path, monkeypatch):
+    expected = tn.predict(train(None)[0], X)
+    send = places.Mirror.send
+
+    def dies(self, number):
+        send(self, number) if number < 4 else self.there.fs.put(f"{self.here}/{number}/", f"{self.there.path}/{number}")
+        if number == 4:
+            raise OSError("the network is gone")
+
+    monkeypatch.setattr(places.Mirror, "send", dies)
+    with pytest.raises(OSError, match="could not be written to s3://bucket/folder .*the network is gone"):
+        train(address)
+    monkeypatch.undo()
+    monkeypatch.setenv("BUCKETS", str(tmp_path))
+    swarm, _ = train(address)
+    assert np.array_equal(tn.predict(swarm, X), expected)
+    assert sorted(path.name for path in (tmp_path / "bucket/folder").iterdir()) == ["4", "6", "last"]
+
+
+def test_an_address_with_other_things_is_left_alone(address, tmp_path):
+    (tmp_path / "bucket/folder").mkdir(parents=True)
+    (tmp_path / "bucket/folder/thesis.tex").touch()
+    with pytest.raises(ValueError, match="which is no saved swarm"):
+        made().save(address)
+
+
+def test_an_address_that_holds_nothing_loads_nothing(address):
+    with pytest.raises(FileNotFoundError, match="holds no swarm"):
+        tn.TurbaTrainState.load(address, tn.MLP((4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "sentence"),
+    [("gs://bucket/run", ImportError, "cannot be opened .*install"), ("what://run", ValueError, "fsspec knows")],
+)
+def test_an_address_that_cannot_be_opened_stops_at_once(address, error, sentence):
+    with pytest.raises(error, match=sentence):
+        train(address)
