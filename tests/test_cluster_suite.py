@@ -134,7 +134,7 @@ def test_a_run_that_ends_too_early_to_be_killed_says_so(tmp_path):
     with pytest.raises(RuntimeError, match="The run ended before 3 shards were done"):
         cluster_suite.killed(there, lambda: None, tmp_path, done=3)
     with pytest.raises(OSError, match="the run's own"):
-        cluster_suite.killed(there, lambda: open(tmp_path / "the run's own"), tmp_path, done=3)
+        cluster_suite.killed(there, (tmp_path / "the run's own").read_text, tmp_path, done=3)
 
 
 @pytest.mark.slow

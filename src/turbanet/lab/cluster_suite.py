@@ -150,8 +150,9 @@ def by_tasks(own: Sequence[dict], **how: Any) -> tuple[np.ndarray, np.ndarray]:
     """(losses [member, step], predictions [member, row, 1]) of a Ray task a network; how: of `trained_alone`."""
     import ray
 
-    # Nodes in turn: a node that is asked first would have its worker train them all.
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(trained_alone)
+    # The environment of a shard's worker: Ray keeps one worker a core, and would begin others.
+    environment = {"env_vars": {"JAX_NUM_CPU_DEVICES": "1"}}
+    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", runtime_env=environment)(trained_alone)
     return _stacked(ray.get([task.remote(job, **how) for job in own]))
 
 
