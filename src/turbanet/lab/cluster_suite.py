@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import logging
 import time
 import warnings
@@ -97,8 +98,8 @@ def killed(there: "Nodes", run: Callable, folder: Path, *, done: int) -> tuple[A
     The kill comes once so many shards in the run's folder are done and all nodes' own have kept a checkpoint.
     Raises RuntimeError where the run ends before that.
     """
-    with ThreadPoolExecutor() as pool:  # a test cluster is changed by the main thread alone
-        under_way = pool.submit(run)
+    with contextlib.redirect_stdout(io.StringIO()), ThreadPoolExecutor() as pool:  # Ray prints a dead node's last lines
+        under_way = pool.submit(run)  # a test cluster is changed by the main thread alone
         while not under_way.done() and not _is_in_the_middle(folder, done, len(there.nodes)):
             time.sleep(0.02)
         if under_way.done():
@@ -280,7 +281,6 @@ class Nodes:
         with _forks():
             self.cluster = Cluster(initialize_head=True, head_node_args=DRIVER | _store())
             self.nodes = [self.cluster.add_node(num_cpus=1, **_store()) for _ in range(count)]
-            # That a node is killed is no news here, and Ray would tell its last lines.
             ray.init(self.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
         self.startup_seconds = time.perf_counter() - begin
 
