@@ -71,6 +71,17 @@ METRICS = {
         "true_reward_return",
         "data_source",
     },
+    "cluster": {
+        "one_process_seconds",
+        "cluster_seconds",
+        "cluster_startup_seconds",
+        "killed_seconds",
+        "resumed_at_epoch",
+        "largest_difference_one_process",
+        "lstm_error",
+        "ray_task_over_shards_ratio",
+        "data_source",
+    },
     "sweep/small": SWEEP,
     "sweep/large": SWEEP,
     "mnist": {
@@ -166,12 +177,13 @@ def pipeline(tmp_path_factory):
 
 
 STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
-STUDIES |= {"agents", "federated", "evolution"}
+STUDIES |= {"agents", "federated", "evolution", "cluster"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold", "evolution"},
     "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
     "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
     "lab/published.csv": {"scaling", "agents"},
+    "cluster/engine.py": {"cluster"},
 }
 
 

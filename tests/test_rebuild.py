@@ -24,6 +24,7 @@ KNOWN = [
     "agents",
     "federated",
     "evolution",
+    "cluster",
     "report",
 ]
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
