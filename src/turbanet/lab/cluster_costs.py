@@ -54,10 +54,11 @@ def memory(*, members=(1000, 10_000, 100_000), shard=None):
     return pd.DataFrame(lines)
 
 
-def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, repeats=3, within=1e-3):
+def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, every=1, repeats=3, within=1e-3):
     """LSTMs by one process with two devices and by two workers with one, in turn: a table, a line a run.
 
     Each has an empty cache of programs and a process of its own, whose start is in `startup_seconds` alone.
+    Workers keep a checkpoint after each `every` segments of a tenth of the epochs, the one process keeps none.
     AssertionError where the two ways differ by more than `within` of the weights of any member. With two devices JAX
     compiles another program than with one, so that roundings differ.
 
@@ -70,7 +71,7 @@ def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, repeats
     lines = []
     size = {"members": members, "hidden": hidden, "epochs": epochs, "block": block}
     for repeat in range(repeats):
-        ways = [(ONE, "_one_process", {}), (TWO, "_two_workers", {"shard": shard})]
+        ways = [(ONE, "_one_process", {}), (TWO, "_two_workers", {"shard": shard, "every": every})]
         found, kept = {}, {}
         for way, run, more in ways if repeat % 2 == 0 else ways[::-1]:
             with tempfile.TemporaryDirectory() as folder:
@@ -262,7 +263,7 @@ def _one_process(*, folder, members, hidden, epochs, block):
     return line | parts | {"beside_seconds": beside, "idle_seconds": 0.0}
 
 
-def _two_workers(*, folder, members, hidden, epochs, block, shard):
+def _two_workers(*, folder, members, hidden, epochs, block, shard, every):
     """The line of `overhead` of two workers with a core each; their weights lie in the folder."""
     import psutil
 
@@ -275,7 +276,8 @@ def _two_workers(*, folder, members, hidden, epochs, block, shard):
         _all_answer(ray, 2, modules=modules, num_cpus=1, runtime_env=DEVICES)
         startup = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
-        results, history = tn.fit_on_cluster(make, series, tn.mse, members=members, checkpoints=f"{folder}/run", **how)
+        to = tn.Checkpoints(f"{folder}/run", every=every)
+        results, history = tn.fit_on_cluster(make, series, tn.mse, members=members, checkpoints=to, **how)
         seconds = time.perf_counter() - begin
         _keep_weights(results.swarm(), folder)
     table = history.table
