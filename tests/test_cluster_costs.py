@@ -74,7 +74,8 @@ def test_shards_sleep_on_workers_that_have_started():
 
 @pytest.mark.slow
 def test_unit_costs_are_what_the_projection_takes():
-    table = cluster_costs.unit_costs(members=4, shards=1, hidden=2, epochs=1, block=2)
+    table = cluster_costs.unit_costs(members=4, shards=2, hidden=2, epochs=1, block=2)
     costs = projection.Costs.of(table)
+    assert min(vars(costs).values()) > 0
     assert costs.data_bytes == 240 * (10 + 1) * 4
     assert costs.state_bytes > 3 * 4 * (4 * (2 + 1 + 1) * 2)  # weights and two moments of Adam, at the least

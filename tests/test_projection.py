@@ -9,7 +9,7 @@ from turbanet.lab.projection import Costs, beside_measured, projected, sleeping_
 COSTS = Costs(
     member_step_seconds=1e-4,
     shard_seconds=2.0,
-    compile_seconds=10.0,
+    first_seconds=10.0,
     task_seconds=0.005,
     state_bytes=1000,
     data_bytes=400,
@@ -29,7 +29,7 @@ def test_each_part_is_its_number_times_its_cost():
     found = line(disk_bytes_per_second=1e6)
     assert (found.workers, found.shards, found.rounds) == (10, 20, 2)
     assert found.training_seconds == pytest.approx(100)  # 2 rounds of 500 members of 1000 steps of 1e-4 s
-    assert (found.shard_seconds, found.compile_seconds) == (4, 10)
+    assert (found.shard_seconds, found.first_seconds) == (4, 10)
     assert found.dispatch_seconds == pytest.approx(0.1)  # 20 shards of 5 ms
     assert found.disk_seconds == pytest.approx(10)  # 10 000 members of 400 + 10 * 50 + 100 bytes
     assert found.gather_seconds == pytest.approx(0.1)

@@ -10,7 +10,7 @@ import numpy as np
 from turbanet.cluster.engine import share
 
 DISK = 1e9  # bytes a second that all machines together read from and write to the shared folder: an assumption
-TOGETHER = "training_seconds", "shard_seconds", "compile_seconds"  # one after the other on a worker
+TOGETHER = "training_seconds", "shard_seconds", "first_seconds"  # one after the other on a worker
 PARTS = (*TOGETHER, "dispatch_seconds", "disk_seconds", "gather_seconds")
 
 
@@ -20,7 +20,7 @@ class Costs:
 
     member_step_seconds : seconds of one core, a member and step
     shard_seconds : seconds of its worker, a shard, beside its training
-    compile_seconds : seconds of a worker, once
+    first_seconds : seconds of a worker, once: what its first shard takes beyond another, such as compilation
     task_seconds : seconds of the driver, a shard that is handed out and taken back
     state_bytes : of a member in memory, weights and optimizer
     data_bytes : of a member, read once
@@ -31,7 +31,7 @@ class Costs:
 
     member_step_seconds: float
     shard_seconds: float
-    compile_seconds: float
+    first_seconds: float
     task_seconds: float
     state_bytes: float
     data_bytes: float
@@ -75,7 +75,7 @@ def projected(
     Returns
     -------
     Columns: machines, workers, shard, shards, rounds (shards that one worker trains, one after the other),
-    training_seconds, shard_seconds, compile_seconds, dispatch_seconds, disk_seconds, gather_seconds, seconds (of all),
+    training_seconds, shard_seconds, first_seconds, dispatch_seconds, disk_seconds, gather_seconds, seconds (of all),
     bottleneck (the largest of the parts), speedup (over one core that does nothing but train), efficiency (speedup by
     worker), driver_bytes (what is gathered with `weights`, 0 without)
     """
@@ -92,7 +92,7 @@ def projected(
         parts = {
             "training_seconds": rounds * size * steps * costs.member_step_seconds,
             "shard_seconds": rounds * costs.shard_seconds,
-            "compile_seconds": costs.compile_seconds,
+            "first_seconds": costs.first_seconds,
             "dispatch_seconds": shards * costs.task_seconds,
             "disk_seconds": members * on_disk / disk_bytes_per_second,
             "gather_seconds": members * gather,

@@ -11,7 +11,7 @@ from turbanet.lab.projection import PARTS
 NAMES = {  # of the parts, in the order in which they are drawn
     "training_seconds": ("training", "#0173b2"),
     "shard_seconds": ("shards, beside training", "#56b4e9"),
-    "compile_seconds": ("compilation", "#949494"),
+    "first_seconds": ("compilation and imports", "#949494"),
     "dispatch_seconds": ("handing out shards", "#d55e00"),
     "disk_seconds": ("shared folder", "#de8f05"),
     "gather_seconds": ("gathering", "#029e73"),
