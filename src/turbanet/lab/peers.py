@@ -10,12 +10,12 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-from turbanet.lab import agents_suite, federated_peers, workers_suite
+from turbanet.lab import agents_suite, cluster_costs, federated_peers, workers_suite
 from turbanet.lab.paths import repository
 from turbanet.lab.scaling import suite
 
 HOROVOD = {"horovod": "PYTORCH", "horovod_tensorflow": "TENSORFLOW"}  # environment: what it is built on, from source
-PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers.PARTS
+PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers.PARTS | cluster_costs.PARTS
 FLAGS = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_WITHOUT_MPI": "1"}  # of its build
 
 
