@@ -75,9 +75,15 @@ def slots(
     ray: ModuleType, unfit: Container = (), *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0
 ) -> int:
     """How many tasks of these needs the nodes run at once that are alive and whose ids are not among the `unfit`."""
-    needs = {"CPU": num_cpus, "GPU": num_gpus, "memory": memory}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in unfit]
-    return sum(min(int(node.get(name, 0) / need) for name, need in needs.items() if need) for node in nodes)
+    rooms = _rooms(ray, CPU=num_cpus, GPU=num_gpus, memory=memory)
+    return sum(room for node, room in rooms.items() if node not in unfit)
+
+
+def _rooms(ray, **needs):
+    """{id of a node that is alive: how many tasks of these needs it runs at once}."""
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    wanted = {name: need for name, need in needs.items() if need}
+    return {id: min(int(node.get(name, 0) / need) for name, need in wanted.items()) for id, node in alive.items()}
 
 
 def check_room(ray: ModuleType, **needs: Any) -> int:
@@ -101,13 +107,13 @@ def begin(ray: ModuleType, task: Callable, workers: int, **options: Any) -> None
         remote.remote()
 
 
-def on_every_node(ray: ModuleType, task: Callable, *arguments: Any, **options: Any) -> None:
-    """Run `task(*arguments)` once on each node, and raise what it raises there, unpickling its arguments included.
+def on_every_node(ray: ModuleType, task: Callable, *arguments: Any, num_cpus: float = 1, **options: Any) -> None:
+    """Run `task(*arguments)` once on each node with so many CPUs, and raise what it, or its unpickling, raises there.
 
     options : of `ray.remote`, such as runtime_env
     """
     remote = ray.remote(num_cpus=0, max_retries=0, **options)(task)
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node, room in _rooms(ray, CPU=num_cpus).items() if room]
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     asked = [remote.options(scheduling_strategy=strategy(node, soft=True)).remote(*arguments) for node in nodes]
     try:

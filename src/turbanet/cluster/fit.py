@@ -15,10 +15,9 @@ from tqdm.auto import tqdm
 from turbanet.cluster import asked, engine, shards
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
-from turbanet.training import autoplan
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.places import is_address, place
+from turbanet.training.places import place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,8 +91,8 @@ def fit_on_cluster(
     with engine.connected(address) as ray:
         needs: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         workers = engine.check_room(ray, **needs)
-        environment = {"env_vars": _devices(cores, gpus) | _plans(folder)}
-        engine.begin(ray, shards.warm, workers, runtime_env=environment, **needs)  # while the driver gets ready
+        devices = environment(cores, gpus)
+        engine.begin(ray, shards.warm, workers, runtime_env=devices, **needs)  # while the driver gets ready
         shard = shard or int(claimed(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
@@ -115,7 +114,7 @@ def fit_on_cluster(
         left = [number for number in range(len(places)) if number not in lines]
         try:
             for_all = ray.put(job), ray.put(shared)
-            engine.on_every_node(ray, shards.Job.check, for_all[0], runtime_env=environment)
+            engine.on_every_node(ray, shards.Job.check, for_all[0], num_cpus=cpus, runtime_env=devices)
 
             def given(number):
                 """Of a shard's task, what no other one gets."""
@@ -123,7 +122,7 @@ def fit_on_cluster(
                 return number, ids[at], states and states(at), own(at)
 
             jobs = ((number, (*for_all, *given(number))) for number in left)
-            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": environment}
+            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": devices}
             room = partial(engine.slots, ray, **needs)
             with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
                 failed = _followed(ended, lines, len(ids), len(places), progress)
@@ -151,19 +150,14 @@ def _followed(ended, lines, members, shards, progress):
     return failed
 
 
-def _devices(cores, gpus):
-    """The environment of a worker, set before it starts: what it unpickles may start JAX; {name: text}."""
+def environment(cores: int, gpus: float) -> dict[str, dict[str, str]]:
+    """A worker's devices as Ray's runtime_env, which is there before it starts: what it unpickles may start JAX."""
     found = {"JAX_NUM_CPU_DEVICES": str(cores)}
     if not gpus:
         found["JAX_PLATFORMS"] = "cpu"
     elif gpus < 1:
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * gpus:.3f}"  # workers that share a GPU share its memory
-    return found
-
-
-def _plans(folder):
-    """Where workers keep the plans that they measure: with the run, so that nodes of a kind measure one once."""
-    return {} if is_address(folder) else {autoplan.FOLDER: str(folder / "plans")}
+    return {"env_vars": found}
 
 
 def _bytes(tree):

@@ -14,12 +14,13 @@ import numpy as np
 
 from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
+from turbanet.training import autoplan
 from turbanet.training.arrays import as_arrays, is_key
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.training.data import join, pair
 from turbanet.training.fingerprint import as_numbers
 from turbanet.training.fit import History, fit, predict
-from turbanet.training.places import place, remove, write_whole
+from turbanet.training.places import is_address, place, remove, write_whole
 from turbanet.training.plan import use_cores
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -85,6 +86,8 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
         return Unfit(ray_node(), sentence)
     job.count(number)
     use_cores(job.cores, cache=True)
+    if not is_address(job.checkpoints.folder):  # nodes of a kind measure a plan once
+        os.environ[autoplan.FOLDER] = str(place(job.checkpoints.folder) / "plans")
     if line := job.kept(number):  # it was killed between its last line and its answer
         return line
     data = named(job.of_ids(ids)) if job.of_ids else joined(shared, own)

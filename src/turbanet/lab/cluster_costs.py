@@ -17,7 +17,6 @@ import numpy as np
 SLEEP, INSTANT = "sleep", "instant"  # the kinds of tasks that do nothing
 ONE, TWO = "one process", "two workers"  # the ways to use two cores
 DAYS, WINDOW = 250, 10  # of a simulated series, and of what an LSTM sees of it
-DEVICES = {"env_vars": {"JAX_NUM_CPU_DEVICES": "1"}}  # of the workers of fit_on_cluster, so that they are found again
 
 
 def sleeping(*, workers=(8, 16, 32, 64), shards=2000, sleep_seconds=2.0, instant=5000):
@@ -54,11 +53,11 @@ def memory(*, members=(1000, 10_000, 100_000), shard=None):
     return pd.DataFrame(lines)
 
 
-def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, every=1, repeats=3, within=1e-3):
+def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, repeats=3, within=1e-3):
     """LSTMs by one process with two devices and by two workers with one, in turn: a table, a line a run.
 
     Each has an empty cache of programs and a process of its own, whose start is in `startup_seconds` alone.
-    Workers keep a checkpoint after each `every` segments of a tenth of the epochs, the one process keeps none.
+    Workers keep checkpoints as `fit_on_cluster` does without being told, the one process keeps none.
     AssertionError where the two ways differ by more than `within` of the weights of any member. With two devices JAX
     compiles another program than with one, so that roundings differ.
 
@@ -71,7 +70,7 @@ def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, every=1
     lines = []
     size = {"members": members, "hidden": hidden, "epochs": epochs, "block": block}
     for repeat in range(repeats):
-        ways = [(ONE, "_one_process", {}), (TWO, "_two_workers", {"shard": shard, "every": every})]
+        ways = [(ONE, "_one_process", {}), (TWO, "_two_workers", {"shard": shard})]
         found, kept = {}, {}
         for way, run, more in ways if repeat % 2 == 0 else ways[::-1]:
             with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +183,7 @@ def _all_answer(ray, workers, *, modules=(), **needs):
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         jobs = ((number, (folder, number)) for number in range(workers))
-        for _, came in engine.run(ray, meet, jobs, at_once=lambda: workers, **needs):
+        for _, came in engine.run(ray, meet, jobs, at_once=lambda unfit: workers, **needs):
             if came is not None:
                 raise came
     return time.perf_counter() - begin
@@ -263,20 +262,21 @@ def _one_process(*, folder, members, hidden, epochs, block):
     return line | parts | {"beside_seconds": beside, "idle_seconds": 0.0}
 
 
-def _two_workers(*, folder, members, hidden, epochs, block, shard, every):
+def _two_workers(*, folder, members, hidden, epochs, block, shard):
     """The line of `overhead` of two workers with a core each; their weights lie in the folder."""
     import psutil
 
     import turbanet as tn
+    from turbanet.cluster.fit import environment
 
     make = partial(forecasters, hidden=hidden)
     how = {"epochs": epochs, "batch_size": 32, "plan": tn.Plan(1, block=block), "shard": shard, "progress": False}
     with _begun(2, cores=2) as (ray, _):
         modules = ("turbanet.cluster.shards", "turbanet.training.fit", "optax", "orbax.checkpoint", __spec__.name)
-        _all_answer(ray, 2, modules=modules, num_cpus=1, runtime_env=DEVICES)
+        _all_answer(ray, 2, modules=modules, num_cpus=1, runtime_env=environment(1, 0))
         startup = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
-        to = tn.Checkpoints(f"{folder}/run", every=every)
+        to = f"{folder}/run"
         results, history = tn.fit_on_cluster(make, series, tn.mse, members=members, checkpoints=to, **how)
         seconds = time.perf_counter() - begin
         _keep_weights(results.swarm(), folder)
@@ -308,13 +308,14 @@ def _keep_weights(swarm, folder):
 def _unit_costs(*, members, shards, hidden, epochs, block):
     """The lines of `unit_costs`."""
     import turbanet as tn
+    from turbanet.cluster.fit import environment
 
     make = partial(forecasters, hidden=hidden)
     how = {"epochs": epochs, "batch_size": 32, "plan": tn.Plan(1, block=block), "progress": False}
     one, all_of_it = make(np.arange(1)), series(np.arange(1))
     steps = epochs * math.ceil((DAYS - WINDOW) / 32)
     with tempfile.TemporaryDirectory() as folder, _begun(1, cores=1) as (ray, _):
-        _all_answer(ray, 1, num_cpus=1, runtime_env=DEVICES)
+        _all_answer(ray, 1, num_cpus=1, runtime_env=environment(1, 0))
         to = {"members": shards * members, "shard": members, "checkpoints": f"{folder}/run"}
         results, history = tn.fit_on_cluster(make, series, tn.mse, **to, **how)
         beside = (history.table.seconds - history.table.steady_seconds).to_numpy()
