@@ -9,6 +9,7 @@ import numpy as np
 
 from turbanet.cluster.engine import share
 
+MEMBERS, STEPS = 1_000_000, 10_000  # that are projected if nobody asks for others
 DISK = 1e9  # bytes a second that all machines together read from and write to the shared folder: an assumption
 TOGETHER = "training_seconds", "shard_seconds", "first_seconds"  # one after the other on a worker
 PARTS = (*TOGETHER, "dispatch_seconds", "disk_seconds", "gather_seconds")
@@ -49,11 +50,11 @@ class Costs:
 def projected(
     costs: Costs,
     *,
-    members: int = 1_000_000,
+    members: int = MEMBERS,
     machines: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     cores: int = 32,
     shard: int | None = None,
-    steps: int = 10_000,
+    steps: int = STEPS,
     checkpoints: int = 10,
     disk_bytes_per_second: float = DISK,
     weights: bool = False,
