@@ -1,5 +1,6 @@
 """A swarm over a Ray cluster: the numbers of one machine, whatever dies; bad input stops before anything is trained."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -193,7 +194,7 @@ def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
         time.sleep(0.05)
         return [], waiting
 
-    ray = SimpleNamespace(wait=wait, cancel=lambda reference, force: cancelled.append(reference))
+    ray = SimpleNamespace(wait=wait, nodes=list, cancel=lambda reference, force: cancelled.append(reference))
     ray.remote = lambda **_: lambda task: SimpleNamespace(remote=lambda name: name)
     with pytest.raises(ConnectionError, match="No node has had room for a worker"):
         list(engine.run(ray, print, [("a", ("a",)), ("b", ("b",))], at_once=lambda unfit: 0))
@@ -223,17 +224,26 @@ def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
     assert results.scores().member.tolist() == [0, 1, 2, 3]
 
 
-def test_a_job_that_an_unfit_node_gives_back_goes_to_another(cluster):
+def test_a_node_that_joins_and_cannot_work_gets_no_more_shards(cluster, caplog):
     ray = __import__("ray")
-    bad = cluster.add_node(num_cpus=4, resources={"bad": 1})
-    try:
-        ran = list(
-            engine.run(ray, picky, [(i, (bad.node_id,)) for i in range(20)], at_once=lambda unfit: 6, num_cpus=1)
-        )
-    finally:
-        cluster.remove_node(bad)
-    assert sorted(name for name, _ in ran) == list(range(20))
-    assert all(node != bad.node_id for _, node in ran)
+    bad = []
+    jobs = ((number, (list(bad),)) for number in range(40))
+    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 6, num_cpus=1)) as ran:
+        came = [next(ran)]
+        node = cluster.add_node(num_cpus=4)
+        bad.append(node.node_id)
+        came += ran
+    cluster.remove_node(node)
+    assert sorted(name for name, _ in came) == list(range(40))
+    assert all(where != node.node_id for _, where in came)
+    assert "This node is bad. It gets no more shards." in caplog.text
+
+
+def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
+    ray = __import__("ray")
+    every = [node.node_id for node in cluster.nodes]
+    with pytest.raises(RuntimeError, match=r"This node is bad\."):
+        list(engine.run(ray, picky, [(0, (every,))], at_once=lambda unfit: 2, num_cpus=1))
 
 
 def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
@@ -317,10 +327,10 @@ def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_
 
 
 def picky(bad):
-    """This node's id; on the node `bad`, that it is unfit."""
+    """This node's id; on those of `bad`, that it is unfit."""
     node = shards.ray_node()
-    time.sleep(0.05)
-    return engine.Unfit(node, "This node is bad.") if node == bad else node
+    time.sleep(0.3)
+    return engine.Unfit(node, "This node is bad.") if node in bad else node
 
 
 def locked(lock):
@@ -372,16 +382,23 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
     assert not (tmp_path / "run" / "shards").exists()
 
 
-def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(cluster, tmp_path):
-    marker = folder.Marker(tmp_path)
-    marker.check()
+def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(tmp_path):
+    marker = folder.Marker(str(tmp_path))
+    assert marker.wrong() is None
     marker.versions = marker.versions | {"jax": "0.1"}
-    with pytest.raises(RuntimeError, match="has other versions than the driver: jax was 0.1"):
-        engine.on_every_node(__import__("ray"), folder.Marker.check, marker)
-    marker = folder.Marker(tmp_path)
+    assert "has other versions than the driver: jax was 0.1 and is" in marker.wrong()
+    marker = folder.Marker(str(tmp_path))
     marker.remove()
-    with pytest.raises(RuntimeError, match="is not shared: .* does not see it"):
-        marker.check()
+    assert "is not shared: " in marker.wrong()
+
+
+def test_a_run_whose_nodes_do_not_see_the_folder_stops(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder.Marker, "__init__", lambda self, where: vars(self).update(folder=where, versions={}))
+    monkeypatch.setattr(folder.Marker, "remove", lambda self: None)
+    monkeypatch.setattr(folder.Marker, "call", "no file", raising=False)
+    with pytest.raises(RuntimeError, match="has other versions than the driver"):
+        on_cluster(tmp_path, members=4, shard=4)
+    assert not list(tmp_path.glob("shards/*/shard.json"))
 
 
 def test_a_folder_with_other_things_is_left_alone(cluster, tmp_path):

@@ -1,4 +1,4 @@
-"""Ray, as this library uses it: connect, check every node, run tasks a few at a time, leave nothing running."""
+"""Ray, as this library uses it: connect, run tasks a few at a time, leave nothing running."""
 
 import contextlib
 import itertools
@@ -100,27 +100,11 @@ def check_room(ray: ModuleType, **needs: Any) -> int:
     raise ValueError(f"No node has room for one worker, which needs {', '.join(said)}: ask for less, or add a node.")
 
 
-def begin(ray: ModuleType, task: Callable, workers: int, **options: Any) -> None:
-    """Start so many workers, each by calling `task()`, and do not wait for them."""
+def begin(ray: ModuleType, workers: int, task: Callable, *arguments: Any, **options: Any) -> None:
+    """Start so many workers, each by calling `task(*arguments)`, and do not wait for them."""
     remote = ray.remote(max_retries=0, **options)(task)
     for _ in range(workers):
-        remote.remote()
-
-
-def on_every_node(ray: ModuleType, task: Callable, *arguments: Any, num_cpus: float = 1, **options: Any) -> None:
-    """Run `task(*arguments)` once on each node with so many CPUs, and raise what it, or its unpickling, raises there.
-
-    options : of `ray.remote`, such as runtime_env
-    """
-    remote = ray.remote(num_cpus=0, max_retries=0, **options)(task)
-    nodes = [node for node, room in _rooms(ray, CPU=num_cpus).items() if room]
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    asked = [remote.options(scheduling_strategy=strategy(node, soft=True)).remote(*arguments) for node in nodes]
-    try:
-        ray.get(asked)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, Exception) else error
-        raise cause from None
+        remote.remote(*arguments)
 
 
 def run(
@@ -133,16 +117,18 @@ def run(
 ) -> Generator[tuple[Any, Any], None, None]:
     """(name, what came) of each job, (name, arguments of `task`), in the order in which they end.
 
-    What came is the task's result, or an exception of Ray's after its last attempt. A job that comes back `Unfit` is
-    handed on to other nodes. AHEAD times as many as run `at_once` (of the ids of unfit nodes) are handed to Ray; those
-    that are left when the caller stops are killed.
+    What came is the task's result, or an exception of Ray's after its last attempt. A job that comes back `Unfit` from
+    a node that has joined since is handed on to other nodes. AHEAD times as many as run `at_once` (of the ids of unfit
+    nodes) are handed to Ray; those that are left when the caller stops are killed.
 
     options : of `ray.remote`, such as num_cpus, memory and max_retries
 
-    Raises ConnectionError where no node has had room for one for NODE_SECONDS.
+    Raises ConnectionError where no node has had room for one for NODE_SECONDS, RuntimeError for a node that was there
+    from the beginning and is unfit.
     """
     remote = ray.remote(**options)(task)
     jobs = iter(jobs)
+    first = {node["NodeID"] for node in ray.nodes()}
     again: list = []  # what an unfit node has given back
     unfit: set[str] = set()
     waiting: dict = {}
@@ -174,6 +160,8 @@ def run(
                 if not isinstance(came, Unfit):
                     yield name, came
                     continue
+                if came.node in first:
+                    raise RuntimeError(came.why)
                 again.append((name, arguments))
                 if came.node not in unfit:
                     unfit.add(came.node)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROCESS_BYTES = 2**29  # of a worker that holds no member yet
-SHARE = 0.02  # of a shard's seconds that its checkpoints may take
+SHARE = 0.01  # of a shard's seconds that its checkpoints may take
 
 
 def fit_on_cluster(
@@ -44,9 +44,9 @@ def fit_on_cluster(
 ) -> tuple[ClusterResults, ClusterHistory]:
     """Train every member as `fit` does, on the machines of a Ray cluster, some hundreds of them a task.
 
-    A worker or a node that dies is replaced, and its shard goes on from its last checkpoint: of its first segment, and
-    then of those whose writing takes no more than a fiftieth of its seconds. The same call goes on with what an earlier
-    one has left.
+    A worker or a node that dies is replaced, and its shard goes on from its last checkpoint: there is one of its first
+    segment, and of later ones as many as take no more than a hundredth of its seconds. The same call goes on with what
+    an earlier one has left.
 
     Parameters
     ----------
@@ -91,21 +91,22 @@ def fit_on_cluster(
     with engine.connected(address) as ray:
         needs: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         workers = engine.check_room(ray, **needs)
-        devices = environment(cores, gpus)
-        engine.begin(ray, shards.warm, workers, runtime_env=devices, **needs)  # while the driver gets ready
         shard = shard or int(claimed(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
+        devices = environment(cores, gpus)
+        made, states = shards.states(make_swarm, members)
+        asked.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
+        begun = min(workers, len(places)), shards.warm, cores, None if states else made, ids[places[0]]
+        engine.begin(ray, *begun, runtime_env=devices, **needs)  # while the driver gets ready
         shared, own = shards.parts(whole)
         first = shards.named(of_ids(ids[places[0]])) if of_ids else shards.joined(shared, own(places[0]))
-        made, states = shards.states(make_swarm, members)
         like = shards.swarm_of(made, states(places[0])) if states else shards.members(made, ids[places[0]])
         asked.check_shard(like, first, loss_fn, how)
         copies = 3 if how.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
-        asked.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
         decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole, "first_shards_data": first}
         claim(folder, asked.facts(shard, members=ids, fit_arguments=how, **decides))
         marker = Marker(str(folder))
@@ -114,7 +115,6 @@ def fit_on_cluster(
         left = [number for number in range(len(places)) if number not in lines]
         try:
             for_all = ray.put(job), ray.put(shared)
-            engine.on_every_node(ray, shards.Job.check, for_all[0], num_cpus=cpus, runtime_env=devices)
 
             def given(number):
                 """Of a shard's task, what no other one gets."""
@@ -152,7 +152,9 @@ def _followed(ended, lines, members, shards, progress):
 
 def environment(cores: int, gpus: float) -> dict[str, dict[str, str]]:
     """A worker's devices as Ray's runtime_env, which is there before it starts: what it unpickles may start JAX."""
-    found = {"JAX_NUM_CPU_DEVICES": str(cores)}
+    # NPROC is how many threads XLA begins. A node's cores, in each of its workers, would be in each other's way, and
+    # roundings would depend on the node.
+    found = {"JAX_NUM_CPU_DEVICES": str(cores), "NPROC": str(cores)}
     if not gpus:
         found["JAX_PLATFORMS"] = "cpu"
     elif gpus < 1:

@@ -53,11 +53,6 @@ class Marker:
             return f"{node} cannot open {self.folder} ({error}): name a folder that every node sees."
         return None if seen else f"{self.folder} is not shared: {node} does not see it; name one that every node sees."
 
-    def check(self) -> None:
-        """RuntimeError where something is wrong."""
-        if sentence := self.wrong():
-            raise RuntimeError(sentence)
-
     def remove(self) -> None:
         """The run is over."""
         self._file().unlink(missing_ok=True)

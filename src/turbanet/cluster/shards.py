@@ -1,6 +1,7 @@
 """One shard of a swarm, on the worker that trains it: its members, its data, what it keeps in the shared folder."""
 
 import dataclasses
+import importlib
 import json
 import os
 import socket
@@ -70,10 +71,6 @@ class Job:
         file = self.folder(number) / DONE
         return json.loads(file.read_text()) if file.exists() else None
 
-    def check(self) -> None:
-        """RuntimeError on a node that cannot train shards."""
-        self.marker.check()
-
 
 def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | None, own: list) -> dict | Unfit:
     """Train one shard, or go on with it, and keep what comes out: its line of the table of shards.
@@ -120,10 +117,13 @@ def _train(job, folder, number, swarm, data, begin):
     return line
 
 
-def warm() -> None:
-    """Import what a shard needs, in a worker that has none yet."""
-    import orbax.checkpoint  # noqa: F401
-    import pandas  # noqa: F401
+def warm(cores: int, make_swarm: Callable | None, ids: np.ndarray) -> None:
+    """Import, and compile what makes a shard's members, in a new worker; what fails here fails again in its shard."""
+    use_cores(cores, cache=True)
+    for module in ("orbax.checkpoint", "pandas", "pyarrow.parquet"):
+        importlib.import_module(module)
+    if make_swarm:
+        make_swarm(ids)
 
 
 def ray_node() -> str:

@@ -53,7 +53,7 @@ def memory(*, members=(1000, 10_000, 100_000), shard=None):
     return pd.DataFrame(lines)
 
 
-def overhead(*, members=2000, hidden=8, epochs=200, block=50, shard=250, repeats=3, within=1e-3):
+def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats=3, within=1e-3):
     """LSTMs by one process with two devices and by two workers with one, in turn: a table, a line a run.
 
     Each has an empty cache of programs and a process of its own, whose start is in `startup_seconds` alone.
