@@ -1,9 +1,13 @@
 """Folders at an address: what is kept there is whole, found again, and refused where it cannot be."""
 
+import shutil
+from pathlib import Path
+
 import bucket  # noqa: F401 (what s3:// is)
 import numpy as np
 import optax
 import pytest
+from upath import UPath
 
 import turbanet as tn
 from turbanet.training import places
@@ -32,9 +36,9 @@ def train(folder, **how):
 
 
 def test_a_swarm_is_saved_at_an_address_and_loaded(address):
-    swarm = made()
-    for _ in range(2):  # the second in the first one's place
-        swarm.save(address)
+    made().save(address)
+    swarm, _ = train(None)
+    swarm.save(address)  # in the first one's place
     loaded = tn.TurbaTrainState.load(address, tn.MLP((4, 2)), optax.adam(0.01))
     assert np.array_equal(tn.predict(loaded, X), tn.predict(swarm, X))
 
@@ -42,6 +46,7 @@ def test_a_swarm_is_saved_at_an_address_and_loaded(address):
 def test_a_training_at_an_address_goes_on_from_its_last_whole_checkpoint(address, tmp_path, monkeypatch):
     expected = tn.predict(train(None)[0], X)
     send = places.Mirror.send
+    sent = []
 
     def dies(self, number):
         send(self, number) if number < 4 else self.there.fs.put(f"{self.here}/{number}/", f"{self.there.path}/{number}")
@@ -51,9 +56,9 @@ def test_a_training_at_an_address_goes_on_from_its_last_whole_checkpoint(address
     monkeypatch.setattr(places.Mirror, "send", dies)
     with pytest.raises(OSError, match="could not be written to s3://bucket/folder .*the network is gone"):
         train(address)
-    monkeypatch.undo()
-    monkeypatch.setenv("BUCKETS", str(tmp_path))
+    monkeypatch.setattr(places.Mirror, "send", lambda self, number: sent.append(number) or send(self, number))
     swarm, _ = train(address)
+    assert sent == [4, 6]
     assert np.array_equal(tn.predict(swarm, X), expected)
     assert sorted(path.name for path in (tmp_path / "bucket/folder").iterdir()) == ["4", "6", "last"]
 
@@ -72,8 +77,25 @@ def test_an_address_that_holds_nothing_loads_nothing(address):
 
 @pytest.mark.parametrize(
     ("address", "error", "sentence"),
-    [("gs://bucket/run", ImportError, "cannot be opened .*install"), ("what://run", ValueError, "fsspec knows")],
+    [
+        ("gs://bucket/run", ImportError, "cannot be opened .*install"),
+        ("what://run", ValueError, "fsspec knows"),
+        (Path("s3://bucket/run"), ValueError, "an address that a path has cut"),
+        (UPath("memory://run", listings=1), ValueError, "storage_options would stay here"),
+    ],
 )
 def test_an_address_that_cannot_be_opened_stops_at_once(address, error, sentence):
     with pytest.raises(error, match=sentence):
         train(address)
+
+
+def test_a_folder_may_be_named_by_its_address(tmp_path):
+    made().save(f"file://{tmp_path}/swarm")
+    assert tn.TurbaTrainState.load(tmp_path / "swarm", tn.MLP((4, 2))).shape == (3, 3, 2)
+
+
+def test_a_checkpoint_that_another_attempt_removed_is_begun_anew(address, tmp_path):
+    train(address, epochs=2)
+    shutil.rmtree(tmp_path / "bucket/folder/2")
+    swarm, _ = train(address)
+    assert np.array_equal(tn.predict(swarm, X), tn.predict(train(None)[0], X))

@@ -16,7 +16,7 @@ from turbanet.training.fit import checked, fit
 from turbanet.training.plan import Plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
-FORMAT = 2  # of what is kept of a run
+FORMAT = 3  # of what is kept of a run
 OURS = "swarm", "loss_fn", "checkpoints", "progress", "on_interrupt", "compile_only"  # of fit's arguments
 
 
@@ -83,11 +83,12 @@ def check_plan(plan: Any, cores: int, gpus: float) -> None:
         raise ValueError(f"{came}: take Plan({cores}, block={plan.block}), or more cpus.")
 
 
-def facts(shard: int, **decides: Any) -> dict[str, str]:
-    """{name: text} of all that decides what comes out of a run."""
+def facts(shard: int, **decides: Any) -> tuple[dict[str, str], bool]:
+    """{name: text} of all that decides what comes out of a run, and whether all of it could be read."""
     found = {name.replace("_", " "): fingerprint(thing) for name, thing in decides.items()}
     for name, each in found.items():
         if each.opaque:
             say_once(f"{name} holds {each.opaque[0]}, which cannot be read: this run is kept, but not resumed.")
     digests = {name: each[:16] for name, each in found.items()}
-    return {"format": str(FORMAT), "shard": str(shard), **versions(), **digests}
+    known = not any(each.opaque for each in found.values())
+    return {"format": str(FORMAT), "shard": str(shard), **versions(), **digests}, known

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import socket
 import time
 import warnings
@@ -56,13 +57,15 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 def _check_answers(address):
     """ConnectionError where nothing at host:port speaks gRPC, as Ray does; an address of another form is Ray's to read.
 
-    Ray itself would wait for minutes, and then end this process.
+    Ray itself would wait for minutes, and then end this process. Under its TLS, we see only that something listens.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS) as there:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
             there.sendall(HTTP2_GREETING)
             answer = there.recv(len(NO_SETTINGS))
         if answer[3:4] != NO_SETTINGS[3:4]:
@@ -123,10 +126,10 @@ def run(
 
     options : of `ray.remote`, such as num_cpus, memory and max_retries
 
-    Raises ConnectionError where no node has had room for one for NODE_SECONDS, RuntimeError for a node that was there
-    from the beginning and is unfit.
+    Raises ConnectionError where no node has had room for one for NODE_SECONDS, RuntimeError where a node that was there
+    from the beginning is unfit, before any job has ended.
     """
-    remote = ray.remote(**options)(task)
+    plain = remote = ray.remote(**options)(task)
     jobs = iter(jobs)
     first = {node["NodeID"] for node in ray.nodes()}
     again: list = []  # what an unfit node has given back
@@ -158,6 +161,7 @@ def run(
                 except ray.exceptions.RayError as error:
                     came = error
                 if not isinstance(came, Unfit):
+                    first.clear()  # some node works: from now on another that does not is left out
                     yield name, came
                     continue
                 if came.node in first:
@@ -166,7 +170,7 @@ def run(
                 if came.node not in unfit:
                     unfit.add(came.node)
                     say_once(f"{came.why} It gets no more shards.")
-                    remote = remote.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(unfit))})"})
+                    remote = plain.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(unfit))})"})
     finally:
         for reference in waiting:
             ray.cancel(reference, force=True)

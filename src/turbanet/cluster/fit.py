@@ -108,9 +108,10 @@ def fit_on_cluster(
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
         decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole, "first_shards_data": first}
-        claim(folder, asked.facts(shard, members=ids, fit_arguments=how, **decides))
+        facts, known = asked.facts(shard, members=ids, fit_arguments=how, **decides)
+        claim(folder, facts)
         marker = Marker(str(folder))
-        job = shards.Job(made, loss_fn, of_ids, how, kept, marker, cores, attempts)
+        job = shards.Job(made, loss_fn, of_ids, how, kept, marker, cores, attempts, resumes=known)
         lines = {number: line for number in range(len(places)) if (line := job.kept(number))}
         left = [number for number in range(len(places)) if number not in lines]
         try:
@@ -125,7 +126,7 @@ def fit_on_cluster(
             again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": devices}
             room = partial(engine.slots, ray, **needs)
             with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
-                failed = _followed(ended, lines, len(ids), len(places), progress)
+                failed = _followed(ended, lines, job, len(ids), len(places), progress)
         finally:
             marker.remove()
     table = _table(lines, resumed=set(lines) - set(left))
@@ -135,17 +136,19 @@ def fit_on_cluster(
     return found
 
 
-def _followed(ended, lines, members, shards, progress):
+def _followed(ended, lines, job, members, shards, progress):
     """Fill the lines of the table as shards end: {shard: what it said} of those that have failed."""
     failed = {}
     done = sum(line["members"] for line in lines.values())
     with tqdm(total=members, initial=done, unit="member", disable=not progress) as bar:
         for number, came in ended:
-            if isinstance(came, Exception):
+            # An attempt that was given up with its node may have ended it.
+            line = job.kept(number) if isinstance(came, Exception) else came
+            if line is None:
                 failed[number] = str(came)
             else:
-                lines[number] = came
-                bar.update(came["members"])
+                lines[number] = line
+                bar.update(line["members"])
             bar.set_postfix(shards_left=shards - len(lines) - len(failed))
     return failed
 

@@ -49,7 +49,7 @@ class Marker:
             return f"{node} has other versions than the driver: {'; '.join(others)}; make them equal."
         try:
             seen = self._file().exists()
-        except (OSError, ImportError, ValueError) as error:
+        except (ImportError, ValueError) as error:  # an OSError may pass, and is tried again
             return f"{node} cannot open {self.folder} ({error}): name a folder that every node sees."
         return None if seen else f"{self.folder} is not shared: {node} does not see it; name one that every node sees."
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
+from turbanet.cluster import asked
 from turbanet.cluster.fit import fit_on_cluster
+from turbanet.training.checkpoint import versions
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import History
 from turbanet.training.places import place
@@ -25,7 +27,8 @@ class Cluster:
     Parameters
     ----------
     checkpoints : a folder that every node sees, by its path or an address
-    address, shard, cpus, gpus, memory, attempts, progress : as `fit_on_cluster` takes them
+    shard : members of a task, or all that a swarm has; None as of `fit_on_cluster`
+    address, cpus, gpus, memory, attempts, progress : as `fit_on_cluster` takes them
 
     Examples
     --------
@@ -52,8 +55,10 @@ class Cluster:
         the sums of all workers'.
         """
         arguments.pop("progress", None)  # the cluster's own
-        decides = fingerprint([swarm, x, y, loss_fn, arguments])
         how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        how["shard"] = self.shard and min(self.shard, len(swarm))
+        _, data, others = asked.taken_apart((x, y), arguments)
+        decides = fingerprint([asked.FORMAT, swarm, data, loss_fn, others, how["shard"], versions()])
         how["checkpoints"] = str(place(self.checkpoints) / decides[:16])
         results, history = fit_on_cluster(swarm, (x, y), loss_fn, members=len(swarm), **how, **arguments)
         trained = jax.device_put(results.swarm(), jax.tree.map(home, swarm))

@@ -43,6 +43,7 @@ class Job:
     checkpoints : of `fit`, whose folder is the run's
     cores : CPU devices of a worker
     attempts : of a shard in one call
+    resumes : whether an attempt goes on from the one before; not where it could not tell that it is the same training
     """
 
     make_swarm: Any
@@ -53,6 +54,7 @@ class Job:
     marker: Marker
     cores: int
     attempts: int
+    resumes: bool = True
 
     def folder(self, number: int) -> Any:
         """The `place` where a shard keeps its training, and then what came out."""
@@ -81,12 +83,12 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
     begin = time.time()
     if sentence := job.marker.wrong():
         return Unfit(ray_node(), sentence)
+    if line := job.kept(number):  # it was killed between its last line and its answer
+        return line
     job.count(number)
     use_cores(job.cores, cache=True)
     if not is_address(job.checkpoints.folder):  # nodes of a kind measure a plan once
         os.environ[autoplan.FOLDER] = str(place(job.checkpoints.folder) / "plans")
-    if line := job.kept(number):  # it was killed between its last line and its answer
-        return line
     data = named(job.of_ids(ids)) if job.of_ids else joined(shared, own)
     swarm = members(job.make_swarm, ids) if states is None else swarm_of(job.make_swarm, states)
     return _train(job, job.folder(number), number, swarm, data, begin)
@@ -95,6 +97,8 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
 def _train(job, folder, number, swarm, data, begin):
     x, y, wanted = data.pop("x"), data.pop("y"), data.pop("predict", None)
     training = folder / TRAINING
+    if not job.resumes:
+        remove(training)
     before = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
     kept = dataclasses.replace(job.checkpoints, folder=str(training))
     swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
@@ -221,10 +225,10 @@ def joined(shared: dict, own: list) -> dict:
 
 
 def scores(history: History) -> Any:
-    """A pandas table of each member's last epoch: seed, member, epoch, losses, metrics."""
-    lines = history.frame()
+    """A pandas table of each member's last epoch, in their order: seed, member, epoch, losses, metrics."""
     last = np.maximum(history.epochs, 1) - 1
-    return lines[lines.epoch.to_numpy() == np.tile(last, len(history.train_loss))].reset_index(drop=True)
+    members = len(last)
+    return history.frame().iloc[last * members + np.arange(members)].reset_index(drop=True)
 
 
 def _keep_table(table, file):

@@ -112,7 +112,7 @@ class Folder:
         self.args = ocp.args
         how = {"max_to_keep": most, "enable_async_checkpointing": False, "cleanup_tmp_directories": most is not None}
         try:
-            self.mirror = Mirror(str(folder)) if is_address(folder) else None
+            self.mirror = Mirror(folder) if is_address(folder) else None
             self.there = self.mirror.there if self.mirror else place(folder)
             here = self.mirror.here if self.mirror else self.there
             here.mkdir(parents=True, exist_ok=True)
