@@ -237,7 +237,24 @@ def test_a_node_that_joins_and_cannot_work_gets_no_more_shards(cluster, caplog):
         cluster.remove_node(node)
     assert sorted(name for name, _ in came) == list(range(40))
     assert not {where for _, where in came} & set(bad)
-    assert caplog.text.count("This node is bad. It gets no more shards.") == 2
+    assert "This node is bad. It gets no more shards." in caplog.text
+
+
+def test_every_unfit_node_is_left_out():
+    answers = iter(["done", engine.Unfit("a", "It is bad."), engine.Unfit("b", "It is bad."), "done"])
+    selectors = []
+
+    def options(label_selector):  # what has options has no more of them, as in Ray
+        selectors.append(label_selector["ray.io/node-id"])
+        return SimpleNamespace(remote=lambda *_: object())
+
+    ray = SimpleNamespace(nodes=lambda: [{"NodeID": "a"}], get=lambda _: next(answers), cancel=None)
+    ray.wait = lambda waiting, num_returns, timeout: (waiting[:1], waiting[1:])
+    ray.remote = lambda **_: lambda task: SimpleNamespace(remote=lambda *_: object(), options=options)
+    ray.exceptions = SimpleNamespace(RayError=RuntimeError)
+    came = list(engine.run(ray, print, [("x", ()), ("y", ())], at_once=lambda unfit: 1))
+    assert sorted(came) == [("x", "done"), ("y", "done")]
+    assert selectors == ["!in(a)", "!in(a,b)"]
 
 
 def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
