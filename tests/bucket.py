@@ -6,6 +6,8 @@ import fsspec
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+ROOT = "BUCKETS"  # the variable that names the folder
+
 
 class Bucket(DirFileSystem):
     """s3://bucket/file is $BUCKETS/bucket/file."""
@@ -14,7 +16,7 @@ class Bucket(DirFileSystem):
     sep = "/"
 
     def __init__(self, **more):
-        super().__init__(os.environ["BUCKETS"], LocalFileSystem(auto_mkdir=True), **more)
+        super().__init__(os.environ[ROOT], LocalFileSystem(auto_mkdir=True), **more)
 
 
 fsspec.register_implementation("s3", Bucket, clobber=True)

@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 
-from turbanet.lab import cluster_costs, peers, projection
+from turbanet.lab import cluster_costs, cluster_runs, peers, projection
 
 pytest.importorskip("ray")
 
 
-def test_series_are_of_their_ids_alone():
-    many, few = cluster_costs.series([4, 9, 2]), cluster_costs.series([9])
-    assert many["x"].shape == (3, 240, 10, 1) and many["y"].shape == (3, 240, 1)
-    assert np.array_equal(many["x"][1], few["x"][0])
-    assert np.array_equal(many["x"][:, 1:, -1], many["y"][:, :-1])  # the day to forecast is the next window's last
-
-
 def test_rows_are_of_their_ids_alone():
-    data = cluster_costs.few_rows(np.array([9]))
+    data = cluster_runs.few_rows(np.array([9]))
     assert data["x"][0, 0].tolist() == pytest.approx([2, 2 + 1 / 24, 2 + 2 / 24])  # 9 is 2 beyond 7
     assert data["y"][0, 0, 0] == pytest.approx(6.125)
 
@@ -31,7 +24,7 @@ def test_the_difference_is_that_of_the_member_that_differs_most():
 
 def test_other_weights_end_the_comparison(monkeypatch):
     def apart(name, *, folder, members, **size):
-        np.savez(f"{folder}/weights.npz", kernel=np.full((members, 2), 1.0 + (name == "_two_workers")))
+        np.savez(f"{folder}/weights.npz", kernel=np.full((members, 2), 1.0 + (name == "two_workers")))
         return {"seconds": 1.0}
 
     monkeypatch.setattr(cluster_costs, "_apart", apart)
@@ -45,17 +38,17 @@ def test_the_overhead_is_that_of_the_same_repeat_and_the_ways_take_turns(monkeyp
     def apart(name, *, folder, members, **size):
         np.savez(f"{folder}/weights.npz", kernel=np.ones((members, 2)))
         ran.append(name)
-        return {"seconds": {"_one_process": 10.0, "_two_workers": 10.0 + len(ran)}[name]}
+        return {"seconds": {"one_process": 10.0, "two_workers": 10.0 + len(ran)}[name]}
 
     monkeypatch.setattr(cluster_costs, "_apart", apart)
     table = cluster_costs.overhead(members=3, repeats=2)
-    assert ran == ["_one_process", "_two_workers", "_two_workers", "_one_process"]
+    assert ran == ["one_process", "two_workers", "two_workers", "one_process"]
     assert table[table.way == cluster_costs.TWO].overhead_percent.tolist() == pytest.approx([20, 30])
 
 
 def test_what_fails_apart_says_its_last_words():
-    with pytest.raises(RuntimeError, match="_driver with .*ended with 1: TypeError: .*unexpected keyword"):
-        cluster_costs._apart("_driver", networks=3)
+    with pytest.raises(RuntimeError, match="driver with .*ended with 1: TypeError: .*unexpected keyword"):
+        cluster_costs._apart("driver", networks=3)
 
 
 def test_make_peers_knows_the_parts():
@@ -65,7 +58,7 @@ def test_make_peers_knows_the_parts():
 @pytest.mark.slow
 def test_shards_sleep_on_workers_that_have_started():
     table = cluster_costs.sleeping(workers=(2, 4), shards=10, sleep_seconds=0.2, instant=20)
-    slept = table[table.kind == cluster_costs.SLEEP]
+    slept = table[table.kind == cluster_runs.SLEEP]
     assert slept.shards.tolist() == [5, 10]
     assert slept.ideal_seconds.tolist() == pytest.approx([0.5, 0.5])
     assert slept.rounds_seconds.tolist() == pytest.approx([0.6, 0.6])
@@ -77,5 +70,5 @@ def test_unit_costs_are_what_the_projection_takes():
     table = cluster_costs.unit_costs(members=4, shards=2, hidden=2, epochs=1, block=2)
     costs = projection.Costs.of(table)
     assert min(vars(costs).values()) > 0
-    assert costs.data_bytes == 240 * (10 + 1) * 4
+    assert costs.data_bytes == (240 * (10 + 1) + 10 * 10) * 4  # windows and what follows them, and those to forecast
     assert costs.state_bytes > 3 * 4 * (4 * (2 + 1 + 1) * 2)  # weights and two moments of Adam, at the least

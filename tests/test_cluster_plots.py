@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from turbanet.lab import cluster_plots as draw
-from turbanet.lab.cluster_suite import JOBLIB, SHARDS
+from turbanet.lab.cluster_ways import JOBLIB, SHARDS
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-import bucket  # noqa: F401 (what s3:// is)
+import bucket
 import numpy as np
 import optax
 import pytest
@@ -20,7 +20,7 @@ Y = (X[:, 0] > 0).astype(np.int32)
 def address(tmp_path, monkeypatch):
     import fsspec
 
-    monkeypatch.setenv("BUCKETS", str(tmp_path))
+    monkeypatch.setenv(bucket.ROOT, str(tmp_path))
     fsspec.filesystem("s3").clear_instance_cache()
     yield "s3://bucket/folder"
     fsspec.filesystem("s3").clear_instance_cache()

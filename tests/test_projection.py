@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from turbanet.lab.cluster_costs import INSTANT, SLEEP
+from turbanet.lab.cluster_runs import INSTANT, SLEEP
 from turbanet.lab.projection import Costs, beside_measured, projected, sleeping_seconds
 
 COSTS = Costs(

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from turbanet.cluster import shards
+from turbanet.cluster import given
 from turbanet.training.arrays import check_ids, check_whole
 from turbanet.training.checkpoint import versions
-from turbanet.training.checks import check_data
+from turbanet.training.checks import check_data, check_fit
 from turbanet.training.data import prepare
 from turbanet.training.fingerprint import fingerprint
-from turbanet.training.fit import checked, fit
-from turbanet.training.plan import Plan, say_once
+from turbanet.training.fit import fit
+from turbanet.training.plan import Plan, check_plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
 FORMAT = 3  # of what is kept of a run
@@ -43,10 +43,10 @@ def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
         raise TypeError(f"fit_on_cluster hands on to fit {', '.join(sorted(known))}; it got {', '.join(unknown)}.")
     if "epochs" not in fit_arguments:
         raise TypeError("fit_on_cluster needs epochs=, as fit does.")
-    moved = {name: part for name, part in fit_arguments.items() if name in shards.OF_DATA}
+    moved = {name: part for name, part in fit_arguments.items() if name in given.OF_DATA}
     how = {name: value for name, value in fit_arguments.items() if name not in moved}
     if not callable(data):
-        return None, shards.named(data, **moved), how
+        return None, given.named(data, **moved), how
     if moved:
         raise ValueError(f"data(ids) came with {', '.join(moved)}: let it return a dict that holds them too.")
     return data, {}, how
@@ -55,9 +55,9 @@ def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
 def check_shard(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> None:
     """ValueError for a shard that `fit` would refuse, and for what it could not predict afterwards."""
     arguments = {name: part for name, part in data.items() if name not in ("x", "y", "predict")}
-    checked(swarm, data["x"], data["y"], loss_fn, **arguments, **how)
+    check_fit(swarm, data["x"], data["y"], loss_fn, **arguments, **how)
     if "predict" in data:
-        wanted = prepare(swarm, data["predict"], per_member=shards.own_pair(data)[0])
+        wanted = prepare(swarm, data["predict"], per_member=given.own_pair(data)[0])
         check_data(swarm, wanted, None, part="predict's ", allow_nan=True)
 
 
@@ -73,10 +73,9 @@ def check_shipped(**things: Any) -> None:
             raise ValueError(f"{came}: open files, locks and the like inside the function, not around it.") from None
 
 
-def check_plan(plan: Any, cores: int, gpus: float) -> None:
+def check_devices(plan: Any, cores: int, gpus: float) -> None:
     """ValueError for what is no plan, and for one of more devices than a worker has."""
-    if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
-        raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
+    check_plan(plan)
     devices: Any = plan.devices if isinstance(plan, Plan) else ()
     if not gpus and len(devices) > cores:
         came = f"The plan is for {len(devices)} devices, a worker has {cores}"

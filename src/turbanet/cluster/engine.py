@@ -15,9 +15,10 @@ from turbanet.training.plan import say_once
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for what is stopped to end
 AHEAD = 2  # tasks handed to Ray for each worker, so that it never waits for the next
-LOOK_SECONDS = 10  # between two looks at the nodes
+LOOK_SECONDS = 1  # between two looks at the nodes
 NODE_SECONDS = 300  # that a cluster without a node for these tasks is waited for
-HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + (NO_SETTINGS := b"\0\0\0\4\0\0\0\0\0")  # RFC 9113, 3.4
+NO_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame of HTTP/2, whose fourth byte is its kind (RFC 9113, 4.1 and 6.5)
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_SETTINGS  # which a server answers with such a frame (3.4)
 ADVICE = "start one (ray start --head), mend the address, or leave it out to use this machine alone"
 
 
@@ -66,7 +67,7 @@ def _check_answers(address):
         with socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS) as there:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
                 return
-            there.sendall(HTTP2_GREETING)
+            there.sendall(GREETING)
             answer = there.recv(len(NO_SETTINGS))
         if answer[3:4] != NO_SETTINGS[3:4]:
             raise OSError("what listens there is not Ray's")
@@ -78,15 +79,9 @@ def slots(
     ray: ModuleType, unfit: Container = (), *, num_cpus: float = 1, num_gpus: float = 0, memory: float = 0
 ) -> int:
     """How many tasks of these needs the nodes run at once that are alive and whose ids are not among the `unfit`."""
-    rooms = _rooms(ray, CPU=num_cpus, GPU=num_gpus, memory=memory)
-    return sum(room for node, room in rooms.items() if node not in unfit)
-
-
-def _rooms(ray, **needs):
-    """{id of a node that is alive: how many tasks of these needs it runs at once}."""
-    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    wanted = {name: need for name, need in needs.items() if need}
-    return {id: min(int(node.get(name, 0) / need) for name, need in wanted.items()) for id, node in alive.items()}
+    needs = {"CPU": num_cpus, "GPU": num_gpus, "memory": memory}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in unfit]
+    return sum(min(int(node.get(name, 0) / need) for name, need in needs.items() if need) for node in nodes)
 
 
 def check_room(ray: ModuleType, **needs: Any) -> int:
@@ -140,7 +135,7 @@ def run(
     workers = 0
     try:
         while True:
-            if time.monotonic() - looked > 1:
+            if time.monotonic() - looked > LOOK_SECONDS:
                 workers, looked = at_once(unfit), time.monotonic()
             seen = time.monotonic() if workers else seen
             if time.monotonic() - seen > NODE_SECONDS:
@@ -161,7 +156,8 @@ def run(
                 except ray.exceptions.RayError as error:
                     came = error
                 if not isinstance(came, Unfit):
-                    first.clear()  # some node works: from now on another that does not is left out
+                    if not isinstance(came, Exception):
+                        first.clear()  # some node works: from now on another that does not is left out
                     yield name, came
                     continue
                 if came.node in first:

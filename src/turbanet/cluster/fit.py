@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from turbanet.cluster import asked, engine, shards
+from turbanet.cluster import asked, engine, given, shards
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from turbanet.training.arrays import check_whole
@@ -84,7 +84,7 @@ def fit_on_cluster(
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
     of_ids, whole, how = asked.taken_apart(data, fit_arguments)
     cores = max(1, int(cpus))
-    asked.check_plan(how.get("plan"), cores, gpus)
+    asked.check_devices(how.get("plan"), cores, gpus)
     kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints, share=SHARE)
     folder = place(kept.folder)
     kept = dataclasses.replace(kept, folder=str(folder))
@@ -96,18 +96,19 @@ def fit_on_cluster(
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
         devices = environment(cores, gpus)
-        made, states = shards.states(make_swarm, members)
+        made, states = given.states(make_swarm, members)
         asked.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
         begun = min(workers, len(places)), shards.warm, cores, None if states else made, ids[places[0]]
         engine.begin(ray, *begun, runtime_env=devices, **needs)  # while the driver gets ready
-        shared, own = shards.parts(whole)
-        first = shards.named(of_ids(ids[places[0]])) if of_ids else shards.joined(shared, own(places[0]))
-        like = shards.swarm_of(made, states(places[0])) if states else shards.members(made, ids[places[0]])
+        shared, own = given.parts(whole)
+        first = given.named(of_ids(ids[places[0]])) if of_ids else given.joined(shared, own(places[0]))
+        like = given.swarm_of(made, states(places[0])) if states else given.members(made, ids[places[0]])
         asked.check_shard(like, first, loss_fn, how)
         copies = 3 if how.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
-        decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole, "first_shards_data": first}
+        decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole}
+        decides["first_shards_data"] = first if of_ids else None
         facts, known = asked.facts(shard, members=ids, fit_arguments=how, **decides)
         claim(folder, facts)
         marker = Marker(str(folder))
@@ -117,12 +118,12 @@ def fit_on_cluster(
         try:
             for_all = ray.put(job), ray.put(shared)
 
-            def given(number):
+            def own_of(number):
                 """Of a shard's task, what no other one gets."""
                 at = places[number]
                 return number, ids[at], states and states(at), own(at)
 
-            jobs = ((number, (*for_all, *given(number))) for number in left)
+            jobs = ((number, (*for_all, *own_of(number))) for number in left)
             again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": devices}
             room = partial(engine.slots, ray, **needs)
             with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:

@@ -5,7 +5,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from turbanet.lab import labels, plots
-from turbanet.lab.cluster_suite import JOBLIB, SHARDS, TASKS
+from turbanet.lab.cluster_ways import JOBLIB, SHARDS, TASKS
 from turbanet.lab.labels import FRAMEWORKS, OURS
 from turbanet.lab.plots import COLOURS, SMALL
 

@@ -1,23 +1,20 @@
-"""A swarm over machines: a cluster of nodes on this one, series to forecast, a node that dies, usual ways beside."""
+"""A swarm over machines: a cluster of nodes on this one, series to forecast, a node that dies."""
 
 import contextlib
-import functools
 import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import linen as nn
 
 ONE, WHOLE, KILLED = "one process", "two nodes", "a node killed"
-SHARDS, TASKS, JOBLIB = "TurbaNet, shards", "Ray, a task a network", "joblib, PyTorch"
 ECHO = 0.6  # the strongest coefficient of a series
-OBJECT_STORE = 2**27  # bytes of a node, which holds a shard's arguments and little else
+STORE = {"object_store_memory": 2**27}  # bytes of a node, which holds a shard's arguments and little else
 DRIVER = {"include_dashboard": False, "num_cpus": 0}  # its node trains nothing
 
 
@@ -58,13 +55,13 @@ def networks(ids, *, hidden: int, window: int, learning_rate: float, seed: int):
 
 
 def one_process(make: Callable, data: Callable, ids, **how: Any):
-    """(trained swarm, predictions [member, row, 1]): what `fit_on_cluster` does of one shard, in this process."""
+    """(trained swarm, `History`, predictions [member, row, 1]): what a worker does of a shard, in this process."""
     import turbanet as tn
 
     parts = data(ids)
     x, y, wanted = (parts.pop(name) for name in ("x", "y", "predict"))
-    swarm, _ = tn.fit(make(ids), x, y, tn.mse, progress=False, **parts, **how)
-    return swarm, np.asarray(tn.predict(swarm, wanted, per_member=True))
+    swarm, history = tn.fit(make(ids), x, y, tn.mse, progress=False, **parts, **how)
+    return swarm, history, np.asarray(tn.predict(swarm, wanted, per_member=True))
 
 
 def timed(call: Callable) -> tuple[float, Any]:
@@ -131,104 +128,10 @@ def attempts(history, *, killed_at: float = np.inf):
     return table[["shard", "worker", "begin", "end", "lost"]].reset_index(drop=True)
 
 
-def jobs(make: Callable, data: Callable, ids, *, epochs: int, batch_size: int) -> list[dict[str, Any]]:
-    """What each member's network begins with, a dict a member: params, x, y, wanted, order int [step, batch].
-
-    The weights and the batches of each epoch are those that `fit` gives to these ids.
-    """
-    import jax
-
-    import turbanet as tn
-
-    swarm, parts = make(ids), data(ids)
-    order = tn.batch_order(swarm, parts["x"].shape[1], epochs=epochs, batch_size=batch_size)
-    whole = {"params": jax.device_get(swarm.params), "x": parts["x"], "y": parts["y"], "wanted": parts["predict"]}
-    whole["order"] = order.reshape(len(ids), -1, batch_size)
-    return [jax.tree.map(lambda leaf, place=place: leaf[place], whole) for place in range(len(ids))]
-
-
-def by_tasks(own: Sequence[dict], **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [member, step], predictions [member, row, 1]) of a Ray task a network; how: of `trained_alone`."""
-    import ray
-
-    # The environment of a shard's worker: Ray keeps one worker a core, and would begin others.
-    environment = {"env_vars": {"JAX_NUM_CPU_DEVICES": "1"}}
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", runtime_env=environment)(trained_alone)
-    return _stacked(ray.get([task.remote(job, **how) for job in own]))
-
-
-def by_joblib(own: Sequence[dict], *, processes: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The same by joblib's processes and PyTorch, a call a network; how: of `trained_by_pytorch`."""
-    import joblib
-
-    call = joblib.delayed(trained_by_pytorch)
-    return _stacked(joblib.Parallel(n_jobs=processes, backend="loky")(call(job, **how) for job in own))
-
-
-def trained_alone(job: dict, *, hidden: int, learning_rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [step], predictions [row, 1]) of one network: Flax and Optax in a scan, compiled once a process."""
-    import jax
-
-    return jax.device_get(_compiled(hidden, learning_rate)(job))
-
-
-def trained_by_pytorch(job: dict, *, learning_rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [step], predictions [row, 1]) of one network by a PyTorch loop of one thread, with fused Adam."""
-    import torch
-
-    from turbanet.lab.twins import lstm_twin, tensor
-
-    torch.set_num_threads(1)
-    twin = lstm_twin(job["params"])
-    weights = [each for each in twin.parameters() if each.requires_grad]
-    optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
-    x, y, order = tensor(job["x"]), tensor(job["y"]), tensor(job["order"]).long()
-    losses = []
-    for rows in order:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(twin(x[rows]), y[rows])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    with torch.no_grad():
-        return torch.stack(losses).numpy(), twin(tensor(job["wanted"])).numpy()
-
-
-@functools.cache
-def _compiled(hidden, learning_rate):
-    import jax
-    import optax
-
-    model, optimizer = Forecaster(hidden), optax.adam(learning_rate)
-
-    def loss_of(params, x, y):
-        return ((model.apply({"params": params}, x) - y) ** 2).mean()
-
-    def step(state, rows, x, y):
-        params, moments = state
-        loss, grads = jax.value_and_grad(loss_of)(params, x[rows], y[rows])
-        updates, moments = optimizer.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), loss
-
-    @jax.jit
-    def train(job):
-        begin = job["params"], optimizer.init(job["params"])
-        one = functools.partial(step, x=job["x"], y=job["y"])
-        (params, _), losses = jax.lax.scan(one, begin, job["order"])
-        return losses, model.apply({"params": params}, job["wanted"])
-
-    return train
-
-
 def _windows(values, window):
     """Windows [series, row, window, 1] of returns [series, day], and the return after each, [series, row, 1]."""
     whole = np.lib.stride_tricks.sliding_window_view(values, window + 1, axis=1)
     return whole[..., :-1, None].copy(), whole[..., -1:].copy()
-
-
-def _stacked(found):
-    losses, predictions = zip(*found, strict=True)
-    return np.stack(losses), np.stack(predictions)
 
 
 def _is_in_the_middle(folder, done, workers):
@@ -245,26 +148,12 @@ def _of_the_dead(table, killed_at):
     return int(gone.idxmax()) if len(gone) else -1
 
 
-def _store():
-    return {"object_store_memory": OBJECT_STORE}
-
-
 @contextlib.contextmanager
 def _forks():
     """Inside, Ray may fork: its processes are at once replaced, so that JAX's threads do not matter to them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         yield
-
-
-class Forecaster(nn.Module):
-    """`tn.LSTM` as Flax has it, with the same parameters: x [batch, time, feature] -> [batch, 1]."""
-
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(1)(nn.RNN(nn.OptimizedLSTMCell(self.hidden))(x)[:, -1])
 
 
 class Nodes:
@@ -279,8 +168,8 @@ class Nodes:
 
         begin = time.perf_counter()
         with _forks():
-            self.cluster = Cluster(initialize_head=True, head_node_args=DRIVER | _store())
-            self.nodes = [self.cluster.add_node(num_cpus=1, **_store()) for _ in range(count)]
+            self.cluster = Cluster(initialize_head=True, head_node_args=DRIVER | STORE)
+            self.nodes = [self.cluster.add_node(num_cpus=1, **STORE) for _ in range(count)]
             ray.init(self.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
         self.startup_seconds = time.perf_counter() - begin
 
@@ -288,7 +177,7 @@ class Nodes:
         """Kill a node, and add another in its place."""
         with _forks():
             self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
-            self.nodes.append(self.cluster.add_node(num_cpus=1, **_store()))
+            self.nodes.append(self.cluster.add_node(num_cpus=1, **STORE))
 
     def close(self) -> None:
         """Leave nothing running."""

@@ -180,7 +180,7 @@ def cross_validate(
             for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
                 each(compile_only=True)
         swarms[name], histories[name] = jobs.pop(name)()
-        # Under the plan of the training, which is each worker's own on a cluster.
+        # Under the plan of the training; a cluster's history has none, as its workers had theirs.
         predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
         lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
         lines["seconds"] = histories[name].steady_seconds / len(lines)

@@ -177,8 +177,10 @@ class Keeper(Folder):
     def is_due(self) -> bool:
         """Whether a segment that has ended is to be kept."""
         self.segments += 1
-        if self.segments % self.where.every or self.where.share is None:
-            return self.segments % self.where.every == 0
+        if self.segments % self.where.every:
+            return False
+        if self.where.share is None:
+            return True
         another = sum(self.wrote) + max(self.wrote[-1:], default=0)
         return another <= self.where.share * (time.monotonic() - self.begin)
 

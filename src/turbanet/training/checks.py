@@ -2,14 +2,27 @@
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.errors import InvalidRngError
 
-from turbanet.training import member
+from turbanet.training import member, metrics, schedules, stopping
+from turbanet.training.arrays import check_whole
+from turbanet.training.data import pair, prepare
+
+
+class Checked(NamedTuple):
+    """What `fit` makes of its arguments: the loss, `Data`, the metrics compiled and called, what patience follows."""
+
+    loss_fn: Callable
+    data: Any
+    held_out: Any
+    in_program: tuple
+    on_host: dict
+    rule: tuple
 
 
 def expects(check: Callable) -> Callable:
@@ -57,6 +70,45 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
     for array, bad, expected in () if check is None else check(data.y, prediction):
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
         _raise_for(name, array, own, np.asarray(bad), expected, data)
+
+
+def check_fit(
+    swarm,
+    x,
+    y,
+    loss_fn,
+    *,
+    epochs,
+    batch_size=None,
+    rows=None,
+    validation=None,
+    validation_rows=None,
+    metric=None,
+    patience=None,
+    monitor=stopping.LOSS,
+    mode=None,
+    per_member=False,
+    allow_nan=False,
+    segment=None,
+    **_: Any,
+) -> Checked:
+    """ValueError for what `fit` refuses of its arguments, else what it makes of them."""
+    if validation is None and (validation_rows is not None or metric is not None):
+        raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
+    if validation is None and (patience is not None or schedules.needs_validation(swarm)):
+        raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
+    loss_fn = swarm.loss(loss_fn)
+    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
+    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
+    held_out = None
+    if validation is not None:
+        held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member)
+        check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
+    optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
+    check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
+    in_program, on_host = metrics.split(metric)
+    rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
+    return Checked(loss_fn, data, held_out, in_program, on_host, rule)
 
 
 def _is_finite(array):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import autoplan, metrics, processes, schedules, stopping
+from turbanet.training import autoplan, metrics, processes, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.checks import check_data
-from turbanet.training.data import pair, placed, prepare
+from turbanet.training.checks import check_data, check_fit
+from turbanet.training.data import placed, prepare
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, home, say_once
@@ -147,9 +147,7 @@ def fit(
     asked: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
     asked |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
     asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode}
-    loss_fn, data, held_out = checked(swarm, x, y, loss_fn, **asked)
-    in_program, on_host = metrics.split(metric)
-    rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
+    loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **asked)
     start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta, *rule)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
@@ -177,45 +175,6 @@ def fit(
     if interrupted and on_interrupt == "raise":
         raise Interrupted(state, history)
     return state, history
-
-
-def checked(
-    swarm: Swarm,
-    x: Any,
-    y: Any,
-    loss_fn: Callable | None,
-    *,
-    epochs: int,
-    batch_size: int | None = None,
-    rows: ArrayLike | None = None,
-    validation: tuple[Any, Any] | None = None,
-    validation_rows: ArrayLike | None = None,
-    metric: Callable | Mapping[str, Callable] | None = None,
-    patience: int | None = None,
-    monitor: str = stopping.LOSS,
-    mode: str | None = None,
-    per_member: PerMember = False,
-    allow_nan: bool = False,
-    segment: int | None = None,
-    **_: Any,
-) -> tuple[Callable, Any, Any]:
-    """ValueError for what `fit` refuses of these, else (loss, data, validation data or None) as it trains on them."""
-    if validation is None and (validation_rows is not None or metric is not None):
-        raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
-    if validation is None and (patience is not None or schedules.needs_validation(swarm)):
-        raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
-    loss_fn = swarm.loss(loss_fn)
-    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
-    held_out = None
-    if validation is not None:
-        held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member)
-        check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
-    optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
-    check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
-    in_program, on_host = metrics.split(metric)
-    metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
-    return loss_fn, data, held_out
 
 
 def _history(run, swarm, state, seen, metric):

@@ -37,7 +37,7 @@ def place(folder: str | os.PathLike) -> Any:
         there = UPath(folder)
         if getattr(folder, "storage_options", None):
             raise ValueError("its storage_options would stay here; set them in fsspec's configuration, on every node")
-        there.exists()
+        _ = there.fs  # which is made now
     except ImportError as error:
         raise ImportError(f"{folder} cannot be opened ({error}): install it, or name a folder.") from None
     except ValueError as error:

@@ -280,10 +280,15 @@ def say_once(sentence: str) -> None:
     logging.getLogger("turbanet").warning(sentence)
 
 
-def choose(plan: Any, swarm: Swarm) -> Plan:
-    """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
+def check_plan(plan: Any) -> None:
+    """ValueError for what `fit` does not take as its plan."""
     if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
         raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
+
+
+def choose(plan: Any, swarm: Swarm) -> Plan:
+    """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
+    check_plan(plan)
     plan = (plan if isinstance(plan, Plan) else Plan()).resolve(swarm)
     cores = os.cpu_count() or 1
     if plan.devices[0].platform == "cpu" and len(jax.devices("cpu")) == 1 and cores > 1 and len(swarm) > 1:
