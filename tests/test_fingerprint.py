@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib.metadata import packages_distributions
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,7 @@ from flax import nnx
 
 import turbanet as tn
 from turbanet.training import fingerprint as module
-from turbanet.training.fingerprint import fingerprint
+from turbanet.training.fingerprint import _distributions, fingerprint
 
 OPTIMIZERS = {
     "adam": optax.adam,
@@ -240,3 +241,8 @@ def test_what_was_compiled_so_far_is_no_part_of_a_function_that_predicts():
     before = fingerprint(distilled)
     tn.predict(swarm, np.ones((4, 3), np.float32))
     assert fingerprint(distilled) == before and not before.opaque
+
+
+@pytest.mark.parametrize("module", ["sklearn", "yaml", "PIL", "dateutil", "six", "_cffi_backend", "no_such_module"])
+def test_the_distribution_of_a_module_is_the_one_that_importlib_names(module):
+    assert _distributions(module) == sorted(set(packages_distributions().get(module, [])))
