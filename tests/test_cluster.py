@@ -373,6 +373,7 @@ def other_members(ids):
     ("wrong", "error", "sentence"),
     [
         ({"epoch": 3}, TypeError, "hands on to fit .* it got epoch"),
+        ({"callbacks": [print]}, TypeError, "hands on to fit .* it got callbacks"),
         ({"shard": 13}, ValueError, "A shard of 13 members is more than the 12"),
         ({"shard": 0}, ValueError, "shard must be a whole number of at least 1"),
         ({"attempts": 0}, ValueError, "attempts must be a whole number of at least 1"),

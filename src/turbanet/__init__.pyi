@@ -50,9 +50,12 @@ from .ppo import PPOConfig
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
 from .training.augment import Chain, RandomCrop, RandomFlip, augmented
+from .training.callbacks import TrainingView
 from .training.checkpoint import Checkpoints
-from .training.fit import History, batch_order, evaluate, fit, measured_plan, predict
+from .training.fit import batch_order, evaluate, fit, measured_plan, predict
+from .training.history import History
 from .training.interrupt import Interrupted
+from .training.live import LivePlot, ProgressTable
 from .training.plan import Plan, use_cores
 from .training.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
@@ -79,15 +82,18 @@ __all__ = [
     "Interrupted",
     "LeNet",
     "LeNet5",
+    "LivePlot",
     "MobileNet",
     "PPOConfig",
     "Plan",
+    "ProgressTable",
     "RandomCrop",
     "RandomFlip",
     "ResNet",
     "Rewarded",
     "ShardsFailed",
     "Tournament",
+    "TrainingView",
     "Truncation",
     "TurbaTrainState",
     "accuracy",

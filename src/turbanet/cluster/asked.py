@@ -17,7 +17,7 @@ from turbanet.training.plan import Plan, check_plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
 FORMAT = 3  # of what is kept of a run
-OURS = "swarm", "loss_fn", "checkpoints", "progress", "on_interrupt", "compile_only"  # of fit's arguments
+NOT_HERE = "checkpoints", "progress", "on_interrupt", "compile_only", "callbacks"  # of fit's arguments
 
 
 def ids_of(members: Any, make_swarm: Any) -> np.ndarray:
@@ -38,7 +38,7 @@ def ids_of(members: Any, make_swarm: Any) -> np.ndarray:
 
 def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
     """(data(ids) or None, {name: what `fit` takes of the data}, other arguments of `fit`)."""
-    known = set(inspect.signature(fit).parameters) - {*OURS, "x", "y"}
+    known = set(inspect.signature(fit).parameters) - {"swarm", "x", "y", "loss_fn", *NOT_HERE}
     if unknown := sorted(set(fit_arguments) - known - {"predict"}):
         raise TypeError(f"fit_on_cluster hands on to fit {', '.join(sorted(known))}; it got {', '.join(unknown)}.")
     if "epochs" not in fit_arguments:

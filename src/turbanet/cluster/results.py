@@ -37,11 +37,14 @@ class ClusterHistory:
     def whole(self) -> History:
         """The same as a `History` of all members, in this process's memory; its seconds are all workers' sums."""
         each = [shards.kept_table(file) for file in _files(self, shards.LOSSES)]
-        found = {name: _beside(each, name) for name in each[0] if name not in ("epoch", "seed", "member")}
+        widths = self.table.members.tolist()
+        found = {name: _beside(each, widths, name) for name in each[0] if name not in ("epoch", "seed", "member")}
         told: dict[str, Any] = {name: found.pop(name, None) for name in ("train_loss", "validation_loss")}
-        told |= {name: np.concatenate([table[name][table.epoch == 0] for table in each]) for name in ("seed", "member")}
+        named = {"seed": "seed", "member": "member", "begun": "epoch"}  # of their first lines
+        first = [table.iloc[:width] for table, width in zip(each, widths, strict=True)]
+        told |= {name: np.concatenate([table[column] for table in first]) for name, column in named.items()}
         told |= {name: float(self.table[name].sum()) for name in ("compile_seconds", "steady_seconds")}
-        told["epochs"] = _tables(self, shards.SCORES).epoch.to_numpy() + 1
+        told["epochs"] = _tables(self, shards.SCORES).epoch.to_numpy() + 1 - told["begun"]
         told["validation_metric"] = found.get(ONE, found or None)
         return History(**told, plan=None)
 
@@ -99,9 +102,9 @@ def _files(run, name):
     return [run.folder / "shards" / f"{number:06d}" / out / name for number, out in each]
 
 
-def _beside(tables, name):
-    """A column of all shards' losses, [epoch, member]; NaN after a shard's last epoch."""
-    parts = [table[name].to_numpy().reshape(table.epoch.max() + 1, -1) for table in tables]
+def _beside(tables, widths, name):
+    """A column of the losses of all shards of such `widths`, [epoch, member]; NaN after a shard's last epoch."""
+    parts = [table[name].to_numpy().reshape(-1, width) for table, width in zip(tables, widths, strict=True)]
     most = max(map(len, parts))
     return np.hstack([np.pad(part, ((0, most - len(part)), (0, 0)), constant_values=np.nan) for part in parts])
 

@@ -157,9 +157,8 @@ def train_agents(
     active = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
     start = swarm.replace(underway=life, stopping=active)
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
-    run = Training(
-        program, start, (data, None), epochs=epochs, segment=segment, plan=plan, metrics={}, checkpoints=checkpoints
-    )
+    how: dict[str, Any] = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
+    run = Training(program, start, (data, None), metrics={}, between=None, **how)
     interrupted = run.finish(
         lambda: {"return": _last(run.losses[-1][2])}, progress=progress, unit="update", units=every
     )

@@ -12,9 +12,11 @@ from jax.typing import ArrayLike
 
 from turbanet.training import autoplan, metrics, processes, stopping
 from turbanet.training.arrays import check_whole
+from turbanet.training.callbacks import call, check_callbacks
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit
 from turbanet.training.data import placed, prepare
+from turbanet.training.history import TRAIN_LOSS, History
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, home, say_once
@@ -23,41 +25,6 @@ from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
-
-
-@dataclasses.dataclass(frozen=True)
-class History:
-    """What `fit` saw of each member in each epoch, and what it cost.
-
-    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for; of several
-    metrics {name: [epoch, member]}.
-    seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
-    compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
-    plan: the last one, under which the training ended; None in what was unpickled.
-    epochs: int [member], how many each member trained for; its losses are NaN after that.
-    """
-
-    train_loss: np.ndarray
-    validation_loss: np.ndarray | None
-    seed: np.ndarray
-    member: np.ndarray
-    compile_seconds: float
-    steady_seconds: float
-    plan: Plan | None
-    epochs: np.ndarray
-    validation_metric: np.ndarray | dict[str, np.ndarray] | None = None
-
-    def frame(self) -> Any:
-        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, each metric by its name."""
-        import pandas as pd
-
-        epochs, members = self.train_loss.shape
-        names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
-        found = self.validation_metric
-        losses = {"train_loss": self.train_loss, "validation_loss": self.validation_loss}
-        losses |= found if isinstance(found, dict) else {metrics.ONE: found}
-        seen = {name: loss.ravel() for name, loss in losses.items() if loss is not None}
-        return pd.DataFrame({"epoch": np.repeat(np.arange(epochs), members), **names, **seen})
 
 
 def fit(
@@ -85,6 +52,7 @@ def fit(
     progress: bool = True,
     on_interrupt: str = "raise",
     compile_only: bool = False,
+    callbacks: Sequence[Callable] = (),
 ) -> tuple[Swarm, History]:
     """Train every member for some epochs, all of them at once.
 
@@ -121,6 +89,8 @@ def fit(
         far, or "return" these
     compile_only : True trains nothing and returns the swarm as it came: the program that the same call would run
         compiles in a thread, while the caller does something else, such as another `fit`
+    callbacks : functions, each called with a `TrainingView` after each segment: they see how the training stands, may
+        stop members, set hyperparameters, and show or log; those that only look are `ProgressTable` and `LivePlot`
 
     Returns
     -------
@@ -142,13 +112,16 @@ def fit(
     >>> history.train_loss.shape
     (5, 3)
     """
+    check_callbacks(callbacks)
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     asked: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
     asked |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
     asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode}
     loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **asked)
-    start = swarm if patience is None else stopping.with_stopping(swarm, patience, min_delta, *rule)
+    start = stopping.that_can_stop(swarm) if callbacks else swarm
+    if patience is not None:
+        start = stopping.with_stopping(swarm, patience, min_delta, *rule)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
     program = Train(loss_fn, batch_size, shuffle=shuffle, metrics=in_program)
@@ -158,33 +131,42 @@ def fit(
         program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
     parts = start, (data, held_out)
     if shared := jax.process_count() > 1:
-        parts = processes.own(*parts, checkpoints)
+        parts = processes.own(*parts, checkpoints, callbacks)
         progress = progress and jax.process_index() == 0
-    kept = {"metrics": on_host, "checkpoints": checkpoints}
-    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **kept)
+    followed = TRAIN_LOSS if validation is None else monitor, rule[1], min_delta
+
+    def history_of(run, epochs, seen):
+        return _history(run, swarm, epochs, seen, metric, followed)
+
+    def between(run):
+        call(callbacks, run, history_of(run, run.everyone(lambda state: state.epoch), run.seen()))
+
+    more = {"metrics": on_host, "checkpoints": checkpoints, "between": between if callbacks else None}
+    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **more)
     if compile_only:
         run.compile()
-        return swarm, _history(run, swarm, swarm, run.seen(), metric)
+        return swarm, history_of(run, swarm.epoch, run.seen())
     interrupted = run.finish(run.losses_now, progress=progress)
     state, seen = run.end(), run.seen()
     if shared:
         state, seen = processes.everyone(state, seen, len(swarm), epochs=epochs)
-    history = _history(run, swarm, state, seen, metric)
-    state = gathered(state if patience is None else stopping.restored(state))
+    history = history_of(run, state.epoch, seen)
+    state = gathered(stopping.restored(state))
     state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted and on_interrupt == "raise":
         raise Interrupted(state, history)
     return state, history
 
 
-def _history(run, swarm, state, seen, metric):
-    """What was seen of a run; the metrics as they were asked for, one or several by name."""
+def _history(run, swarm, epochs, seen, metric, followed):
+    """What was seen of a run by now, after so many `epochs` [member] in all; the metrics as they were asked for."""
     train_loss, validation_loss, found = seen
-    names = np.asarray(swarm.seed), np.asarray(swarm.id)
+    names = np.array(swarm.seed), np.array(swarm.id)
+    begun = np.array(swarm.epoch)
     costs = run.compile_seconds, run.steady_seconds
-    trained = np.asarray(state.epoch) - np.asarray(swarm.epoch)
     asked = {name: found.get(name) for name in metric} if isinstance(metric, Mapping) else found.get(metrics.ONE)
-    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked)
+    trained = np.asarray(epochs) - begun
+    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked, begun, followed)
 
 
 def measured_plan(

@@ -13,12 +13,14 @@ from turbanet.training.fingerprint import as_numbers
 from turbanet.training.member import Swarm
 
 
-def own(swarm: Swarm, data: Any, checkpoints: Any) -> tuple[Swarm, Any]:
+def own(swarm: Swarm, data: Any, checkpoints: Any, callbacks: Any) -> tuple[Swarm, Any]:
     """The members that this process trains, and their data; ValueError for fewer members than processes."""
     count = jax.process_count()
     if checkpoints is not None:
         advice = "leave checkpoints out, or train by fit_on_cluster, whose shards keep theirs"
         raise ValueError(f"The {count} processes of jax.distributed keep no checkpoints: {advice}.")
+    if callbacks:
+        raise ValueError(f"A callback would see the members of one of {count} processes alone: leave callbacks out.")
     if len(swarm) < count:
         raise ValueError(f"{count} processes cannot share {len(swarm)} members: start as many processes at the most.")
     multihost_utils.process_allgather(np.int32(0))  # connects them now: at the end one may wait too long for another

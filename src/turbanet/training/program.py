@@ -97,7 +97,7 @@ class Train:
             before, after.replace(epoch=after.epoch + 1), {stopping.LOSS: validation} | metrics
         )
         seen = loss, validation, metrics
-        if held_out is not None and before.stopping is not None:  # a stopped member has no loss
+        if before.stopping is not None:  # a stopped member has no loss
             seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
         return after, (*seen, predictions)
 

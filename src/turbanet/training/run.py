@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
 from turbanet.training.plan import Plan, choose, gathered, say_once
 from turbanet.training.program import Train, begun, compiled, fits
+from turbanet.training.schedules import hyperparameters, with_hyperparameters
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
@@ -35,15 +37,17 @@ class Training:
     plan : as `fit` takes it
     metrics : {name: metric(prediction, y)} of each member's own held-out rows, called on the host
     checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
+    between : between(this) is called after each segment; None: nothing is
     """
 
-    def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints):
+    def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
         self.program = program
         self.start = swarm
         self.data = data
         self.epochs = epochs
         self.segment = segment
         self.metrics = metrics
+        self.between = between
         self.done = 0
         self.place = 0  # steps of the epoch under way that are done, where an epoch is trained in parts
         self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
@@ -123,6 +127,8 @@ class Training:
         self._train(min(left, self.program.epochs))
         if self.is_between:
             return
+        if self.between:
+            self.between(self)
         self._set_aside()
         self._keep()
         if self.searches and self.goes_on:
@@ -135,22 +141,55 @@ class Training:
             if self.goes_on:  # interrupted
                 self._keep(anyway=True)
             self.keeper.manager.close()
-        return self._everyone().replace(underway=None)
+        return self.everyone().replace(underway=None)
 
-    def _everyone(self):
+    def everyone(self, part: Callable = lambda state: state) -> Any:
+        """All members' states, or a `part` of them, in the order they came in; in the training's own memory."""
+        now = gathered(*map(part, self.states), members=len(self.training))
         if not self.set_aside:
-            return self._state()
-        positions, states = zip(*self.set_aside, (self.training, self._state()), strict=True)
+            return now
+        apart = [(positions, part(state)) for positions, state in self.set_aside]
+        positions, states = zip(*apart, (self.training, now), strict=True)
         order = np.argsort(np.concatenate(positions))
         return jax.tree.map(lambda *parts: (jnp if is_key(parts[0]) else np).concatenate(parts)[order], *states)
+
+    def still_training(self) -> np.ndarray:
+        """int, the positions of the members that have not stopped."""
+        if self.start.stopping is None:
+            return self.training
+        return self.training[self._active()]
+
+    def stop(self, members: np.ndarray) -> None:
+        """End the training of these members, bool [member], where it can (see `stopping.that_can_stop`)."""
+        stay = ~members[self.training]
+        each = [self.plan.place(stay, round) for round in self._rounds()]
+        for place, (state, stays) in enumerate(zip(self.states, each, strict=True)):
+            active = state.stopping.active & stays
+            self.states[place] = state.replace(stopping=state.stopping.replace(active=active))
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Go on with these hyperparameters, each a number or [member], of the members that have not stopped."""
+        asked = hyperparameters(with_hyperparameters(self.start, **values))  # [member], checked for all of them
+        before = self._state()
+        after = with_hyperparameters(before, **{name: np.asarray(asked[name])[self.training] for name in values})
+        changed = [(state.opt_state, state.schedule) for state in (after, before)]
+        opt_state, schedule = jax.vmap(stopping.choose)(self._active(), *changed)
+        self._place(before.replace(opt_state=opt_state, schedule=schedule), self.plan)
 
     def _place(self, state, plan):
         """Put the states of those who still train, and their data, where `plan` says."""
         self.plan = plan
-        rounds = plan.rounds(len(self.training), of=len(self.start))
+        rounds = self._rounds()
         self.states = [plan.place(state, round) for round in rounds]
         self.placed = placed(self.data, plan, rounds)
         self.ready = None
+
+    def _rounds(self):
+        return self.plan.rounds(len(self.training), of=len(self.start))
+
+    def _active(self):
+        """bool, which of those in `self.training` have not stopped."""
+        return np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
 
     def _state(self):
         """The states of those who still train, without those that only fill a block."""
@@ -237,7 +276,7 @@ class Training:
         """Go on without the members that have stopped, where that halves the work or ends it."""
         if self.start.stopping is None:
             return
-        active = np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
+        active = self._active()
         if 2 * self.plan.padded(active.sum()) <= self.plan.padded(len(self.training)):
             state = self._state()
             self.set_aside.append((self.training[~active], _members(state, ~active)))
@@ -258,7 +297,7 @@ class Training:
         progress = {"done": self.done, "place": self.place, "segment": self.segment, "asked": self.asked}
         progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
         progress["seconds"] = [self.compile_seconds, self.steady_seconds]
-        self.keeper.save(number, arrays | checkpoint.leaves_by_name(self._everyone()), progress)
+        self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
 
     def _resume(self, arrays, progress, plan, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""

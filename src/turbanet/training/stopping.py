@@ -1,4 +1,4 @@
-"""Early stopping of each member by itself: its best weights kept, its training ended."""
+"""Each member's training ended by itself: early, its best weights kept, or when a callback asks for it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,21 +12,23 @@ LOSS = "validation_loss"  # what is monitored unless a metric is
 
 @struct.dataclass
 class Stopping:
-    """How each member stands: leaves [member, ...]."""
+    """How each member stands: leaves [member, ...]; without patience, only whether it trains on."""
 
-    best: Any  # value of what is monitored, negative where it is to become large
-    waited: Any  # epochs since then
     active: Any  # whether it trains on
-    params: Any  # of the best epoch
-    collections: Any  # of the best epoch
-    patience: int = struct.field(pytree_node=False)  # epochs
-    min_delta: float = struct.field(pytree_node=False)  # by how much an epoch must be better
-    monitor: str = struct.field(pytree_node=False)  # LOSS, or the name of a metric
-    mode: str = struct.field(pytree_node=False)  # whether it is to become small, "min", or large, "max"
+    best: Any = None  # value of what is monitored, negative where it is to become large
+    waited: Any = None  # epochs since then
+    params: Any = None  # of the best epoch
+    collections: Any = None  # of the best epoch
+    patience: int | None = struct.field(pytree_node=False, default=None)  # epochs
+    min_delta: float = struct.field(pytree_node=False, default=0.0)  # by how much an epoch must be better
+    monitor: str | None = struct.field(pytree_node=False, default=None)  # LOSS, or the name of a metric
+    mode: str = struct.field(pytree_node=False, default="min")  # whether it is to become small, or large, "max"
 
     @property
     def rule(self) -> str:
         """When a member stops."""
+        if self.patience is None:
+            return "by callbacks"
         return f"{self.patience}, {self.min_delta}, {self.mode} {self.monitor}"
 
 
@@ -34,9 +36,14 @@ def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mod
     """`swarm` about to train each member until `patience` epochs in a row are not better by `min_delta`."""
     best = jnp.full(len(swarm), jnp.inf)
     waited = jnp.zeros(len(swarm), jnp.int32)
-    active = jnp.ones(len(swarm), bool)
     rule = patience, min_delta, monitor, mode
-    return swarm.replace(stopping=Stopping(best, waited, active, swarm.params, swarm.collections, *rule))
+    best_of = best, waited, swarm.params, swarm.collections
+    return swarm.replace(stopping=Stopping(_all_active(swarm), *best_of, *rule))
+
+
+def that_can_stop(swarm: Any) -> Any:
+    """`swarm` about to train each member until it is told to stop."""
+    return swarm.replace(stopping=Stopping(_all_active(swarm)))
 
 
 def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
@@ -62,8 +69,15 @@ def judged(state: Any, value: Any) -> Any:
 
 
 def restored(swarm: Any) -> Any:
-    """`swarm` with every member's best weights, and without what `with_stopping` added."""
-    return swarm.replace(params=swarm.stopping.params, collections=swarm.stopping.collections, stopping=None)
+    """`swarm` with every member's best weights, if there was patience, and without what was added."""
+    stopping = swarm.stopping
+    if stopping is None or stopping.patience is None:
+        return swarm.replace(stopping=None)
+    return swarm.replace(params=stopping.params, collections=stopping.collections, stopping=None)
+
+
+def _all_active(swarm):
+    return jnp.ones(len(swarm), bool)
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:

@@ -1,0 +1,121 @@
+"""What `fit` saw of each member in each epoch: as arrays, as a table, its best epochs, and call after call."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from turbanet.training import metrics, stopping
+from turbanet.training.plan import Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRAIN_LOSS = "train_loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What `fit` saw of each member in each epoch, and what it cost.
+
+    `first + second` is the history of two calls, of which the second went on with what the first returned.
+
+    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for; of several
+    metrics {name: [epoch, member]}.
+    seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
+    compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
+    plan: the last one, under which the training ended; None in what was unpickled.
+    epochs: int [member], how many each member trained for; its losses are NaN after that.
+    begun: int [member], how many it had trained for before, which `frame` counts on from.
+    followed: (monitor, mode, min_delta), by which `best` finds an epoch unless it is told another.
+    """
+
+    train_loss: np.ndarray
+    validation_loss: np.ndarray | None
+    seed: np.ndarray
+    member: np.ndarray
+    compile_seconds: float
+    steady_seconds: float
+    plan: Plan | None
+    epochs: np.ndarray
+    validation_metric: np.ndarray | dict[str, np.ndarray] | None = None
+    begun: np.ndarray | int = 0
+    followed: tuple[str, str, float] = (TRAIN_LOSS, "min", 0.0)
+
+    def frame(self) -> "pd.DataFrame":
+        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, each metric by its name."""
+        import pandas as pd
+
+        epochs, members = self.train_loss.shape
+        epoch = np.arange(epochs)[:, None] + np.broadcast_to(self.begun, members)
+        names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
+        seen = {name: values.ravel() for name, values in self.seen().items()}
+        return pd.DataFrame({"epoch": epoch.ravel(), **names, **seen})
+
+    def seen(self) -> dict[str, np.ndarray]:
+        """{name: [epoch, member]} of the losses and metrics that were asked for."""
+        found = self.validation_metric
+        losses = {TRAIN_LOSS: self.train_loss, stopping.LOSS: self.validation_loss}
+        losses |= found if isinstance(found, Mapping) else {metrics.ONE: found}
+        return {name: values for name, values in losses.items() if values is not None}
+
+    def best(self, monitor: str | None = None, mode: str = "min") -> "pd.DataFrame":
+        """Each member's best epoch, a line of `frame` for each: the one whose weights `patience` brought back.
+
+        monitor, mode : the name of a loss or metric, and whether its best is the smallest, "min", or largest, "max";
+            None: what patience followed, else the validation loss, else the training loss. A member without any number
+            of that name has a line of its first epoch.
+        """
+        monitor, mode, min_delta = (monitor, mode, 0.0) if monitor else self.followed
+        seen = self.seen()
+        if monitor not in seen or mode not in ("min", "max"):
+            known = f'one of {", ".join(seen)}, and mode "min" or "max"'
+            raise ValueError(f"best takes {known}; got {monitor!r} and {mode!r}.")
+        values = np.asarray(seen[monitor], self.train_loss.dtype) * (1 if mode == "min" else -1)
+        best = np.full(values.shape[1], np.inf, values.dtype)
+        epoch = np.zeros(values.shape[1], int)
+        for number, value in enumerate(values):
+            better = value < best - min_delta
+            best[better], epoch[better] = value[better], number
+        lines = epoch * len(epoch) + np.arange(len(epoch))
+        return self.frame().iloc[lines].reset_index(drop=True)
+
+    def __add__(self, other: "History") -> Self:
+        if not isinstance(other, History):
+            return NotImplemented
+        first = dict(zip(("seed", "member"), (self.seed, self.member), strict=True))
+        if any(not np.array_equal(names, getattr(other, name)) for name, names in first.items()):
+            raise ValueError("These histories are of other members: add those of calls that train one swarm on.")
+        wrong = np.broadcast_to(self.begun + self.epochs != other.begun, len(self.member))
+        if wrong.any():
+            one = int(wrong.argmax())
+            ended, begun = (np.broadcast_to(n, wrong.shape)[one] for n in (self.begun + self.epochs, other.begun))
+            came = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
+            raise ValueError(f"These histories do not follow one another: {came}.")
+        if self.seen().keys() != other.seen().keys():
+            raise ValueError(f"These histories saw {list(self.seen())} and {list(other.seen())}: ask for the same.")
+
+        def joined(one, two):
+            return _one_after_the_other(one, two, self.epochs)
+
+        def both(name):
+            one, two = getattr(self, name), getattr(other, name)
+            if isinstance(one, Mapping):
+                return {key: joined(one[key], two[key]) for key in one}
+            return None if one is None else joined(one, two)
+
+        changed: dict[str, Any] = {name: both(name) for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric")}
+        costs = ("compile_seconds", "steady_seconds", "epochs")
+        changed |= {name: getattr(self, name) + getattr(other, name) for name in costs}
+        return dataclasses.replace(self, **changed, plan=other.plan, followed=other.followed)
+
+
+def _one_after_the_other(first, second, epochs):
+    """[epoch, member]: of each member the first `epochs` [member] of `first`, then `second`, NaN after that."""
+    room = np.full((epochs.max(initial=0) + len(second), first.shape[1]), np.nan, first.dtype)
+    room[: len(first)] = first
+    number = np.arange(len(second))[:, None] + epochs
+    np.put_along_axis(room, number, second, axis=0)
+    ends = ~np.isnan(room).all(1)
+    return room[: len(first) if not ends.any() else np.flatnonzero(ends)[-1] + 1]

@@ -1,0 +1,101 @@
+"""Histories: their best epochs, their epochs counted on, one after the other."""
+
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.training.history import History
+
+NAN = np.nan
+
+
+def history(train_loss, *, begun=0, followed=("train_loss", "min", 0.0), **more):
+    train_loss = np.array(train_loss, np.float32)
+    epochs = (~np.isnan(train_loss)).sum(0)
+    members = np.arange(train_loss.shape[1])
+    more |= {"begun": np.broadcast_to(begun, members.shape), "followed": followed}
+    return History(train_loss, None, members * 0, members, 1.0, 2.0, None, epochs, **more)
+
+
+def test_best_is_the_epoch_of_the_lowest_loss_of_each_member():
+    found = history([[3, 5, 1], [1, 4, 2], [2, 4, NAN]]).best()
+    assert found.epoch.tolist() == [1, 1, 0]
+    assert found.train_loss.tolist() == [1, 4, 1]
+    assert found.member.tolist() == [0, 1, 2]
+
+
+def test_best_counts_on_from_epochs_before_and_takes_another_metric():
+    metric = {"accuracy": np.array([[0.5, 0.9], [0.75, 0.8]])}
+    found = history([[1, 1], [2, 2]], begun=[10, 20], validation_metric=metric).best("accuracy", "max")
+    assert found.epoch.tolist() == [11, 20]
+    assert found.accuracy.tolist() == [0.75, 0.9]
+
+
+def test_best_asks_for_as_much_better_as_patience_did():
+    assert history([[1.0], [0.95], [0.85]], followed=("train_loss", "min", 0.1)).best().epoch.tolist() == [2]
+    assert history([[1.0], [0.95], [0.91]], followed=("train_loss", "min", 0.1)).best().epoch.tolist() == [0]
+
+
+def test_best_of_a_member_without_a_number_is_its_first_line():
+    assert history([[NAN, 2.0], [NAN, 1.0]]).best().epoch.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("asked", [("accuracy", "max"), ("train_loss", "lowest")])
+def test_best_of_what_was_not_seen_is_refused(asked):
+    with pytest.raises(ValueError, match="best takes one of train_loss, and mode"):
+        history([[1.0]]).best(*asked)
+
+
+def test_the_best_epoch_is_the_one_whose_weights_patience_brings_back():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(2, size=60)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((16, 2)), optax.adam(0.05), 5, sample_input=x[:1])
+    held_out = x[40:], y[40:]
+    how = {"epochs": 30, "batch_size": 10, "segment": 2, "progress": False, "patience": 4, "min_delta": 0.01}
+    swarm, seen = tn.fit(swarm, x[:40], y[:40], tn.softmax_cross_entropy, validation=held_out, **how)
+    best = seen.best()
+    assert best.validation_loss.tolist() == pytest.approx(
+        tn.evaluate(swarm, *held_out, tn.softmax_cross_entropy).tolist(), rel=1e-5
+    )
+    assert np.isnan(seen.train_loss[-1]).any()
+    assert not best.train_loss.isna().any()
+
+
+def test_two_calls_are_one_history():
+    x = np.eye(4, dtype=np.float32)
+    optimizer = optax.adam(0.01)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4,)), optimizer, 3, sample_input=x[:1])
+    how = {"batch_size": 2, "progress": False, "plan": tn.Plan(1, 3)}
+    data = x, np.arange(4), tn.softmax_cross_entropy
+    whole, at_once = tn.fit(swarm, *data, epochs=6, **how)
+    half, first = tn.fit(swarm, *data, epochs=2, **how)
+    _, second = tn.fit(half, *data, epochs=4, **how)
+    both = first + second
+    np.testing.assert_array_equal(both.train_loss, at_once.train_loss)
+    assert second.frame().epoch.min() == 2
+    assert both.frame().drop(columns="train_loss").equals(at_once.frame().drop(columns="train_loss"))
+    assert both.epochs.tolist() == [6] * 3
+    assert both.compile_seconds == first.compile_seconds + second.compile_seconds
+    assert int(whole.epoch[0]) == 6
+
+
+def test_a_member_that_stopped_early_goes_on_where_it_stopped():
+    first = history([[1, 4], [2, NAN], [3, NAN]])
+    second = history([[10, 40], [NAN, 50]], begun=[3, 1])
+    both = first + second
+    np.testing.assert_array_equal(both.train_loss, [[1, 4], [2, 40], [3, 50], [10, NAN]])
+    assert both.epochs.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (history([[1.0, 1.0]]), "member 0 ended the first after 2 epochs and began the second after 0"),
+        (history([[1.0]], begun=2), "of other members"),
+        (history([[1.0, 1.0]], begun=2, validation_metric=np.zeros((1, 2))), "ask for the same"),
+    ],
+)
+def test_histories_that_do_not_follow_one_another_are_refused(second, message):
+    with pytest.raises(ValueError, match=message):
+        history([[1.0, 2.0], [1.0, 2.0]]) + second
