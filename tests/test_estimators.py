@@ -5,7 +5,9 @@ from pathlib import Path
 
 import flax.linen as nn
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits, make_classification
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -15,8 +17,16 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import turbanet as tn
 from turbanet.ensembles.estimators import TurbaClassifier, TurbaRegressor
+from turbanet.training import program
 
-EXPECTED_TO_FAIL = {}
+# A float32 trainer's losses do not agree within the 1e-7 that these ask for: see the tests of weights below.
+EXPECTED_TO_FAIL = {
+    name: "roundings of float32; scikit-learn's own bagging is excused from it too"
+    for name in (
+        "check_sample_weight_equivalence_on_dense_data",
+        "check_sample_weight_equivalence_on_sparse_data",
+    )
+}
 
 
 @parametrize_with_checks(
@@ -164,3 +174,214 @@ def test_members_of_a_classifier_give_probabilities(digits):
     assert members.shape == (3, len(x_test), 10)
     np.testing.assert_allclose(members.sum(-1), 1, rtol=1e-5)
     np.testing.assert_allclose(members.mean(0), model.predict_proba(x_test), rtol=1e-5)
+
+
+def full_batches(kind, **how):
+    """Trained on all rows in each step: what repeats and what weighs a row is then the same, but for roundings."""
+    return kind(3, hidden=(8,), epochs=30, batch_size=1000, learning_rate=0.01, bootstrap=False, random_state=0, **how)
+
+
+def weighed(kind):
+    """(x, y, weights 0 to 3, the same rows repeated that often)."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(60, 4))
+    y = x[:, 0] + 0.5 * rng.normal(size=60)
+    y = (y > 0).astype(int) if kind is TurbaClassifier else y
+    weight = rng.integers(4, size=60)
+    return x, y, weight, (np.repeat(x, weight, axis=0), np.repeat(y, weight))
+
+
+def predicted(trained, x):
+    return trained.predict_proba(x) if isinstance(trained, TurbaClassifier) else trained.predict(x)
+
+
+@pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
+def test_a_weight_is_a_row_repeated(kind):
+    x, y, weight, repeated = weighed(kind)
+    by_weight = predicted(full_batches(kind).fit(x, y, sample_weight=weight), x)
+    np.testing.assert_allclose(by_weight, predicted(full_batches(kind).fit(*repeated), x), rtol=1e-5, atol=1e-5)
+    assert np.abs(by_weight - predicted(full_batches(kind).fit(x, y), x)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
+def test_over_draws_of_rows_weights_and_repeated_rows_predict_alike(kind):
+    x, y, weight, repeated = weighed(kind)
+
+    def over_seeds(data, **more):
+        how = {"hidden": (8,), "epochs": 60, "batch_size": 1000, "learning_rate": 0.01}
+        each = [predicted(kind(8, random_state=seed, **how).fit(*data, **more), x) for seed in range(24)]
+        return np.mean(each, 0), np.var(each, 0, ddof=1) / len(each)
+
+    (ours, our_error), (theirs, their_error) = over_seeds((x, y), sample_weight=weight), over_seeds(repeated)
+    (plain, plain_error) = over_seeds((x, y))
+    by_chance = np.sqrt(np.mean((ours - theirs) ** 2 / (our_error + their_error)))
+    by_weights = np.sqrt(np.mean((plain - theirs) ** 2 / (plain_error + their_error)))
+    assert by_chance < 2  # 1 on average, if nothing but chance sets them apart; the rows share the draws
+    assert by_weights > 2 * by_chance
+
+
+def test_rows_of_weight_zero_are_as_if_they_were_not_there():
+    x, y, *_ = weighed(TurbaRegressor)
+    keep = np.arange(60) % 3 > 0
+    how = {"hidden": (8,), "epochs": 5, "oob_score": True, "random_state": 0}
+    some = TurbaRegressor(6, **how).fit(x, y, sample_weight=keep)
+    alone = TurbaRegressor(6, **how).fit(x[keep], y[keep], sample_weight=np.ones(keep.sum()))
+    np.testing.assert_allclose(some.predict(x), alone.predict(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(some.oob_prediction_[~keep], some.predict(x[~keep]), rtol=1e-6)
+
+
+def test_balanced_classes_weigh_the_rare_ones_up():
+    x, y = make_classification(400, weights=[0.9], class_sep=0.5, flip_y=0.1, random_state=1)
+    how = {"hidden": (8,), "epochs": 30, "learning_rate": 0.01, "random_state": 0}
+    plain, balanced = (TurbaClassifier(3, class_weight=each, **how).fit(x, y) for each in (None, "balanced"))
+    of_rare = [(model.predict(x)[y == 1] == 1).mean() for model in (plain, balanced)]
+    assert of_rare[1] > of_rare[0] + 0.1
+    by_hand = TurbaClassifier(3, **how).fit(x, y, sample_weight=np.where(y == 1, (y == 0).sum() / (y == 1).sum(), 1))
+    np.testing.assert_allclose(balanced.predict_proba(x), by_hand.predict_proba(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [([1.0] * 39 + [-1.0], "[Nn]egative"), ([0.0] * 40, "at least one non-zero"), ([1.0] * 39, "sample_weight.shape")],
+)
+def test_weights_that_are_none_are_refused(weight, message):
+    x, y = make_classification(40, random_state=0)
+    with pytest.raises(ValueError, match=message):
+        TurbaClassifier(2).fit(x, y, sample_weight=weight)
+
+
+def test_members_stop_early_with_their_best_weights():
+    x, y = make_classification(300, flip_y=0.3, random_state=0)
+    how = {"hidden": (32,), "epochs": 200, "learning_rate": 0.002, "random_state": 0}
+    stopped = TurbaClassifier(4, early_stopping=True, n_iter_no_change=3, validation_fraction=0.2, **how).fit(x, y)
+    assert stopped.n_iter_ == stopped.history_.epochs.max() < 200
+    assert len(set(stopped.history_.epochs)) > 1
+    assert stopped.history_.best().validation_loss.notna().all()
+
+
+def test_out_of_bag_leaves_out_the_rows_that_early_stopping_follows():
+    x, y = load_diabetes(return_X_y=True)
+    model = TurbaRegressor(4, hidden=(8,), epochs=5, oob_score=True, early_stopping=True, random_state=0).fit(x, y)
+    assert np.isnan(model.oob_prediction_).sum() >= np.ceil(0.1 * len(x))
+
+
+def test_a_warm_start_goes_on_and_equals_one_training():
+    x, y = make_classification(100, random_state=0)
+    how = {"hidden": (8,), "batch_size": 25, "bootstrap": False, "random_state": 0}
+    whole = TurbaClassifier(3, epochs=6, **how).fit(x, y)
+    twice = TurbaClassifier(3, epochs=3, warm_start=True, **how).fit(x, y).fit(x, y)
+    np.testing.assert_array_equal(twice.predict_proba(x), whole.predict_proba(x))
+    np.testing.assert_array_equal(twice.history_.train_loss, whole.history_.train_loss)
+    assert twice.n_iter_ == 6
+    assert pickle.loads(pickle.dumps(twice)).fit(x, y).n_iter_ == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "labels", "message"),
+    [
+        ({"members": 4}, [0, 1], "members were 3 of 20 features and are 4"),
+        ({"hidden": (9,)}, [0, 1], "layers were .8, 2. and are .9, 2."),
+        ({}, [0, 2], "warm_start needs the classes"),
+    ],
+)
+def test_a_warm_start_of_other_networks_is_refused(changed, labels, message):
+    x, y = make_classification(40, random_state=0)
+    model = TurbaClassifier(3, hidden=(8,), epochs=1, warm_start=True).fit(x, y)
+    with pytest.raises(ValueError, match=message):
+        model.set_params(**changed).fit(x, np.array(labels)[y])
+
+
+def test_partial_fit_is_an_epoch_of_the_rows_it_is_given():
+    x, y = load_diabetes(return_X_y=True)
+    how = {"hidden": (8,), "bootstrap": False, "random_state": 0}
+    three = TurbaRegressor(3, epochs=3, **how).fit(x, y)
+    parts = TurbaRegressor(3, **how)
+    for _ in range(3):
+        parts.partial_fit(x, y)
+    np.testing.assert_array_equal(parts.predict(x), three.predict(x))
+    assert parts.n_iter_ == 3
+
+
+def test_partial_fit_of_classes_that_come_later():
+    x, y, *_ = weighed(TurbaClassifier)
+    first, rest = y == 0, y == 1
+    model = TurbaClassifier(2, hidden=(8,), learning_rate=0.05, random_state=0)
+    with pytest.raises(ValueError, match="first call of partial_fit needs classes="):
+        model.partial_fit(x[first], y[first])
+    model.partial_fit(x[first], y[first], classes=[0, 1])
+    for _ in range(20):
+        model.partial_fit(x, y)
+    assert model.score(x, y) > 0.8
+    with pytest.raises(ValueError, match="y holds .*5.*none of the classes"):
+        model.partial_fit(x, np.where(rest, 5, 0))
+    with pytest.raises(ValueError, match="does not support early_stopping=True"):
+        model.set_params(early_stopping=True).partial_fit(x, y)
+
+
+def test_the_spread_of_members():
+    x, y = load_diabetes(return_X_y=True)
+    model = TurbaRegressor(5, hidden=(8,), epochs=5, random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.predict_std(x), np.std(model.predict_members(x), axis=0))
+    classes = TurbaClassifier(3, hidden=(8,), epochs=2).fit(x, y > 150)
+    assert classes.predict_std(x).shape == (len(x), 2)
+
+
+def test_intervals_hold_their_level_of_new_targets_in_their_unit():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, size=(3000, 2))
+    y = 1000 + 50 * np.sin(2 * x[:, 0]) + 10 * rng.normal(size=3000)
+    model = TurbaRegressor(20, hidden=(32,), epochs=20, learning_rate=0.01, oob_score=True, random_state=0)
+    model.fit(x[:1000], y[:1000])
+    for level in (0.5, 0.9):
+        low, high = model.predict_interval(x[1000:], level)
+        inside = ((low <= y[1000:]) & (y[1000:] <= high)).mean()
+        assert level - 0.03 < inside < level + 0.06  # 2 000 rows: three standard errors are .03
+    assert 40 < np.mean(high - low) < 120  # 33 would be the noise's own
+
+
+@pytest.mark.parametrize(
+    ("how", "level", "message"),
+    [
+        ({}, 0.9, "fit with oob_score=True"),
+        ({"oob_score": True}, 95, "between 0 and 1; got 95"),
+        ({"oob_score": True}, 0.999, "needs at least 99. rows"),
+    ],
+)
+def test_intervals_that_cannot_be_had_are_refused(how, level, message):
+    x, y = load_diabetes(return_X_y=True)
+    model = TurbaRegressor(5, hidden=(4,), epochs=1, random_state=0, **how).fit(x[:100], y[:100])
+    with pytest.raises(ValueError, match=message):
+        model.predict_interval(x, level)
+
+
+def test_sparse_rows_and_tables_are_what_they_hold(digits):
+    (x, y), (x_test, _) = digits
+    how = {"hidden": (8,), "epochs": 2, "random_state": 0}
+    dense = TurbaClassifier(2, **how).fit(x, y)
+    sparse = TurbaClassifier(2, **how).fit(scipy.sparse.csc_matrix(x), y)
+    table = pd.DataFrame(x, columns=[f"pixel {i}" for i in range(64)])
+    of_table = TurbaClassifier(2, **how).fit(table, pd.Series(y))
+    expected = dense.predict_proba(x_test)
+    np.testing.assert_array_equal(sparse.predict_proba(scipy.sparse.csr_array(x_test)), expected)
+    np.testing.assert_array_equal(of_table.predict_proba(pd.DataFrame(x_test, columns=table.columns)), expected)
+    assert of_table.feature_names_in_.tolist() == list(table)
+    np.testing.assert_allclose(dense.predict_log_proba(x_test), np.log(expected))
+
+
+def test_processes_of_joblib_train_as_this_one(digits):
+    (x, y), _ = digits
+    model = TurbaClassifier(2, hidden=(8,), epochs=2, plan=tn.Plan(1, 2), random_state=0)
+    here = cross_val_score(model, x[:300], y[:300], cv=2)
+    np.testing.assert_array_equal(cross_val_score(model, x[:300], y[:300], cv=2, n_jobs=2), here)
+
+
+def test_a_grid_search_over_equal_shapes_compiles_once(digits):
+    (x, y), _ = digits
+    x, y = x[:300], y[:300]
+    names = {"learning_rate": [0.001, 0.003, 0.01, 0.03], "weight_decay": [0, 0.01, 0.1]}
+    model = TurbaClassifier(2, hidden=(7,), epochs=1, random_state=0)
+    program.forget()
+    search = GridSearchCV(model, names, cv=3, refit=False).fit(x, y)
+    assert len(search.cv_results_["params"]) == 12
+    trained = [key for key in program._programs() if key[0] is program.Train]
+    assert len(trained) == 1

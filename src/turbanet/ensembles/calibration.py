@@ -99,16 +99,27 @@ def prediction_interval(
     check_nan(held_out, "calibration[0]")
     if held_out.shape[1:] != y.shape:
         raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")
-    rank = int(np.ceil((y.size + 1) * level))
-    if rank > y.size:
-        raise ValueError(f"A level of {level} needs at least {int(np.ceil(level / (1 - level)))} rows of calibration.")
-    centre, spread = _centre_and_spread(held_out)
-    error = np.abs(y - centre)
-    deviations = np.divide(error, spread, out=np.where(error > 0, np.inf, error), where=spread > 0)
-    factor = np.sort(deviations.ravel())[rank - 1]
+    factor = factor_of(deviations(y, *_centre_and_spread(held_out)), level)
     centre, spread = _centre_and_spread(prediction)
     half_width = np.full_like(spread, np.inf) if np.isinf(factor) else factor * spread
     return centre - half_width, centre + half_width
+
+
+def deviations(y: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """How many times `spread` each y is away from `centre`, all of one shape: infinite where it is and spread is 0."""
+    error = np.abs(y - centre)
+    return np.divide(error, spread, out=np.where(error > 0, np.inf, error), where=spread > 0)
+
+
+def factor_of(deviations: np.ndarray, level: float) -> float:
+    """How many spreads hold `level` of new rows, by the `deviations` of rows that nobody trained on.
+
+    Raises ValueError where these are too few for the level.
+    """
+    rank = int(np.ceil((deviations.size + 1) * level))
+    if rank > deviations.size:
+        raise ValueError(f"A level of {level} needs at least {int(np.ceil(level / (1 - level)))} rows of calibration.")
+    return float(np.sort(deviations.ravel())[rank - 1])
 
 
 def _centre_and_spread(prediction):

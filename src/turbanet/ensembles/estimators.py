@@ -1,8 +1,8 @@
 """A swarm as a scikit-learn estimator: bagging of small networks, trained together."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 import jax
@@ -13,17 +13,22 @@ from flax.linen.initializers import glorot_uniform
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.utils import check_random_state
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from turbanet.ensembles.calibration import deviations, factor_of
 from turbanet.ensembles.combine import ensemble_mean, out_of_bag
-from turbanet.loss import mse, softmax_cross_entropy
+from turbanet.ensembles.jobs import Job, train
+from turbanet.loss import mse, softmax_cross_entropy, weighted
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
-from turbanet.training.fit import fit, predict
+from turbanet.training.fit import predict
+from turbanet.training.history import History
 from turbanet.training.member import predict as predict_member
 from turbanet.training.plan import Plan
+from turbanet.training.schedules import with_hyperparameters
 from turbanet.turba_train_state import TurbaTrainState
 
 # What an estimator's pickle of version 0.5 names: the modules' places before they moved into folders.
@@ -44,32 +49,78 @@ class _Swarm(BaseEstimator):
     batch_size: int = 32
     bootstrap: bool = True
     oob_score: bool = False
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    tol: float = 1e-4
+    warm_start: bool = False
     plan: Plan | str | None = None
     cluster: Any = None
     random_state: int | np.random.RandomState | None = None
 
-    def _train(self, x, y, outputs, loss_fn):
+    history_: History = field(init=False)  # of no parameter: what `fit` sets, for the types
+    classes_: np.ndarray = field(init=False)
+
+    def predict_std(self, X: ArrayLike) -> np.ndarray:
+        """How far the members differ: the standard deviation over them, of the shape of their mean."""
+        return self.predict_members(X).std(axis=0)
+
+    def _train(self, x, y, outputs, loss_fn, weight, *, classes=None, goes_on=False, epochs=None):
+        """Train on the rows of x and y with a weight above 0: (rows of each member, those of early stopping or None).
+
+        classes : [row], which the rows for early stopping are drawn from alike
+        goes_on : whether with the members that are there, if any are
+        """
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         if isinstance(self.hidden, int | np.integer):
             raise ValueError(f"hidden must be a sequence of layers' units such as ({self.hidden},), got {self.hidden}.")
         random = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(random.randint(2**31 - 1))}
-        rows: Any = random.randint(len(x), size=(self.members, len(x))) if self.bootstrap else None
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        self._made = self.model, (*self.hidden, outputs), optimizer, identity
-        job: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "plan": self.plan}
-        swarm = _untrained(*self._made)
+        made = self.model, (*self.hidden, outputs), optimizer, identity
+        goes_on = goes_on and hasattr(self, "swarm_")
+        swarm = with_hyperparameters(self._same_members(made), **optimizer) if goes_on else _untrained(*made)
         found = jax.eval_shape(predict_member, swarm.get_state(0), x[:1]).shape
         if found != (1, outputs):
-            task = f"{outputs} classes need logits" if loss_fn is softmax_cross_entropy else f"{outputs} target(s) need"
+            task = f"{outputs} classes need logits" if classes is not None else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(found)}: change its last layer.")
-        train: Any = fit if self.cluster is None else self.cluster.fit
-        self.swarm_, self.history_ = train(swarm, x, y, loss_fn, rows=rows, progress=False, **job)
-        self.n_iter_ = self.epochs
-        if self.oob_score:
-            self._score_out_of_bag(out_of_bag(self.predict_members(x), rows), y)
-        return self
+        seen = np.arange(len(x)) if weight is None else np.flatnonzero(weight)
+        held_out = None
+        how: dict[str, Any] = {"epochs": epochs or self.epochs, "batch_size": self.batch_size, "plan": self.plan}
+        if self.early_stopping:
+            alike = {} if classes is None else {"stratify": classes[seen]}
+            seen, held_out = train_test_split(seen, test_size=self.validation_fraction, random_state=random, **alike)
+            how |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
+        rows = np.tile(seen, (self.members, 1))
+        if self.bootstrap:
+            rows = seen[random.randint(len(seen), size=rows.shape)]
+        if weight is not None:
+            loss_fn, y = weighted(loss_fn), (y, weight)
+        self.swarm_, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
+        self.history_ = self.history_ + history if goes_on else history
+        self.n_iter_ = int(self.history_.epochs.max())
+        self._made = made
+        return rows, held_out
+
+    def _same_members(self, made):
+        """The members that are there; ValueError where others are asked for."""
+        was, now = map(_described, (self._made, made))
+        for name, what in now.items():
+            if what != was[name]:
+                raise ValueError(f"The {name} were {was[name]} and are {what}: set warm_start=False to begin anew.")
+        return self.swarm_
+
+    def _weights(self, x, sample_weight):
+        """float32 [row] or None, checked by scikit-learn."""
+        if sample_weight is None:
+            return None
+        return _check_sample_weight(sample_weight, x, dtype=np.float32, ensure_non_negative=True)
+
+    def _check_partial(self):
+        for name in ("oob_score", "early_stopping"):
+            if getattr(self, name):
+                raise ValueError(f"partial_fit does not support {name}=True: it has no rows but those it is given.")
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle can hold: the swarm's arrays without its functions, the history without its devices."""
@@ -82,23 +133,57 @@ class _Swarm(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "swarm_" in state:
-            leaves, like = jax.tree.flatten(_untrained(*self._made))
-            if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in state["swarm_"]]:
-                raise ValueError("The pickled network's layers have other names or sizes by now: train it anew.")
-            self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
+            kept = [leaf.shape for leaf in state["swarm_"]]
+            for make in (_untrained, _untrained_0_5):
+                leaves, like = jax.tree.flatten(make(*self._made))
+                if kept == [leaf.shape for leaf in leaves]:
+                    self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
+                    return
+            raise ValueError("The pickled network's layers have other names or sizes by now: train it anew.")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _validated(self, *data, **how):
+        """X as dense float32 [row, feature], beside y if it came: of arrays, tables, sparse matrices."""
+        found = validate_data(self, *data, dtype=np.float32, accept_sparse="csr", **how)
+        x, *rest = found if isinstance(found, tuple) else (found,)
+        dense = x.toarray() if hasattr(x, "toarray") else x
+        return (dense, *rest) if rest else dense
 
     def _members(self, x):
         check_is_fitted(self)
-        return predict(self.swarm_, validate_data(self, x, dtype=np.float32, reset=False))
+        return predict(self.swarm_, self._validated(x, reset=False))
+
+
+def _described(made):
+    """{name: what it is} of what members cannot train on with another of."""
+    model, widths, _, identity = made
+    members = f"{identity['swarm_size']} of {identity['sample_input'].shape[1]} features"
+    return {"models": model, "layers": widths, "members": members}
 
 
 def _untrained(model, widths, optimizer, identity):
     """The swarm before its training."""
+    # Numbers that change nothing of the program, so that a search over them compiles once.
+    adam = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
+    return with_hyperparameters(_members_of(model, widths, adam, identity), **optimizer)
+
+
+def _untrained_0_5(model, widths, optimizer, identity):
+    """The same as version 0.5 made it."""
+    return _members_of(model, widths, optax.adamw(**optimizer), identity)
+
+
+def _members_of(model, widths, optimizer, identity):
     if model is None:
         model = models.MLP(widths, kernel_init=glorot_uniform())  # as scikit-learn draws its networks' weights
-    return TurbaTrainState.swarm(model, optax.adamw(**optimizer), **identity)
+    return TurbaTrainState.swarm(model, optimizer, **identity)
 
 
+@dataclass(repr=False, eq=False)
 class TurbaClassifier(ClassifierMixin, _Swarm):
     """Bagged neural networks, trained together: `BaggingClassifier(MLPClassifier())` as one swarm.
 
@@ -113,6 +198,11 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     batch_size : rows in a step
     bootstrap : each member sees its own draw of the rows, with repetition; else all see all
     oob_score : `oob_score_` and `oob_decision_function_` [row, class] from the members that did not see a row
+    class_weight : None, "balanced" or {class: weight}, as in scikit-learn
+    early_stopping : whether each member stops by itself, with its best weights, when its loss on rows that are set
+        aside for that has not become smaller by `tol` in `n_iter_no_change` epochs
+    validation_fraction : the share of the rows that are set aside, of each class alike
+    warm_start : whether `fit` goes on with the members that are there
     plan : where members run (see `turbanet.fit`)
     cluster : a `turbanet.Cluster` to train the members on, or None for this machine
     random_state : int, RandomState or None
@@ -121,7 +211,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     ----------
     swarm_ : the trained TurbaTrainState, whose predictions are logits
     history_ : what `turbanet.fit` saw, a `History`
-    classes_, n_features_in_, n_iter_ : as in scikit-learn
+    classes_, n_features_in_, feature_names_in_, n_iter_ : as in scikit-learn
 
     Examples
     --------
@@ -134,50 +224,111 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     ['left' 'right']
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train on X [row, feature] and y [row], classes of any kind."""
-        x, labels = validate_data(self, X, y, dtype=np.float32)
+    _: KW_ONLY
+    class_weight: Mapping | str | None = None
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on X [row, feature] and y [row], classes of any kind; sample_weight [row] weighs rows in the loss."""
+        x, labels = self._validated(X, y)
         check_classification_targets(labels)
-        self.classes_, index = np.unique(labels, return_inverse=True)
-        return self._train(x, index.astype(np.int32), len(self.classes_), softmax_cross_entropy)
+        goes_on = self.warm_start and hasattr(self, "swarm_")
+        classes = np.unique(labels)
+        if goes_on and not np.array_equal(classes, self.classes_):
+            raise ValueError(f"warm_start needs the classes {self.classes_} again, y holds {classes}.")
+        self.classes_ = classes
+        index, weight = self._weighed(x, labels, sample_weight)
+        outputs = len(classes)
+        rows, held_out = self._train(x, index, outputs, softmax_cross_entropy, weight, classes=index, goes_on=goes_on)
+        if self.oob_score:
+            self.oob_decision_function_ = out_of_bag(self._probabilities(x), rows)
+            self.oob_decision_function_[held_out if held_out is not None else []] = np.nan
+            seen = ~np.isnan(self.oob_decision_function_[:, 0])
+            chosen = self.oob_decision_function_[seen].argmax(axis=1)
+            weights = {} if weight is None else {"sample_weight": weight[seen]}
+            self.oob_score_ = accuracy_score(index[seen], chosen, **weights)
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Train for one more epoch on these rows; `classes`: all that will ever come, needed in the first call."""
+        self._check_partial()
+        first = not hasattr(self, "swarm_")
+        if first and classes is None:
+            raise ValueError("The first call of partial_fit needs classes=, all that will ever come.")
+        x, labels = self._validated(X, y, reset=first)
+        check_classification_targets(labels)
+        known = self.classes_ if classes is None else np.unique(classes)
+        if not first and not np.array_equal(known, self.classes_):
+            raise ValueError(f"partial_fit began with the classes {self.classes_}, now it is given {known}.")
+        self.classes_ = known
+        if len(unknown := np.setdiff1d(labels, known)):
+            raise ValueError(f"y holds {unknown[0]!r}, which is none of the classes {known}.")
+        index, weight = self._weighed(x, labels, sample_weight)
+        self._train(x, index, len(known), softmax_cross_entropy, weight, classes=index, goes_on=True, epochs=1)
+        return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """The mean over members of the probabilities: [row, class]."""
         return np.asarray(ensemble_mean(self._members(X)), dtype=np.float64)
 
+    def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
+        """The logarithm of `predict_proba`: [row, class]."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def predict_members(self, X: ArrayLike) -> np.ndarray:
         """Every member's probabilities: [member, row, class]."""
-        return np.asarray(jax.nn.softmax(self._members(X)), dtype=np.float64)
+        check_is_fitted(self)
+        return self._probabilities(self._validated(X, reset=False))
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The likeliest class: [row]."""
         chosen = self.predict_proba(X).argmax(axis=1)
         return self.classes_[chosen]
 
-    def _score_out_of_bag(self, prediction, y):
-        self.oob_decision_function_ = prediction
-        seen = ~np.isnan(prediction[:, 0])
-        self.oob_score_ = accuracy_score(y[seen], prediction[seen].argmax(axis=1))
+    def _probabilities(self, x):
+        return np.asarray(jax.nn.softmax(predict(self.swarm_, x)), dtype=np.float64)
+
+    def _weighed(self, x, labels, sample_weight):
+        """(int32 [row], which of `classes_` each label is; its weight [row] or None)."""
+        weight = self._weights(x, sample_weight)
+        if self.class_weight is not None:
+            of_class = compute_sample_weight(self.class_weight, labels).astype(np.float32)
+            weight = of_class if weight is None else weight * of_class
+        return np.searchsorted(self.classes_, labels).astype(np.int32), weight
 
 
+@dataclass(repr=False, eq=False)
 class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
     """Bagged neural networks, trained together: `BaggingRegressor(MLPRegressor())` as one swarm.
 
     Targets are brought to mean 0 and standard deviation 1 for the training: `swarm_` predicts such ones, and
-    `predict_members` targets in y's unit. Parameters and attributes are `TurbaClassifier`'s; `model` maps
-    [row, feature] to [row, target], `oob_prediction_` is [row] or [row, target].
+    `predict_members` targets in y's unit. Training that goes on (`warm_start`, `partial_fit`) keeps those of the
+    first rows. Parameters and attributes are `TurbaClassifier`'s but for `class_weight`; `model` maps [row, feature]
+    to [row, target], `oob_prediction_` is [row] or [row, target].
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train on X [row, feature] and y [row] or [row, target]."""
-        x, targets = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
-        self._single = targets.ndim == 1
-        targets = np.asarray(targets, np.float64).reshape(len(targets), -1)  # centred before they are rounded
-        spread = targets.std(0)
-        self._mean = targets.mean(0)
-        self._spread = np.where(spread > 0, spread, 1)
-        scaled = (targets - self._mean) / self._spread
-        return self._train(x, scaled.astype(np.float32), targets.shape[1], mse)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on X [row, feature] and y [row] or [row, target]; sample_weight [row] weighs rows in the loss."""
+        x, targets = self._validated(X, y, multi_output=True, y_numeric=True)
+        weight = self._weights(x, sample_weight)
+        goes_on = self.warm_start and hasattr(self, "swarm_")
+        scaled = self._scaled(targets, weight, anew=not goes_on)
+        rows, held_out = self._train(x, scaled, scaled.shape[1], mse, weight, goes_on=goes_on)
+        if self.oob_score:
+            self._score_out_of_bag(np.asarray(predict(self.swarm_, x), np.float64), rows, held_out, targets, weight)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train for one more epoch on these rows."""
+        self._check_partial()
+        first = not hasattr(self, "swarm_")
+        x, targets = self._validated(X, y, multi_output=True, y_numeric=True, reset=first)
+        weight = self._weights(x, sample_weight)
+        scaled = self._scaled(targets, weight, anew=first)
+        self._train(x, scaled, scaled.shape[1], mse, weight, goes_on=True, epochs=1)
+        return self
 
     def predict_members(self, X: ArrayLike) -> np.ndarray:
         """Every member's prediction in y's unit, as `prediction_interval` takes them: [member, row] or with targets."""
@@ -187,11 +338,53 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         """The mean over members: [row] or [row, target]."""
         return self.predict_members(X).mean(axis=0)
 
+    def predict_interval(self, X: ArrayLike, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high) in y's unit, each of the shape of `predict`, between which `level` of new targets fall.
+
+        The mean and as many standard deviations over members as hold `level` of the training rows by the members that
+        did not see them (jackknife+ after bootstrap, Kim et al. 2020, with normalised scores). It needs
+        `oob_score=True` and rows that come from where the training's did.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "oob_deviations_"):
+            raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")
+        if not 0 < level < 1:
+            raise ValueError(f"level is the share of targets inside, between 0 and 1; got {level}.")
+        members = self.predict_members(X)
+        factor = factor_of(self.oob_deviations_, level)
+        centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
+        half_width = np.full_like(spread, np.inf) if np.isinf(factor) else factor * spread
+        return centre - half_width, centre + half_width
+
+    def _scaled(self, targets, weight, *, anew):
+        """float32 [row, target] of mean 0 and deviation 1, by these rows' own, or by those of the first call."""
+        single = targets.ndim == 1
+        targets = np.asarray(targets, np.float64).reshape(len(targets), -1)  # centred before they are rounded
+        if anew:
+            self._single = single
+            self._mean = np.average(targets, axis=0, weights=weight)
+            spread = np.sqrt(np.average((targets - self._mean) ** 2, axis=0, weights=weight))
+            self._spread = np.where(spread > 0, spread, 1)
+        if (single, targets.shape[1]) != (self._single, len(self._mean)):
+            was = len(self._mean)
+            raise ValueError(f"y had {was} target(s) before and has {targets.shape[1]}: give as many again.")
+        return ((targets - self._mean) / self._spread).astype(np.float32)
+
     def _unscaled(self, y):
         y = y * self._spread + self._mean
         return y[..., 0] if self._single else y
 
-    def _score_out_of_bag(self, prediction, y):
-        self.oob_prediction_ = prediction
-        seen = ~np.isnan(prediction).reshape(len(y), -1).any(axis=1)
-        self.oob_score_ = r2_score(self._unscaled(y)[seen], prediction[seen])
+    def _score_out_of_bag(self, members, rows, held_out, targets, weight):
+        """Of the members' scaled predictions [member, row, target] for the rows that each did not see."""
+        centre = out_of_bag(members, rows)
+        centre[held_out if held_out is not None else []] = np.nan
+        self.oob_prediction_ = self._unscaled(centre)
+        seen = ~np.isnan(centre).any(axis=1)
+        weights = {} if weight is None else {"sample_weight": weight[seen]}
+        self.oob_score_ = r2_score(targets[seen], self.oob_prediction_[seen], **weights)
+        unseen_by = sum((np.bincount(of_member, minlength=len(targets)) == 0).astype(int) for of_member in rows)
+        some = seen & (unseen_by > 1)
+        variance = out_of_bag(members**2, rows)[some] - centre[some] ** 2
+        spread = np.sqrt(np.maximum(variance, 0) * (unseen_by[some] / (unseen_by[some] - 1))[:, None])
+        scaled = self._scaled(targets, weight, anew=False)[some]
+        self.oob_deviations_ = deviations(scaled, centre[some], spread).ravel()

@@ -1,0 +1,118 @@
+"""scikit-learn's search over hyperparameters, its candidates and folds trained together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import ParameterGrid, ParameterSampler, check_cv
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import _check_method_params, indexable
+
+from turbanet.ensembles import jobs
+from turbanet.ensembles.estimators import _Swarm
+
+
+class TurbaSearchCV(BaseSearchCV):
+    """`GridSearchCV` or `RandomizedSearchCV` of a swarm estimator: candidates and folds of equal shapes train together.
+
+    Those that differ in learning rate, weight decay, class weights' values, seed or number of members are of equal
+    shapes; other layers, epochs or batch sizes, or folds that train on other numbers of rows, make groups of their own.
+    Scores are those of scikit-learn's searches, but for roundings.
+
+    Parameters
+    ----------
+    estimator : a `TurbaClassifier` or `TurbaRegressor`, or a `Pipeline` that ends in one
+    param_grid : {name: values}, or a list of such; with `n_iter` values may be SciPy's distributions
+    n_iter : how many candidates are drawn; None: all combinations
+    random_state : of the draws
+    scoring, refit, cv, verbose, error_score, return_train_score : as in `GridSearchCV`
+
+    Attributes
+    ----------
+    cv_results_, best_estimator_, best_params_, best_score_, best_index_, n_splits_, scorer_, refit_time_ : as in
+        `GridSearchCV`; mean_fit_time of a candidate is its share of its groups' seconds, by members
+    groups_ : [group], how many trainings were done together
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from turbanet.estimators import TurbaClassifier, TurbaSearchCV
+    >>> x, y = load_iris(return_X_y=True)
+    >>> classifier = TurbaClassifier(members=2, hidden=(8,), epochs=20, random_state=0)
+    >>> search = TurbaSearchCV(classifier, {"learning_rate": [0.00001, 0.03]}, cv=5).fit(x, y)
+    >>> search.best_params_, search.groups_
+    ({'learning_rate': 0.03}, [10])
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        n_iter: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        scoring: Any = None,
+        refit: Any = True,
+        cv: Any = None,
+        verbose: int = 0,
+        error_score: float | str = np.nan,
+        return_train_score: bool = False,
+    ):
+        how = {"scoring": scoring, "refit": refit, "cv": cv, "verbose": verbose, "error_score": error_score}
+        super().__init__(estimator, **how, return_train_score=return_train_score)
+        self.param_grid = param_grid
+        self.n_iter = n_iter
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, **params: Any) -> "TurbaSearchCV":
+        """Search on X and y; `params` as `GridSearchCV.fit` takes them, such as sample_weight and groups."""
+        last = self.estimator
+        while isinstance(last, Pipeline):
+            last = last.steps[-1][1]
+        if not isinstance(last, _Swarm):
+            wanted = "TurbaSearchCV searches over a TurbaClassifier, a TurbaRegressor or a Pipeline that ends in one"
+            raise TypeError(f"{wanted}, got {type(last).__name__}: take GridSearchCV for it.")
+        self._given = X, y, params
+        try:
+            return super().fit(X, y, **params)
+        finally:
+            del self._given
+
+    def _run_search(self, evaluate_candidates):
+        X, y = indexable(*self._given[:2])
+        given = _check_method_params(X, params=self._given[2])
+        routed = self._get_routed_params_for_fit(given)
+        if self.n_iter is None:
+            candidates = list(ParameterGrid(self.param_grid))
+        else:
+            candidates = list(ParameterSampler(self.param_grid, self.n_iter, random_state=self.random_state))
+        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        splits = list(splitter.split(X, y, **routed.splitter.split))  # once, as a splitter may draw
+        trained = np.zeros((len(candidates), len(splits)), bool)
+        with jobs.noting() as noted:
+            for number, candidate in enumerate(candidates):
+                for fold, (train, _) in enumerate(splits):
+                    trained[number, fold] = self._note(candidate, X, y, train, routed.estimator.fit)
+        results, kinds = jobs.together(noted)
+        self.groups_ = [len(kind) for kind in kinds]
+        with jobs.ready(noted, results):
+            found = evaluate_candidates(candidates, cv=check_cv(splits))
+        seconds = np.zeros(trained.shape)
+        seconds[trained] = [history.compile_seconds + history.steady_seconds for _, history in results]
+        found["mean_fit_time"] += seconds.mean(axis=1)
+        found["std_fit_time"] = seconds.std(axis=1)
+
+    def _note(self, candidate, X, y, train, params):
+        """Have the training of a candidate on these rows noted: whether it came so far, or else fails again later."""
+        estimator = clone(self.estimator).set_params(**clone(candidate, safe=False))
+        of_rows = _check_method_params(X, params=params, indices=train)
+        try:
+            estimator.fit(_safe_indexing(X, train), _safe_indexing(y, train), **of_rows)
+        except jobs.Noted:
+            return True
+        except Exception:  # scikit-learn will say what, and do as error_score says
+            return False
+        raise RuntimeError(f"{estimator} trained nothing in fit: TurbaSearchCV has nothing to train together.")
