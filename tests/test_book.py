@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import turbanet
-from turbanet import estimators
+from turbanet import estimators, forecasting
 from turbanet.lab import book
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_an_executed_notebook_stands_for_the_bare_one(study):
 
 def test_every_public_name_is_in_the_reference_once():
     names = [name.rsplit(".", 1)[1] for names in book.reference().values() for name in names]
-    assert sorted(names) == sorted([*turbanet.__all__, *estimators.__all__])
+    assert sorted(names) == sorted([*turbanet.__all__, *estimators.__all__, *forecasting.__all__])
 
 
 def test_every_page_of_the_menu_is_put_there_and_every_notebook_is_in_it(study):

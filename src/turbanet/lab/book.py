@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import turbanet
-from turbanet import estimators
+from turbanet import estimators, forecasting
 from turbanet.lab.paths import repository
 
 PAGES = (
@@ -18,6 +18,7 @@ PAGES = (
     "LICENSE",
     "params.yaml",
     "docs/design.md",
+    "docs/guide.md",
     "docs/cluster.md",
 )
 REFERENCE = {  # a page of the reference, and the modules or folders whose public names are on it
@@ -26,6 +27,7 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
     "networks": ("networks",),
     "ensembles": ("ensembles",),
     "selection": ("selection",),
+    "series": ("series",),
     "populations": ("populations", "ppo"),
     "cluster": ("cluster",),
 }
@@ -33,7 +35,7 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
 
 def reference() -> dict[str, list[str]]:
     """{page: the full names of what is public on it}; KeyError for a public name that no page has."""
-    public = [getattr(package, name) for package in (turbanet, estimators) for name in package.__all__]
+    public = [getattr(package, name) for package in (turbanet, estimators, forecasting) for name in package.__all__]
     of = {folder: page for page, folders in REFERENCE.items() for folder in folders}
     pages = {page: [] for page in REFERENCE}
     for thing in public:

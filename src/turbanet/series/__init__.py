@@ -1,0 +1,1 @@
+"""Forecasts of many series, from a long table of them."""

@@ -1,0 +1,317 @@
+"""A forecaster of many series: a network for each of them, one for all, or both, trained together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+
+from turbanet.loss import mse
+from turbanet.networks.models import LSTM
+from turbanet.series import panel as panels
+from turbanet.series.panel import Panel
+from turbanet.training.arrays import check_whole
+from turbanet.training.fit import fit, predict
+from turbanet.training.history import History
+from turbanet.training.plan import Plan
+from turbanet.training.sampling import ragged
+from turbanet.turba_train_state import TurbaTrainState
+
+LOCAL, GLOBAL, BOTH = "local", "global", "both"
+NAIVE, SEASONAL = "Naive", "SeasonalNaive"
+
+
+class WithSeries(nn.Module):
+    """A network of windows that is told which series they are of: ([batch, time, 1], int [batch]) -> its output.
+
+    The series' embedding stands beside each value, so that `model` sees [batch, time, 1 + features].
+    """
+
+    model: nn.Module
+    series: int
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        window, series = x
+        told = nn.Embed(self.series, self.features)(series)[:, None]
+        told = jnp.broadcast_to(told, (*window.shape[:2], self.features))
+        return self.model(jnp.concatenate([window, told.astype(window.dtype)], axis=-1))
+
+
+class Scaled(NamedTuple):
+    """A series brought to mean 0 and deviation 1 by its own values."""
+
+    values: np.ndarray  # float32 [time]
+    centre: float
+    spread: float
+
+
+class Forecaster:
+    """Forecasts of many series, each by a network of its own ("local"), by one for all ("global"), or by their mean.
+
+    Series are brought to mean 0 and deviation 1 by what they are trained on, windows to a last value of 0. All make as
+    many steps as the longest series: shorter ones go through their windows again.
+
+    Parameters
+    ----------
+    model : a Flax module [batch, window, channel] -> [batch, steps ahead], of one channel, or more where it is global;
+        None: an LSTM of 32 units
+    horizon : steps ahead
+    window : values that a network sees
+    kind : "local", "global" or "both"
+    direct : whether the model returns all steps of the horizon at once; else it returns the next one, and forecasts go
+        on from forecasts
+    season : steps after which series repeat, for the seasonal naive forecast; None: by the frequency of ds
+    calibration : how many horizons at the end are forecast by networks that have not seen them, for the intervals of
+        `predict`; these networks train beside the others
+    freq : pandas' name of the step from one ds to the next; None: as it is found
+    epochs, batch_size, optimizer, loss, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01
+    features : of a series' embedding, where it is global
+    seed : of the networks
+
+    Attributes
+    ----------
+    swarms_ : {kind: the trained swarm}, local members in the order of the series
+    histories_ : {kind: what `fit` saw}
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd
+    >>> from turbanet.forecasting import Forecaster
+    >>> day = np.arange(60)
+    >>> waves = {name: np.sin(2 * np.pi * (day + shift) / 7) for name, shift in [("a", 0), ("b", 1)]}
+    >>> table = pd.DataFrame([(name, t, y) for name, wave in waves.items() for t, y in enumerate(wave)])
+    >>> table.columns = ["unique_id", "ds", "y"]
+    >>> forecaster = Forecaster(horizon=2, window=7, epochs=2, season=7, progress=False).fit(table)
+    >>> print(forecaster.predict()[["unique_id", "ds", "Naive", "SeasonalNaive"]].round(2))
+      unique_id  ds  Naive  SeasonalNaive
+    0         a  60   0.43          -0.43
+    1         a  61   0.43          -0.97
+    2         b  60  -0.43          -0.97
+    3         b  61  -0.43          -0.78
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        horizon: int,
+        window: int,
+        kind: str = LOCAL,
+        direct: bool = False,
+        season: int | None = None,
+        calibration: int = 0,
+        freq: str | None = None,
+        epochs: int = 50,
+        batch_size: int = 32,
+        optimizer: optax.GradientTransformation | None = None,
+        loss: Callable = mse,
+        features: int = 4,
+        seed: int = 0,
+        plan: Plan | str | None = None,
+        progress: bool = True,
+    ):
+        check_whole(horizon=horizon, window=window, epochs=epochs, batch_size=batch_size, features=features)
+        check_whole(**({} if season is None else {"season": season}))
+        if kind not in (LOCAL, GLOBAL, BOTH):
+            raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {kind!r}.')
+        if not isinstance(calibration, int) or calibration < 0:
+            raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {calibration!r}.")
+        self.horizon = horizon
+        self.window = window
+        self.kinds = (LOCAL, GLOBAL) if kind == BOTH else (kind,)
+        self.steps = horizon if direct else 1  # that the model returns
+        self.model = LSTM(outputs=self.steps) if model is None else model
+        self.name = type(self.model).__name__
+        self.season = season
+        self.calibration = calibration
+        self.freq = freq
+        self.optimizer = optax.adam(0.01) if optimizer is None else optimizer
+        self.loss = loss
+        self.features = features
+        self.seed = seed
+        self.how = {"epochs": epochs, "batch_size": batch_size, "plan": plan, "progress": progress}
+
+    def fit(self, table: pd.DataFrame) -> Self:
+        """Train on a table of unique_id, ds (dates, or whole numbers) and y, a row for each series and time."""
+        whole = panels.read(table, self.freq)
+        cuts = [self.horizon * (1 + number) for number in range(self.calibration)]
+        whole.check_length(self.window + self.steps + max(cuts, default=0), "training with its calibration")
+        trained = _Trained(self, [whole, *map(whole.cut, cuts)])
+        self._trained = trained
+        self._panel = whole
+        errors = []
+        for cut, forecast in zip(cuts, trained.forecast(self.horizon)[1:], strict=True):
+            true = np.stack([values[len(values) - cut :][: self.horizon] for values in whole.values])
+            errors.append(np.abs(true - forecast))
+        self._errors = np.array(errors)  # [cut, series, step]
+        first = {LOCAL: slice(len(whole.ids)), GLOBAL: slice(1)}
+        self.swarms_ = {kind: trained.members(kind, first[kind]) for kind in self.kinds}
+        self.histories_: dict[str, History] = trained.histories
+        return self
+
+    def predict(self, steps: int | None = None, *, level: Sequence[float] = ()) -> pd.DataFrame:
+        """The next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
+
+        steps : None: the horizon; more only where forecasts go on from forecasts
+        level : percent of new values that lie between NAME-lo-LEVEL and NAME-hi-LEVEL, each by the errors of the same
+            series and step in `calibration` (split conformal)
+        """
+        steps = self._checked(steps)
+        if not hasattr(self, "_trained"):
+            raise ValueError("Nothing is trained yet: call fit(table) first.")
+        (forecast, *_) = self._trained.forecast(steps)
+        table = self._table(self._panel, forecast)
+        for each in level:
+            half_width = self._half_width(each, steps).ravel()
+            table[f"{self.name}-lo-{each:g}"] = table[self.name] - half_width
+            table[f"{self.name}-hi-{each:g}"] = table[self.name] + half_width
+        return table
+
+    def cross_validation(
+        self, table: pd.DataFrame, *, windows: int, step: int | None = None, steps: int | None = None
+    ) -> pd.DataFrame:
+        """Forecasts from several origins, each by networks that saw nothing after it: rolling-origin evaluation.
+
+        windows : how many origins, the last one `steps` before a series' end
+        step : from one origin to the next; None: as many as `steps`
+        steps : to forecast; None: the horizon
+
+        Returns a table of unique_id, ds, cutoff (the last time that was seen), y and the forecasts. All origins train
+        at once; what this object was fitted to stays as it is.
+        """
+        steps = self._checked(steps)
+        step = steps if step is None else step
+        check_whole(windows=windows, step=step)
+        whole = panels.read(table, self.freq)
+        cuts = [steps + step * number for number in reversed(range(windows))]
+        whole.check_length(self.window + self.steps + cuts[0], f"a forecast from {windows} origins")
+        seen = [whole.cut(cut) for cut in cuts]
+        tables = []
+        for cut, part, forecast in zip(cuts, seen, _Trained(self, seen).forecast(steps), strict=True):
+            found = self._table(part, forecast)
+            true = [values[len(values) - cut :][:steps] for values in whole.values]
+            found.insert(2, "cutoff", np.repeat(np.array([times[-1] for times in part.times]), steps))
+            found.insert(3, "y", np.concatenate(true))
+            tables.append(found)
+        return pd.concat(tables).sort_values(["unique_id", "cutoff", "ds"]).reset_index(drop=True)
+
+    def _checked(self, steps):
+        steps = self.horizon if steps is None else steps
+        check_whole(steps=steps)
+        if self.steps > 1 and steps > self.horizon:
+            raise ValueError(f"A direct model forecasts {self.horizon} steps, not {steps}: give it a longer horizon.")
+        return steps
+
+    def _table(self, panel: Panel, forecast: np.ndarray) -> pd.DataFrame:
+        """The forecasts [series, step] as a long table, beside the naive ones."""
+        steps = forecast.shape[1]
+        table = pd.DataFrame({"unique_id": np.repeat(panel.ids, steps), "ds": np.concatenate(panel.coming(steps))})
+        table[self.name] = forecast.ravel()
+        table[NAIVE] = np.concatenate([panels.naive(values, steps) for values in panel.values])
+        if season := self.season or panel.season:
+            each = [panels.seasonal_naive(values, steps, season) for values in panel.values]
+            table[SEASONAL] = np.concatenate(each)
+        return table
+
+    def _half_width(self, level, steps):
+        """[series, step] of intervals that hold `level` percent."""
+        if not 0 < level < 100:
+            raise ValueError(f"level is in percent, between 0 and 100; got {level}.")
+        count = len(self._errors)
+        rank = int(np.ceil((count + 1) * level / 100))
+        if rank > count or steps > self.horizon:
+            needed = int(np.ceil(level / (100 - level)))
+            advice = f"calibration of at least {needed}, and {self.horizon} steps at the most"
+            raise ValueError(f"{level:g} % intervals of {steps} steps need {advice}; calibration is {count}.")
+        return np.sort(self._errors, axis=0)[rank - 1][:, :steps]
+
+
+class _Trained:
+    """Networks of several panels, which have the same series up to different times, and their forecasts."""
+
+    def __init__(self, forecaster: Forecaster, of: list[Panel]):
+        self.asked = forecaster
+        self.panels = of
+        self.scaled = [[_scaled(values) for values in panel.values] for panel in of]
+        self.swarms = {}
+        self.histories = {}
+        for kind in forecaster.kinds:
+            x, y, counts = self._examples(kind)
+            model = forecaster.model
+            if kind == GLOBAL:
+                model = WithSeries(model, len(of[0].ids), forecaster.features)
+            sample = jax.tree.map(lambda leaf: leaf[0, :1], x)
+            made = {"sample_input": sample, "seed": forecaster.seed}
+            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(counts), **made)
+            rows = ragged([np.arange(count) for count in counts]) if len(set(counts)) > 1 else None
+            how: dict[str, Any] = {"rows": rows, "per_member": True, **forecaster.how}
+            self.swarms[kind], self.histories[kind] = fit(swarm, x, y, forecaster.loss, **how)
+
+    def forecast(self, steps: int) -> list[np.ndarray]:
+        """The mean over the kinds of networks, of each panel [series, step], in the unit of its series."""
+        centre = np.array([[each.centre for each in series] for series in self.scaled])[..., None]
+        spread = np.array([[each.spread for each in series] for series in self.scaled])[..., None]
+        found = np.mean([self._scaled_forecast(kind, steps) for kind in self.swarms], axis=0)
+        return list(found * spread + centre)
+
+    def members(self, kind: str, which: slice) -> Any:
+        """Some members of a kind, by position."""
+        swarm = self.swarms[kind]
+        return swarm[np.stack([swarm.seed[which], swarm.id[which]], axis=1)]
+
+    def _examples(self, kind):
+        """(x [member, row, ...]: windows and, for a global network, their series; y likewise; rows of each member)."""
+        asked = self.asked
+        members: list[tuple] = []
+        for series in self.scaled:
+            each = [_windows(one.values, asked.window, asked.steps) for one in series]
+            numbers = [np.full(len(x), place, np.int32) for place, (x, _) in enumerate(each)]
+            parts = [(x, y, number) for (x, y), number in zip(each, numbers, strict=True)]
+            members += parts if kind == LOCAL else [tuple(map(np.concatenate, zip(*parts, strict=True)))]
+        counts = [len(y) for _, y, _ in members]
+        x, y, number = (
+            np.stack([_padded(leaf, max(counts)) for leaf in leaves]) for leaves in zip(*members, strict=True)
+        )
+        return x if kind == LOCAL else (x, number), y, counts
+
+    def _scaled_forecast(self, kind, steps):
+        """[panel, series, step] by one kind of networks, in the units that they are trained in."""
+        shape = len(self.panels), len(self.panels[0].ids)
+        window = np.array([[one.values[-self.asked.window :] for one in series] for series in self.scaled])
+        number = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+        found = np.empty((*shape, 0), np.float32)
+        while found.shape[2] < steps:
+            last = window[..., -1:]
+            x = (window - last)[..., None]
+            if kind == LOCAL:  # a member a series: [member, 1, time, 1]
+                x = x.reshape(-1, 1, *x.shape[2:])
+            given = x if kind == LOCAL else (x, number)
+            ahead = predict(self.swarms[kind], given, per_member=True, plan=self.histories[kind].plan)
+            ahead = np.asarray(ahead).reshape(*shape, -1) + last
+            found = np.concatenate([found, ahead], axis=2)
+            window = np.concatenate([window, ahead], axis=2)[..., -self.asked.window :]
+        return found[..., :steps]
+
+
+def _scaled(values):
+    centre, spread = values.mean(), values.std()
+    spread = spread if spread > 0 else 1.0
+    return Scaled(((values - centre) / spread).astype(np.float32), centre, spread)
+
+
+def _windows(values, window, steps):
+    """Each window [row, time, 1] and what follows it [row, step], both less the window's last value."""
+    whole = np.lib.stride_tricks.sliding_window_view(values, window + steps)
+    last = whole[:, window - 1 : window]
+    relative = whole - last
+    return relative[:, :window, None], relative[:, window:]
+
+
+def _padded(leaf, length):
+    return np.concatenate([leaf, np.zeros((length - len(leaf), *leaf.shape[1:]), leaf.dtype)])

@@ -1,0 +1,118 @@
+"""Long tables of series (unique_id, ds, y) as arrays: checked, cut, continued, and forecast by the simplest rules."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+COLUMNS = "unique_id", "ds", "y"
+SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4, "QE": 4, "QS": 4}  # of a frequency
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Series that may begin and end at different times.
+
+    ids : [series]
+    values : of each series float64 [time]
+    times : of each series its ds, [time]
+    freq : pandas' offset between two times, or 1 where times are whole numbers
+    """
+
+    ids: np.ndarray
+    values: list[np.ndarray]
+    times: list[Any]
+    freq: Any
+
+    def cut(self, steps: int) -> "Panel":
+        """The series without their last `steps`, which are at least one."""
+        values = [each[:-steps] for each in self.values]
+        return dataclasses.replace(self, values=values, times=[each[:-steps] for each in self.times])
+
+    def coming(self, steps: int) -> list[Any]:
+        """Of each series the next `steps` times."""
+        if isinstance(self.freq, int):
+            return [each[-1] + 1 + np.arange(steps) for each in self.times]
+        return [pd.date_range(each[-1], periods=steps + 1, freq=self.freq)[1:] for each in self.times]
+
+    @property
+    def season(self) -> int | None:
+        """Steps after which such series usually repeat, by their frequency."""
+        return None if isinstance(self.freq, int) else SEASONS.get(self.freq.freqstr.partition("-")[0])
+
+    def check_length(self, steps: int, what: str) -> None:
+        """ValueError where a series has fewer values than `what` needs."""
+        lengths = np.array(list(map(len, self.values)))
+        if (lengths < steps).any():
+            short = int(lengths.argmin())
+            came = f"Series {self.ids[short]} has {lengths[short]} values"
+            raise ValueError(f"{came}, {what} needs {steps}: leave it out, or take a shorter window or horizon.")
+
+
+def read(table: Any, freq: Any = None) -> Panel:
+    """The series of a pandas table with the columns unique_id, ds (dates or whole numbers) and y, in any order.
+
+    freq : pandas' name of the step from one ds to the next; None: as the longest series has it. ValueError for columns
+        that are missing, values that are no numbers, and series with a hole or a time that comes twice.
+    """
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise ValueError(f"The table needs the columns {', '.join(COLUMNS)}; it has no {', '.join(missing)}.")
+    if not len(table):
+        raise ValueError("The table has no rows: give at least one series.")
+    values = pd.to_numeric(table.y, errors="coerce").to_numpy(np.float64)
+    if not (finite := np.isfinite(values)).all():
+        one = table.iloc[int((~finite).argmax())]
+        raise ValueError(f"y is {one.y} in series {one.unique_id} at {one.ds}: fill it, or leave the series out.")
+    whole = pd.api.types.is_integer_dtype(table.ds)
+    ds = table.ds if whole else pd.to_datetime(table.ds)
+    tidy = pd.DataFrame({"unique_id": table.unique_id, "ds": ds, "y": values}).sort_values(["unique_id", "ds"])
+    twice = tidy.duplicated(["unique_id", "ds"])
+    if twice.any():
+        one = tidy[twice].iloc[0]
+        raise ValueError(f"Series {one.unique_id} has two rows for {one.ds}: keep one of them.")
+    ids, times, series = [], [], []
+    for name, rows in tidy.groupby("unique_id", sort=False):
+        ids.append(name)
+        times.append(rows.ds.to_numpy() if whole else pd.DatetimeIndex(rows.ds))
+        series.append(rows.y.to_numpy())
+    step = 1 if whole else _offset(times, freq)
+    for name, each in zip(ids, times, strict=True):
+        _check_regular(name, each, step)
+    return Panel(np.array(ids), series, times, step)
+
+
+def naive(values: np.ndarray, steps: int) -> np.ndarray:
+    """Its last value again, for each of the next `steps`."""
+    return np.full(steps, values[-1])
+
+
+def seasonal_naive(values: np.ndarray, steps: int, season: int) -> np.ndarray:
+    """What came a season before, and again where that lies ahead too; NaN where the series is shorter than a season."""
+    if len(values) < season:
+        return np.full(steps, np.nan)
+    return np.resize(values[-season:], steps)
+
+
+def _offset(times, freq):
+    longest = max(times, key=len)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pandas 3, that it will return what `to_offset` makes
+        name = freq or (pd.infer_freq(longest) if len(longest) > 2 else None)
+    if name is None:
+        known = 'name the step, freq="D", fill the holes, or number the steps with whole numbers'
+        raise ValueError(f"The times in ds are not equally far apart, or too few to tell: {known}.")
+    return pd.tseries.frequencies.to_offset(name)
+
+
+def _check_regular(name, times, step):
+    if step == 1 and isinstance(step, int):
+        expected = times[0] + np.arange(len(times))
+    else:
+        expected = pd.date_range(times[0], periods=len(times), freq=step)
+    wrong = np.asarray(expected != times)
+    if wrong.any():
+        hole = expected[int(wrong.argmax())]
+        how = "whole numbers" if isinstance(step, int) else f"frequency {step.freqstr}"
+        raise ValueError(f"Series {name} has no row for {hole} ({how}): fill it, or number the steps without holes.")
