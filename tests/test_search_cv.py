@@ -65,9 +65,18 @@ def test_a_regressor_in_a_pipeline_with_several_scores(diabetes):
 
 def test_other_shapes_make_groups_of_their_own(diabetes):
     grid = {"hidden": [(4,), (8,)], "members": [2, 3], "epochs": [2, 3]}
-    ours = TurbaSearchCV(REGRESSOR, grid, cv=KFold(3)).fit(*diabetes)  # 442 rows: folds of 294 and 295
+    ours = TurbaSearchCV(REGRESSOR, grid, cv=KFold(3)).fit(*diabetes)  # 442 rows: 294 or 295 to train on, 10 steps
     same(ours, GridSearchCV(REGRESSOR, grid, cv=KFold(3)).fit(*diabetes))
-    assert sorted(ours.groups_) == [2] * 4 + [4] * 4
+    assert ours.groups_ == [6] * 4
+
+
+def test_folds_that_make_other_numbers_of_steps_train_apart(diabetes):
+    each = {}
+    for batch_size in (49, 1000):  # 294 = 6 * 49
+        model = TurbaRegressor(3, hidden=(8,), epochs=4, batch_size=batch_size, random_state=0)
+        each[batch_size] = TurbaSearchCV(model, RATES, cv=KFold(3)).fit(*diabetes)
+        same(each[batch_size], GridSearchCV(model, RATES, cv=KFold(3)).fit(*diabetes))
+    assert [sorted(search.groups_) for search in each.values()] == [[3, 6], [3, 6]]
 
 
 def test_draws_and_a_splitter_that_draws(digits):

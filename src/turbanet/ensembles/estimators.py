@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cache
 from typing import Any, Self
 
 import jax
@@ -24,15 +25,20 @@ from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import mse, softmax_cross_entropy, weighted
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
+from turbanet.training.checks import one_prediction
 from turbanet.training.fit import predict
 from turbanet.training.history import History
-from turbanet.training.member import predict as predict_member
 from turbanet.training.plan import Plan
 from turbanet.training.schedules import with_hyperparameters
 from turbanet.turba_train_state import TurbaTrainState
 
 # What an estimator's pickle of version 0.5 names: the modules' places before they moved into folders.
 sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets})
+
+
+# What is the same object is known without being read again. The numbers are set as data: a search compiles once.
+ADAM = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
+_weighted = cache(weighted)
 
 
 @dataclass(repr=False, eq=False)  # for __init__ alone: the rest is scikit-learn's
@@ -81,7 +87,7 @@ class _Swarm(BaseEstimator):
         made = self.model, (*self.hidden, outputs), optimizer, identity
         goes_on = goes_on and hasattr(self, "swarm_")
         swarm = with_hyperparameters(self._same_members(made), **optimizer) if goes_on else _untrained(*made)
-        found = jax.eval_shape(predict_member, swarm.get_state(0), x[:1]).shape
+        found = one_prediction(swarm, x, [x.shape[1:]]).shape
         if found != (1, outputs):
             task = f"{outputs} classes need logits" if classes is not None else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(found)}: change its last layer.")
@@ -96,7 +102,7 @@ class _Swarm(BaseEstimator):
         if self.bootstrap:
             rows = seen[random.randint(len(seen), size=rows.shape)]
         if weight is not None:
-            loss_fn, y = weighted(loss_fn), (y, weight)
+            loss_fn, y = _weighted(loss_fn), (y, weight)
         self.swarm_, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
         self.history_ = self.history_ + history if goes_on else history
         self.n_iter_ = int(self.history_.epochs.max())
@@ -167,9 +173,7 @@ def _described(made):
 
 def _untrained(model, widths, optimizer, identity):
     """The swarm before its training."""
-    # Numbers that change nothing of the program, so that a search over them compiles once.
-    adam = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
-    return with_hyperparameters(_members_of(model, widths, adam, identity), **optimizer)
+    return with_hyperparameters(_members_of(model, widths, ADAM, identity), **optimizer)
 
 
 def _untrained_0_5(model, widths, optimizer, identity):
@@ -178,9 +182,12 @@ def _untrained_0_5(model, widths, optimizer, identity):
 
 
 def _members_of(model, widths, optimizer, identity):
-    if model is None:
-        model = models.MLP(widths, kernel_init=glorot_uniform())  # as scikit-learn draws its networks' weights
-    return TurbaTrainState.swarm(model, optimizer, **identity)
+    return TurbaTrainState.swarm(_network(widths) if model is None else model, optimizer, **identity)
+
+
+@cache
+def _network(widths):
+    return models.MLP(widths, kernel_init=glorot_uniform())  # as scikit-learn draws its networks' weights
 
 
 @dataclass(repr=False, eq=False)

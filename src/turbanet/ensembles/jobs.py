@@ -5,6 +5,7 @@ import dataclasses
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,6 +16,14 @@ from turbanet.training.checkpoint import types
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import fit
 from turbanet.training.history import History
+from turbanet.training.program import read
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """What `read` reads of a loss."""
+
+    loss_fn: Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +46,21 @@ class Job:
     validation: np.ndarray | None
     how: dict[str, Any]
 
-    @property
+    @cached_property
     def kind(self) -> tuple:
         """Jobs of one kind can train as one swarm."""
-        functions = fingerprint((self.loss_fn, self.how, self.swarm.apply_fn, self.swarm.tx))
+        functions = fingerprint(self.how), read(Computed(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
         members = types(jax.tree.map(lambda leaf: leaf[0], self.swarm.replace(loss_fn=None)))
         rows = types(jax.tree.map(lambda leaf: leaf[:0], (self.x, self.y)))
         held_out = None if self.validation is None else self.validation.shape[-1]
-        return str(functions), tuple(members.items()), tuple(rows.items()), self.rows.shape[1], held_out
+        seen, batch_size = self.rows.shape[1], self.how["batch_size"]
+        steps = ("all rows", seen) if batch_size >= seen else -(-seen // batch_size)  # of an epoch
+        return functions, tuple(members.items()), tuple(rows.items()), steps, held_out
+
+    @cached_property
+    def data(self) -> str:
+        """Equal data have equal ones."""
+        return fingerprint((self.x, self.y))
 
     def run(self, cluster: Any = None) -> tuple[Any, History]:
         """(trained members, what was seen), trained here or on a cluster."""
@@ -74,7 +90,7 @@ def train(job: Job, cluster: Any = None) -> tuple[Any, History]:
         raise Noted
     if ready := _ready.get():
         same, result = ready.popleft()
-        if same == _data(job):
+        if same == job.data:
             return result
     return job.run(cluster)
 
@@ -96,7 +112,7 @@ def ready(jobs: Iterable[Job], results: Iterable[tuple[Any, History]]) -> Iterat
 
     One that is handed other data than it was then does train.
     """
-    token = _ready.set(deque(zip(map(_data, jobs), results, strict=True)))
+    token = _ready.set(deque(zip((job.data for job in jobs), results, strict=True)))
     try:
         yield
     finally:
@@ -124,13 +140,15 @@ def _joined(jobs):
     begins, sets = {}, []
     length = 0
     for job in jobs:
-        if (data := _data(job)) not in begins:
-            begins[data] = length
+        if job.data not in begins:
+            begins[job.data] = length
             sets.append((job.x, job.y))
             length += len(job.x)
     x, y = jax.tree.map(lambda *parts: np.concatenate(parts), *sets)
-    offsets = [begins[_data(job)] for job in jobs]
-    rows = np.concatenate([job.rows + begin for job, begin in zip(jobs, offsets, strict=True)])
+    offsets = [begins[job.data] for job in jobs]
+    width = max(job.rows.shape[1] for job in jobs)
+    each = [job.rows + begin for job, begin in zip(jobs, offsets, strict=True)]
+    rows = np.concatenate([np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=-1) for own in each])
     leaves = zip(*(jax.tree.leaves(job.swarm) for job in jobs), strict=True)
     tree = jax.tree.structure(first.swarm)
     swarm = jax.tree.unflatten(tree, [jnp.concatenate(parts) for parts in leaves])
@@ -154,7 +172,3 @@ def _apart(swarm, history, sizes):
         costs = {name: getattr(history, name) * size * share for name in ("compile_seconds", "steady_seconds")}
         of_job = dataclasses.replace(history, **of_members, **seen, **costs)
         yield jax.tree.map(lambda leaf, here=here: leaf[here], swarm), of_job
-
-
-def _data(job):
-    return str(fingerprint((job.x, job.y)))

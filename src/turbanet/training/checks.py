@@ -59,7 +59,7 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
     if check is None and shapes == made:
         return
     try:
-        prediction = _prediction(swarm, data.x, shapes)
+        prediction = one_prediction(swarm, data.x, shapes)
     except InvalidRngError:  # a model that always draws predicts only in a loss
         return
     except Exception as error:
@@ -131,8 +131,8 @@ def _raise_for(name, array, own, bad, expected, data):
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
 
 
-def _prediction(swarm, x, shapes):
-    """One member's prediction of a row of x, known by shape and type."""
+def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
+    """One member's prediction of a row of x, whose leaves' rows have these `shapes`: known by shape and type."""
     leaves, x_tree = jax.tree.flatten(x)
     row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))

@@ -55,6 +55,7 @@ class LivePlot:
 
     def __call__(self, view: TrainingView) -> None:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         seen = view.history.seen()
         metrics = [name for name in seen if not name.endswith("_loss")]
@@ -68,6 +69,7 @@ class LivePlot:
             ax.fill_between(epoch, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         for ax in axes:
             ax.set(xlabel="epoch", xlim=(1, max(view.epochs, 2)))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.legend()
         axes[0].set_title(f"{view.training.sum()} of {len(view.training)} members train on", fontsize="medium")
         if self.show:
