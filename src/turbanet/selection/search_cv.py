@@ -19,7 +19,7 @@ class TurbaSearchCV(BaseSearchCV):
     """`GridSearchCV` or `RandomizedSearchCV` of a swarm estimator: candidates and folds of equal shapes train together.
 
     Those that differ in learning rate, weight decay, class weights' values, seed or number of members are of equal
-    shapes; other layers, epochs or batch sizes, or folds with other numbers of steps in an epoch, make groups of their own.
+    shapes; other layers, epochs or batch sizes, and folds of other numbers of steps, make groups of their own.
     Scores are those of scikit-learn's searches, but for roundings.
 
     Parameters
