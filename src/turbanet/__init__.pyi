@@ -29,7 +29,7 @@ from .ensembles.combine import (
 )
 from .ensembles.exported import Exported, export, load_exported
 from .ensembles.predictions import without_nan
-from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy, weighted
+from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
 from .networks.conv import matmul_conv
 from .networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
 from .networks.models import LSTM, MLP
@@ -53,12 +53,14 @@ from .training.augment import Chain, RandomCrop, RandomFlip, augmented
 from .training.callbacks import TrainingView
 from .training.checkpoint import Checkpoints
 from .training.fit import batch_order, evaluate, fit, measured_plan, predict
+from .training.fit_batches import fit_batches
 from .training.history import History
 from .training.interrupt import Interrupted
 from .training.live import LivePlot, ProgressTable
 from .training.plan import Plan, use_cores
 from .training.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
+from .training.weights import weighted
 from .turba_train_state import TurbaTrainState
 
 __all__ = [
@@ -124,6 +126,7 @@ __all__ = [
     "export",
     "federated",
     "fit",
+    "fit_batches",
     "fit_on_cluster",
     "greedy_weights",
     "grid",

@@ -80,8 +80,10 @@ class TrainingView:
         self._run = None
 
 
-def check_callbacks(callbacks: Any) -> None:
-    """ValueError for what is no list of functions."""
+def check_callbacks(callbacks: Any, on_interrupt: str) -> None:
+    """ValueError for what is no list of functions, and for what `fit` does not do on Ctrl-C."""
+    if on_interrupt not in ("raise", "return"):
+        raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ValueError(f"callbacks must be a list of functions of a TrainingView, got {callbacks!r:.80}.")
 

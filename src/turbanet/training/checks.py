@@ -90,17 +90,22 @@ def check_fit(
     per_member=False,
     allow_nan=False,
     segment=None,
+    of_batches=False,
     **_: Any,
 ) -> Checked:
-    """ValueError for what `fit` refuses of its arguments, else what it makes of them."""
+    """ValueError for what `fit` refuses of its arguments, else what it makes of them.
+
+    of_batches : whether x and y come later, batch by batch
+    """
     if validation is None and (validation_rows is not None or metric is not None):
         raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
     if validation is None and (patience is not None or schedules.needs_validation(swarm)):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
     loss_fn = swarm.loss(loss_fn)
-    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
-    held_out = None
+    data = held_out = None
+    if not of_batches:
+        data = prepare(swarm, x, y, rows=rows, per_member=per_member)
+        check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     if validation is not None:
         held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member)
         check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -12,15 +13,15 @@ from jax.typing import ArrayLike
 
 from turbanet.training import autoplan, metrics, processes, stopping
 from turbanet.training.arrays import check_whole
-from turbanet.training.callbacks import call, check_callbacks
+from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit
 from turbanet.training.data import placed, prepare
 from turbanet.training.history import TRAIN_LOSS, History
-from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import Plan, choose, gathered, home, say_once
 from turbanet.training.program import Evaluate, Train, compiled, predict_rows
+from turbanet.training.record import Record
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
 
@@ -112,16 +113,12 @@ def fit(
     >>> history.train_loss.shape
     (5, 3)
     """
-    check_callbacks(callbacks)
-    if on_interrupt not in ("raise", "return"):
-        raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
+    check_callbacks(callbacks, on_interrupt)
     asked: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
     asked |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
     asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode}
     loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **asked)
-    start = stopping.that_can_stop(swarm) if callbacks else swarm
-    if patience is not None:
-        start = stopping.with_stopping(swarm, patience, min_delta, *rule)
+    start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
     program = Train(loss_fn, batch_size, shuffle=shuffle, metrics=in_program)
@@ -134,39 +131,16 @@ def fit(
         parts = processes.own(*parts, checkpoints, callbacks)
         progress = progress and jax.process_index() == 0
     followed = TRAIN_LOSS if validation is None else monitor, rule[1], min_delta
-
-    def history_of(run, epochs, seen):
-        return _history(run, swarm, epochs, seen, metric, followed)
-
-    def between(run):
-        call(callbacks, run, history_of(run, run.everyone(lambda state: state.epoch), run.seen()))
-
-    more = {"metrics": on_host, "checkpoints": checkpoints, "between": between if callbacks else None}
-    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **more)
+    record = Record(swarm, metric, followed, callbacks)
+    kept: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
+    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **kept)
     if compile_only:
         run.compile()
-        return swarm, history_of(run, swarm.epoch, run.seen())
-    interrupted = run.finish(run.losses_now, progress=progress)
-    state, seen = run.end(), run.seen()
+        return swarm, record.history(run, swarm.epoch, run.seen())
+    how: dict[str, Any] = {"progress": progress, "on_interrupt": on_interrupt}
     if shared:
-        state, seen = processes.everyone(state, seen, len(swarm), epochs=epochs)
-    history = history_of(run, state.epoch, seen)
-    state = gathered(stopping.restored(state))
-    state = jax.device_put(state, jax.tree.map(home, swarm))
-    if interrupted and on_interrupt == "raise":
-        raise Interrupted(state, history)
-    return state, history
-
-
-def _history(run, swarm, epochs, seen, metric, followed):
-    """What was seen of a run by now, after so many `epochs` [member] in all; the metrics as they were asked for."""
-    train_loss, validation_loss, found = seen
-    names = np.array(swarm.seed), np.array(swarm.id)
-    begun = np.array(swarm.epoch)
-    costs = run.compile_seconds, run.steady_seconds
-    asked = {name: found.get(name) for name in metric} if isinstance(metric, Mapping) else found.get(metrics.ONE)
-    trained = np.asarray(epochs) - begun
-    return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked, begun, followed)
+        how["of_all"] = partial(processes.everyone, members=len(swarm), epochs=epochs)
+    return record.finish(run, **how)
 
 
 def measured_plan(

@@ -22,7 +22,7 @@ IMAGES = 4  # axes: row, height, width, channel
 class Underway:
     """How far a member is in an epoch: leaves [member, ...]."""
 
-    order: Any  # of its rows: int32 [step, batch]
+    order: Any  # of its rows: int32 [step, batch]; None where its data are in the order of the steps
     place: Any  # the step that comes next
     loss: Any  # the sum over the steps before
 
@@ -36,17 +36,18 @@ class Part(Train):
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
         def start(state):
-            return state.replace(underway=Underway(self._order(state, data), jnp.int32(0), jnp.zeros(())))
+            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), jnp.zeros(())))
 
-        def step(_, state):
+        def step(number, state):
             way = state.underway
-            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(way.order[way.place]))
+            batch = data.read(self._rows(way, number))
+            state, loss, _ = member.train_step(self._trained_on, state, *batch)
             loss = way.loss + loss.astype(way.loss.dtype)
             return state.replace(underway=way.replace(place=way.place + 1, loss=loss))
 
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
         def end(state):
-            state, seen = self._end(state, state, state.underway.loss / len(state.underway.order), held_out)
+            state, seen = self._end(state, state, state.underway.loss / state.underway.place, held_out)
             return state, jax.tree.map(lambda one: one[None], seen)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
@@ -54,6 +55,17 @@ class Part(Train):
         after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
         nothing = room(jax.eval_shape(end, after)[1])
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
+
+    @property
+    def _trained_on(self):
+        return self.loss_fn
+
+    def _begin(self, state, data):
+        return self._order(state, data)
+
+    def _rows(self, way, number):
+        """Where the rows of a step are, the one that comes `number`th in this call."""
+        return way.order[way.place]
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """The swarm as it enters the first part of an epoch of so many rows."""

@@ -55,10 +55,7 @@ class Training:
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
-        self.steps = program.steps(data[0].length)  # of an epoch
-        if is_long(program, swarm, data[0]):
-            self.program = Part(**vars(program))
-            self.start = self.program.begun(swarm, data[0].length)
+        self._cut()
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, checkpoint.facts(swarm, program, data, metrics))
         kept = self.keeper and self.keeper.latest()
         chosen = choose(plan, swarm)
@@ -184,6 +181,14 @@ class Training:
         self.placed = placed(self.data, plan, rounds)
         self.ready = None
 
+    def _cut(self):
+        """See how many steps an epoch has, and cut it into parts if it is long."""
+        data = self.data[0]
+        self.steps = self.program.steps(data.length)
+        if is_long(self.program, self.start, data):
+            self.program = Part(**vars(self.program))
+            self.start = self.program.begun(self.start, data.length)
+
     def _rounds(self):
         return self.plan.rounds(len(self.training), of=len(self.start))
 
@@ -198,30 +203,46 @@ class Training:
     def _train(self, most):
         """A call of the program for each round, for that many epochs at the most."""
         in_parts = isinstance(self.program, Part)
-        begin = time.perf_counter()
-        program = self.ready = self.ready or self._program()
-        self.compile_seconds += time.perf_counter() - begin
+        program = self._made_ready()
         left = self.steps - self.place if in_parts else most
         many = max(1, min(left, int(CALL_SECONDS / program.pace / len(self.states))))
         said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
+        seen = self._call(many, said)
+        if seen is None:
+            return self._train(most)
+        if in_parts and many < left:
+            self.place += many
+            return
+        self._saw(seen, 1 if in_parts else many)
+
+    def _made_ready(self):
+        """The program, compiled for where the states and the data are."""
+        begin = time.perf_counter()
+        self.ready = self.ready or self._program()
+        self.compile_seconds += time.perf_counter() - begin
+        return self.ready
+
+    def _call(self, many, said):
+        """Call the program for each round: what was seen, or None where memory was short and blocks are halved."""
+        program = self.ready
         begin = time.perf_counter()
         try:
             rounds = zip(self.states, self.placed, strict=True)
             out = jax.block_until_ready([program(*round, **said) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
-                return self._train(most)
+                return None
             raise
         self.states, seen = map(list, zip(*out, strict=True))
         del out  # the states, and what was seen, twice
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
         program.pace = seconds / many / len(self.states)
-        if in_parts and many < left:
-            self.place += many
-            return
+        return seen
+
+    def _saw(self, seen, epochs):
+        """Note what was seen of epochs that have ended."""
         self.place = 0
-        epochs = 1 if in_parts else many
         *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*seen))
         losses[2] |= self._on_host(predictions, losses[1])
         if self.start.stopping and self.start.stopping.monitor in self.metrics:
@@ -286,8 +307,7 @@ class Training:
 
     def _keep(self, *, anyway=False):
         """A checkpoint of where they are, if any are kept, this one is due, and the last one is not of there."""
-        in_parts = isinstance(self.program, Part)
-        number = self.done * self.steps + self.place if in_parts else self.done  # which Orbax wants to grow
+        number = self._number()
         if not self.keeper or number == self.keeper.manager.latest_step():  # resumed and interrupted again at once
             return
         if not anyway and not self.keeper.is_due():
@@ -296,8 +316,16 @@ class Training:
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.place, "segment": self.segment, "asked": self.asked}
         progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
-        progress["seconds"] = [self.compile_seconds, self.steady_seconds]
+        progress |= {"seconds": [self.compile_seconds, self.steady_seconds], **self._elsewhere()}
         self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
+
+    def _number(self):
+        """What a checkpoint of now is numbered by: Orbax wants it to grow."""
+        return self.done * self.steps + self.place if isinstance(self.program, Part) else self.done
+
+    def _elsewhere(self):
+        """What else a checkpoint tells, {name: what JSON can hold}."""
+        return {}
 
     def _resume(self, arrays, progress, plan, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""

@@ -41,6 +41,13 @@ def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mod
     return swarm.replace(stopping=Stopping(_all_active(swarm), *best_of, *rule))
 
 
+def prepared(swarm: Any, patience: int | None, min_delta: float, rule: tuple[str, str], callbacks: Any) -> Any:
+    """`swarm` as `fit` trains it, with what its stopping needs; rule: (monitor, mode)."""
+    if patience is not None:
+        return with_stopping(swarm, patience, min_delta, *rule)
+    return that_can_stop(swarm) if callbacks else swarm
+
+
 def that_can_stop(swarm: Any) -> Any:
     """`swarm` about to train each member until it is told to stop."""
     return swarm.replace(stopping=Stopping(_all_active(swarm)))

@@ -1,0 +1,71 @@
+"""What a caller gets of a training: its history so far for callbacks, and at the end the members and all of it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from turbanet.training import metrics, stopping
+from turbanet.training.callbacks import call
+from turbanet.training.history import History
+from turbanet.training.interrupt import Interrupted
+from turbanet.training.member import Swarm
+from turbanet.training.plan import gathered, home
+from turbanet.training.run import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Of one training.
+
+    swarm : the members as the caller gave them
+    metric : as the caller gave it
+    followed : see `History`
+    callbacks : of the caller
+    """
+
+    swarm: Swarm
+    metric: Any
+    followed: tuple[str, str, float]
+    callbacks: Sequence[Callable]
+
+    def history(self, run: Training, epochs: Any, seen: Any) -> History:
+        """What was `seen` of a run by now, after so many `epochs` [member]; the metrics as they were asked for."""
+        train_loss, validation_loss, found = seen
+        asked = found.get(metrics.ONE)
+        if isinstance(self.metric, Mapping):
+            asked = {name: found.get(name) for name in self.metric}
+        names = np.array(self.swarm.seed), np.array(self.swarm.id)
+        begun = np.array(self.swarm.epoch)
+        costs = run.compile_seconds, run.steady_seconds
+        trained = np.asarray(epochs) - begun
+        return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked, begun, self.followed)
+
+    @property
+    def between(self) -> Callable[[Training], None] | None:
+        """What a run calls between its segments, if there is anything to call."""
+        if not self.callbacks:
+            return None
+        return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.seen()))
+
+    def finish(
+        self, run: Training, *, progress: bool, on_interrupt: str, of_all: Callable = lambda *found: found
+    ) -> tuple[Swarm, History]:
+        """Train to the end, or to Ctrl-C: what `fit` returns, or `Interrupted`.
+
+        of_all : of_all(states, what was seen) of this process -> of all members
+        """
+        interrupted = run.finish(run.losses_now, progress=progress)
+        state, seen = of_all(run.end(), run.seen())
+        history = self.history(run, state.epoch, seen)
+        state = gathered(stopping.restored(state))
+        state = jax.device_put(state, jax.tree.map(home, self.swarm))
+        if interrupted and on_interrupt == "raise":
+            raise Interrupted(state, history)
+        return state, history
+
+
+def _epochs(state):
+    return state.epoch

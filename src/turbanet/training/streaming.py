@@ -1,0 +1,137 @@
+"""A training on batches that come from an iterator: chunk by chunk, each epoch once through them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from turbanet.training.batches import Ahead, Batches, Chunk
+from turbanet.training.data import of_members, placed
+from turbanet.training.member import Swarm
+from turbanet.training.parts import Part, Underway
+from turbanet.training.plan import say_once
+from turbanet.training.run import Training
+from turbanet.training.weights import weighted
+
+
+@dataclasses.dataclass(frozen=True)
+class Passing(Part):
+    """Some `steps` of an epoch of one member, over the batches that its data begin with, one after the other.
+
+    is_masked : whether y comes as (y, weight), which says of each row whether the member sees it
+    """
+
+    is_masked: bool = False
+
+    @property
+    def _trained_on(self):
+        return weighted(self.loss_fn) if self.is_masked else self.loss_fn
+
+    def _begin(self, state, data):
+        return None
+
+    def _rows(self, way, number):
+        return number * self.batch_size + jnp.arange(self.batch_size)
+
+    def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
+        """The swarm as it enters the first batch of an epoch."""
+        return swarm.replace(underway=Underway(None, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+
+
+class Streaming(Training):
+    """A training whose data come as `batches`, and are looked at by check(chunk) before they are trained on."""
+
+    def __init__(
+        self,
+        program: Passing,
+        swarm: Swarm,
+        batches: Batches,
+        held_out: Any,
+        *,
+        check: Callable[[Chunk], None],
+        **how: Any,
+    ):
+        self.batches = batches
+        self.check = check
+        self.taken = 0  # steps, of the whole training
+        self.where = None  # the iterator is, after the last chunk; None where it cannot say
+        self.ahead: Ahead | None = None
+        self.chunk: Chunk | None = None  # that is trained on
+        super().__init__(program, swarm, (None, held_out), **how)
+
+    @property
+    def progress(self) -> float:
+        """The epochs done: how long one is, nobody knows."""
+        return self.done
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        if self.ahead:
+            self.ahead.close()
+
+    def _cut(self):
+        self.start = self.program.begun(self.start)
+
+    def _place(self, state, plan):
+        super()._place(state, plan)
+        self.held_out = [of_round[1] for of_round in self.placed]
+
+    def _train(self, most):
+        chunk = self.chunk = self.chunk or self._next()
+        program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
+        if program != self.program:
+            self.program, self.ready = program, None
+        data = of_members((chunk.data,), self.training) if chunk.is_masked else (chunk.data,)
+        parts = placed(data, self.plan, self._rounds())
+        self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
+        self._made_ready()
+        seen = self._call(chunk.steps, {"steps": chunk.steps, "starts": self.place == 0, "ends": chunk.ends})
+        if seen is None:
+            return self._train(most)
+        self.chunk = None
+        self.place += chunk.steps
+        self.taken += chunk.steps
+        self.where = chunk.state
+        if self.keeper and chunk.state is None:
+            kind = type(self.batches.given).__name__
+            say_once(
+                f"{kind} cannot say where it is: checkpoints are of whole epochs, and a new one begins as it begins."
+            )
+        if chunk.ends:
+            self._saw(seen, 1)
+
+    def _next(self):
+        if self.ahead is None:
+            self.ahead = Ahead(self._chunks)
+        return next(self.ahead)
+
+    def _chunks(self):
+        """The chunks from here to the end of the training."""
+        where = self.where if self.place else None
+        for epoch in range(self.done, self.epochs):
+            number = self.place if where else 0
+            for chunk in self.batches.chunks(epoch, where):
+                try:
+                    self.check(chunk)
+                except ValueError as error:
+                    there = f"In epoch {epoch}, among batches {number} to {number + chunk.steps - 1}"
+                    raise ValueError(f"{there}: {error}") from error
+                yield chunk
+                number += chunk.steps
+            where = None
+
+    def _number(self):
+        return self.taken
+
+    def _elsewhere(self):
+        return {"taken": self.taken, "where": self.where if self.place else None}
+
+    def _keep(self, *, anyway=False):
+        if self.place and self.where is None:  # an iterator that cannot say where it is goes on from whole epochs alone
+            return
+        super()._keep(anyway=anyway)
+
+    def _resume(self, arrays, progress, plan, *, given):
+        self.taken, self.where = progress["taken"], progress["where"]
+        super()._resume(arrays, progress, plan, given=given)

@@ -1,0 +1,306 @@
+"""Training on batches of an iterator: as `fit` on the same rows in the same order, resumed where it was."""
+
+import threading
+
+import grain
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import turbanet as tn
+from turbanet.training import batches as batches_module
+from turbanet.training import run as training
+from turbanet.training.plan import say_once
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(60, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32)
+HELD_OUT = X[50:], Y[50:]
+X, Y = X[:50], Y[:50]
+HOW = {"epochs": 4, "progress": False, "plan": tn.Plan(2, 2)}
+
+
+def made(members=5, model=None):
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.05)
+    return tn.TurbaTrainState.swarm(model or tn.MLP((6, 2)), optimizer, members, sample_input=X[:1])
+
+
+def in_order(size, x=X, y=Y):
+    return [(x[begin : begin + size], y[begin : begin + size]) for begin in range(0, len(x), size)]
+
+
+def train(batches, swarm=None, **more):
+    return tn.fit_batches(made() if swarm is None else swarm, batches, tn.softmax_cross_entropy, **HOW | more)
+
+
+def by_fit(swarm=None, **more):
+    """The same rows in the same order: unshuffled."""
+    swarm = made() if swarm is None else swarm
+    return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW | {"batch_size": 10, "shuffle": False} | more)
+
+
+def same(ours, theirs, rtol=1e-5):
+    (swarm, history), (other, whole) = ours, theirs
+    np.testing.assert_allclose(history.train_loss, whole.train_loss, rtol=rtol, atol=1e-6)
+    for one, two in zip(jax.tree.leaves(swarm), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+def equal(ours, theirs):
+    np.testing.assert_array_equal(ours[1].train_loss, theirs[1].train_loss)
+    for one, two in zip(jax.tree.leaves(ours[0]), jax.tree.leaves(theirs[0]), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+class Loader:
+    """Batches by an iterator that can say where it is, as grain's do; each epoch begins anew."""
+
+    def __init__(self, size=10, dies_at=None):
+        self.parts = in_order(size)
+        self.dies_at = dies_at
+        self.began = []
+
+    def __iter__(self):
+        return Position(self)
+
+
+class Position:
+    def __init__(self, loader):
+        self.loader = loader
+        self.next = 0
+
+    def __next__(self):
+        if self.next == 0 or not self.loader.began:
+            self.loader.began.append(self.next)
+        if self.next == len(self.loader.parts):
+            raise StopIteration
+        self.next += 1
+        return self.loader.parts[self.next - 1]
+
+    def __iter__(self):
+        return self
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+
+TENSORS = TensorDataset(torch.tensor(X), torch.tensor(Y))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [in_order(10), lambda epoch: iter(in_order(10)), DataLoader(TENSORS, batch_size=10), Loader()],
+    ids=["list", "function", "DataLoader", "stateful"],
+)
+def test_batches_train_as_fit_trains_on_rows_in_that_order(batches):
+    same(train(batches), by_fit())
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_how_many_batches_a_chunk_has_changes_no_bit(monkeypatch, most):
+    whole = train(in_order(10))
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", most)
+    equal(train(in_order(10)), whole)
+
+
+def test_a_shorter_last_batch_is_a_step_of_its_own():
+    swarm, history = train(in_order(20), epochs=1)  # 20, 20, 10
+    one = made()
+    losses = []
+    for x, y in in_order(20):
+        one, step = tn.fit(one, x, y, tn.softmax_cross_entropy, epochs=1, progress=False, plan=HOW["plan"])
+        losses.append(step.train_loss[0])
+    np.testing.assert_allclose(history.train_loss[0], np.mean(losses, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(swarm.params["Dense_0"]["kernel"], one.params["Dense_0"]["kernel"], rtol=1e-4, atol=1e-6)
+
+
+def test_validation_metrics_patience_and_callbacks_are_those_of_fit():
+    def auc(y_true, y_score):
+        return float(np.mean(y_score[y_true == 1, 1]) - np.mean(y_score[y_true == 0, 1]))
+
+    how = {"validation": HELD_OUT, "metric": {"accuracy": tn.accuracy, "auc": auc}, "patience": 2, "epochs": 12}
+    seen = []
+    ours = train(in_order(10), callbacks=[lambda view: seen.append(view.epoch)], segment=3, **how)
+    theirs = by_fit(segment=3, **how)
+    same(ours, theirs)
+    np.testing.assert_allclose(ours[1].validation_loss, theirs[1].validation_loss, rtol=1e-4)
+    for name in ("accuracy", "auc"):
+        np.testing.assert_allclose(ours[1].validation_metric[name], theirs[1].validation_metric[name], atol=1e-4)
+    assert ours[1].epochs.tolist() == theirs[1].epochs.tolist()
+    assert seen[0] == 3
+
+
+def test_members_see_the_rows_that_are_theirs():
+    """Each member trains as one network on the rows that its mask lets through, weighted."""
+    seen = rng.random((5, 50)) < 0.6
+    masked = [(x, y, seen[:, 10 * i : 10 * i + 10]) for i, (x, y) in enumerate(in_order(10))]
+    weights = seen.astype(np.float32)
+    how = HOW | {"batch_size": 10, "shuffle": False, "per_member": (False, (False, True))}
+    theirs = tn.fit(made(), X, (Y, weights), tn.weighted(tn.softmax_cross_entropy), **how)
+    same(train(masked), theirs)
+    held_out = train(masked, validation=HELD_OUT)[1].validation_loss[-1]
+    expected = tn.evaluate(theirs[0], *HELD_OUT, tn.softmax_cross_entropy)
+    np.testing.assert_allclose(held_out, expected, rtol=1e-3)
+
+
+def test_trees_are_batches_too():
+    def loss(params, x, y, apply_fn):
+        return tn.softmax_cross_entropy(params, x["rows"], y["class"], apply_fn)
+
+    trees = [({"rows": x}, {"class": y}) for x, y in in_order(10)]
+    swarm, _ = tn.fit_batches(made(), trees, loss, **HOW)
+    np.testing.assert_allclose(swarm.params["Dense_0"]["kernel"], by_fit()[0].params["Dense_0"]["kernel"], rtol=1e-4)
+
+
+class Source:
+    """Rows as grain reads them."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, row):
+        return X[row], Y[row]
+
+    def __repr__(self):  # by which grain tells another one
+        return "rows"
+
+
+def of_loader():
+    one_pass = grain.samplers.IndexSampler(len(X), shuffle=True, seed=0, num_epochs=1)
+    return grain.DataLoader(
+        data_source=Source(), sampler=one_pass, operations=[grain.transforms.Batch(10)], worker_count=0
+    )
+
+
+def of_dataset():
+    return grain.MapDataset.source(Source()).shuffle(seed=1).batch(10)
+
+
+@pytest.mark.parametrize("make", [of_loader, of_dataset])
+def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, monkeypatch, make):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+    whole = train(make())
+    assert not np.array_equal(whole[1].train_loss, train(in_order(10))[1].train_loss)  # it shuffles
+    interrupt_after(7, monkeypatch, lambda: train(make(), checkpoints=tmp_path))
+    equal(train(make(), checkpoints=tmp_path), whole)
+
+
+def interrupt_after(most, monkeypatch, call):
+    """Have Ctrl-C come after so many calls of the program; the Interrupted that comes of it."""
+    calls = []
+
+    class Noted:
+        def __enter__(self):
+            return lambda: len(calls) >= most
+
+        def __exit__(self, *error):
+            pass
+
+    original = training.Training._call
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Training, "_call", lambda *args: calls.append(1) or original(*args))
+        patched.setattr(training, "noted", Noted)
+        with pytest.raises(tn.Interrupted) as interrupted:
+            call()
+    return interrupted.value
+
+
+class Killed(Exception):
+    pass
+
+
+def dies_after(calls):
+    def callback(view):
+        calls.append(view.epoch)
+        if len(calls) == 2:
+            raise Killed
+
+    return callback
+
+
+@pytest.mark.parametrize("make", [Loader, lambda: DataLoader(TENSORS, batch_size=10)], ids=["stateful", "DataLoader"])
+def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path, make):
+    whole = train(make(), callbacks=[print], segment=1)
+    with pytest.raises(Killed):
+        train(make(), callbacks=[dies_after([])], segment=1, checkpoints=tmp_path)
+    loader = make()
+    equal(train(loader, callbacks=[print], segment=1, checkpoints=tmp_path), whole)
+    if isinstance(loader, Loader):
+        assert len(loader.began) == 3  # of four epochs
+
+
+def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+    whole = train(Loader())
+    stopped = interrupt_after(7, monkeypatch, lambda: train(Loader(), checkpoints=tmp_path))  # of five batches an epoch
+    assert len(stopped.history.train_loss) == 1
+    assert int(stopped.swarm.step[0]) == 7
+    loader = Loader()
+    equal(train(loader, checkpoints=tmp_path), whole)
+    assert loader.began[0] == 2
+
+
+def test_where_batches_cannot_say_where_they_are_one_sentence_says_so(tmp_path, caplog):
+    say_once.cache_clear()
+    train(DataLoader(TENSORS, batch_size=10), checkpoints=tmp_path / "a")
+    assert "DataLoader cannot say where it is" in caplog.text
+    caplog.clear()
+    train(Loader(), checkpoints=tmp_path / "b")
+    assert "cannot say" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (3, "batches must be an iterable of batches"),
+        ([X], "Batch 0 of epoch 0 must be .x, y. or .x, y, rows., got ndarray"),
+        ([(X, Y[:3])], "Batch 0 of epoch 0: x and y must have the same number of rows"),
+        ([*in_order(10), (X, Y, np.ones((4, 50), bool))], r"Batch 5 of epoch 0: rows must be bool .* \[5, 50\]"),
+        ([(X, Y, np.ones((5, 50)))], "got float64 of shape"),
+        ((batch for batch in in_order(10)), "There was no batch in epoch 1: what ends for good"),
+        ([], "There was no batch in epoch 0"),
+        ([(X, Y + 5)], "In epoch 0, among batches 0 to 0: y holds 5 in row 0|y holds 6"),
+        ([(X[:10], Y[:10]), (X[:10] * np.nan, Y[:10])], "In epoch 0, among batches 0 to 1: x holds nan in row 10"),
+        ([(X[:, :2], Y)], "cannot take x"),
+    ],
+)
+def test_what_are_no_batches_is_refused(batches, message):
+    with pytest.raises(ValueError, match=message):
+        train(batches)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"epochs": 0}, "epochs must be a whole number"),
+        ({"plan": "auto"}, "measures on rows in memory"),
+        ({"patience": 3}, "follow the validation loss"),
+        ({"callbacks": print}, "list of functions"),
+        ({"on_interrupt": "stop"}, "on_interrupt must be"),
+    ],
+)
+def test_what_fit_refuses_is_refused(how, message):
+    with pytest.raises(ValueError, match=message):
+        train(in_order(10), **how)
+
+
+def test_what_batches_raise_is_raised_and_nothing_goes_on_behind():
+    def broken(epoch):
+        yield from in_order(10)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        train(broken)
+    endless = ([*in_order(10)] * 1000 for _ in range(1))
+    with pytest.raises(ValueError, match="Batch 0 of epoch 0"):
+        train(endless)
+    for thread in threading.enumerate():
+        if thread.name == "turbanet-batches":
+            thread.join(5)
+            assert not thread.is_alive()
