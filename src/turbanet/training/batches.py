@@ -28,6 +28,7 @@ class Chunk(NamedTuple):
     steps : how many batches there are
     ends : whether the last one is the epoch's last
     state : where the iterator is after it, as JSON holds it; None where it cannot say
+    is_masked : whether y is such a pair
     """
 
     data: Data
@@ -35,11 +36,7 @@ class Chunk(NamedTuple):
     steps: int
     ends: bool
     state: Any
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether members see rows of their own."""
-        return any(self.data.is_own)
+    is_masked: bool = False
 
     def trained_on(self) -> Data:
         """The rows that there are, without who sees them."""
@@ -136,7 +133,7 @@ class Batches:
             y = y, seen
             is_own.append(True)
         data = Data(x, y, None, None, tuple(is_own), room * batch_size, False)
-        return Chunk(data, batch_size, len(some), ends, state)
+        return Chunk(data, batch_size, len(some), ends, state, is_masked=some[0][2] is not None)
 
 
 class Ahead:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import autoplan, metrics, processes, stopping
+from turbanet.training import autoplan, mapped, metrics, processes, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
@@ -24,6 +24,7 @@ from turbanet.training.program import Evaluate, Train, compiled, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
+from turbanet.training.streaming import Passing, Streaming
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
 
@@ -60,7 +61,9 @@ def fit(
     Parameters
     ----------
     swarm : TurbaTrainState
-    x, y : arrays or pytrees of arrays, [row, ...] shared by all members, or [member, row, ...] where `per_member`
+    x, y : arrays or pytrees of arrays, [row, ...] shared by all members, or [member, row, ...] where `per_member`. What
+        lies on disk (np.load(mmap_mode="r")) as a type that JAX computes in is not copied: a CPU reads it where it
+        lies, other devices in parts
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
     epochs : int, passes over the rows that a member sees
     batch_size : rows of one step; None: all of them
@@ -133,7 +136,16 @@ def fit(
     followed = TRAIN_LOSS if validation is None else monitor, rule[1], min_delta
     record = Record(swarm, metric, followed, callbacks)
     kept: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
-    run = Training(program, *parts, epochs=epochs, segment=segment, plan=plan, **kept)
+    kept |= {"epochs": epochs, "segment": segment}
+    run: Training
+    if not shared and mapped.is_streamed(data, batch_size, choose(plan, swarm)):
+        if plan == "auto":
+            say_once("x or y is read from disk as it is needed, where no plan is measured: it is chosen by rule.")
+        feed = mapped.Mapped(data, swarm, batch_size=batch_size, shuffle=shuffle)
+        by_rule = None if plan == "auto" else plan
+        run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=by_rule, **kept)
+    else:
+        run = Training(program, *parts, plan=plan, **kept)
     if compile_only:
         run.compile()
         return swarm, record.history(run, swarm.epoch, run.seen())

@@ -101,7 +101,4 @@ def fit_batches(
     how: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
     how |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
     run = Streaming(program, start, given, held_out, check=check, **how)
-    try:
-        return record.finish(run, progress=progress, on_interrupt=on_interrupt)
-    finally:
-        run.close()
+    return record.finish(run, progress=progress, on_interrupt=on_interrupt)

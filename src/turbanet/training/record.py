@@ -57,7 +57,10 @@ class Record:
 
         of_all : of_all(states, what was seen) of this process -> of all members
         """
-        interrupted = run.finish(run.losses_now, progress=progress)
+        try:
+            interrupted = run.finish(run.losses_now, progress=progress)
+        finally:
+            run.close()
         state, seen = of_all(run.end(), run.seen())
         history = self.history(run, state.epoch, seen)
         state = gathered(stopping.restored(state))

@@ -40,6 +40,8 @@ class Training:
     between : between(this) is called after each segment; None: nothing is
     """
 
+    known: Any = None  # data that checkpoints know it by, where these are others than those in memory
+
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
         self.program = program
         self.start = swarm
@@ -56,7 +58,8 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self._cut()
-        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, checkpoint.facts(swarm, program, data, metrics))
+        facts = checkpoints and checkpoint.facts(swarm, program, self.known or data, metrics)
+        self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         kept = self.keeper and self.keeper.latest()
         chosen = choose(plan, swarm)
         remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
@@ -131,6 +134,9 @@ class Training:
         if self.searches and self.goes_on:
             self._search()
         self.searches = False
+
+    def close(self) -> None:
+        """Leave nothing running behind."""
 
     def end(self):
         """All members' states, in the order they came in, and no more checkpoints than one of where they are."""

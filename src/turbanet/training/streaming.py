@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from turbanet.training.batches import Ahead, Batches, Chunk
 from turbanet.training.data import of_members, placed
+from turbanet.training.mapped import Mapped
 from turbanet.training.member import Swarm
 from turbanet.training.parts import Part, Underway
 from turbanet.training.plan import say_once
@@ -40,16 +41,21 @@ class Passing(Part):
 
 
 class Streaming(Training):
-    """A training whose data come as `batches`, and are looked at by check(chunk) before they are trained on."""
+    """A training whose data come as `batches`, and are looked at by check(chunk) before they are trained on.
+
+    batches : an iterator's, or those of arrays on disk
+    known : the data that they are of, by which checkpoints know the training; None where they are not compared
+    """
 
     def __init__(
         self,
         program: Passing,
         swarm: Swarm,
-        batches: Batches,
+        batches: Batches | Mapped,
         held_out: Any,
         *,
-        check: Callable[[Chunk], None],
+        check: Callable[[Chunk], None] = lambda chunk: None,
+        known: Any = None,
         **how: Any,
     ):
         self.batches = batches
@@ -58,7 +64,11 @@ class Streaming(Training):
         self.where = None  # the iterator is, after the last chunk; None where it cannot say
         self.ahead: Ahead | None = None
         self.chunk: Chunk | None = None  # that is trained on
+        self.known = (known, held_out)
         super().__init__(program, swarm, (None, held_out), **how)
+
+    def compile(self) -> None:
+        """Nothing: what compiles depends on the batches."""
 
     @property
     def progress(self) -> float:
@@ -82,7 +92,7 @@ class Streaming(Training):
         program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
         if program != self.program:
             self.program, self.ready = program, None
-        data = of_members((chunk.data,), self.training) if chunk.is_masked else (chunk.data,)
+        data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
         parts = placed(data, self.plan, self._rounds())
         self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
         self._made_ready()
@@ -94,7 +104,7 @@ class Streaming(Training):
         self.taken += chunk.steps
         self.where = chunk.state
         if self.keeper and chunk.state is None:
-            kind = type(self.batches.given).__name__
+            kind = type(getattr(self.batches, "given", None)).__name__
             say_once(
                 f"{kind} cannot say where it is: checkpoints are of whole epochs, and a new one begins as it begins."
             )
