@@ -15,6 +15,7 @@ import pytest
 from jax._src.lru_cache import LRUCache
 
 import turbanet
+from turbanet.training import run
 
 turbanet.use_cores(2)
 # Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has two
@@ -77,3 +78,28 @@ def pytest_collection_modifyitems(items):
             item.add_marker("study")
     longest = ["test_pipeline.py", "test_twins.py"]
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+
+
+@pytest.fixture
+def interrupted_after(monkeypatch):
+    """A function (calls, train): Ctrl-C comes after so many calls of the program; the Interrupted that comes of it."""
+
+    def interrupt(most, train):
+        calls = []
+
+        class Noted:
+            def __enter__(self):
+                return lambda: len(calls) >= most
+
+            def __exit__(self, *error):
+                pass
+
+        original = run.Training._call
+        with monkeypatch.context() as patched:
+            patched.setattr(run.Training, "_call", lambda *args: calls.append(1) or original(*args))
+            patched.setattr(run, "noted", Noted)
+            with pytest.raises(turbanet.Interrupted) as interrupted:
+                train()
+        return interrupted.value
+
+    return interrupt

@@ -60,14 +60,15 @@ def test_looking_changes_no_bit():
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
 
 
-def test_the_swarm_that_a_callback_sees_is_that_of_a_shorter_training_and_stays():
+@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(1, 6)])
+def test_the_swarm_that_a_callback_sees_is_that_of_a_shorter_training_and_stays(plan):
     seen = {}
 
     def look(view):
         seen[view.epoch] = view.swarm
 
-    trained, _ = train(callbacks=[look])
-    shorter, _ = train(epochs=4)
+    trained, _ = train(callbacks=[look], plan=plan)
+    shorter, _ = train(epochs=4, plan=plan)
     equal(seen[4], shorter)
     equal(seen[8], trained)
 
@@ -153,8 +154,9 @@ def test_a_learning_rate_is_set_for_those_who_train_on_alone():
             view.stop([5])
             view.set(learning_rate=0.5)
 
-    trained, _ = train(callbacks=[change])
+    trained, history = train(callbacks=[change])
     assert tn.hyperparameters(trained)["learning_rate"].tolist() == pytest.approx([0.5] * 5 + [0.05])
+    assert np.isnan(history.train_loss[2:, 5]).all()  # though its block trains on
 
 
 def test_a_schedule_goes_on_from_a_rate_that_is_set():

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
 from turbanet.training import batches as batches_module
-from turbanet.training import run as training
 from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)
@@ -183,32 +182,12 @@ def of_dataset():
 
 
 @pytest.mark.parametrize("make", [of_loader, of_dataset])
-def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, monkeypatch, make):
+def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, monkeypatch, interrupted_after, make):
     monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
     whole = train(make())
     assert not np.array_equal(whole[1].train_loss, train(in_order(10))[1].train_loss)  # it shuffles
-    interrupt_after(7, monkeypatch, lambda: train(make(), checkpoints=tmp_path))
+    interrupted_after(7, lambda: train(make(), checkpoints=tmp_path))
     equal(train(make(), checkpoints=tmp_path), whole)
-
-
-def interrupt_after(most, monkeypatch, call):
-    """Have Ctrl-C come after so many calls of the program; the Interrupted that comes of it."""
-    calls = []
-
-    class Noted:
-        def __enter__(self):
-            return lambda: len(calls) >= most
-
-        def __exit__(self, *error):
-            pass
-
-    original = training.Training._call
-    with monkeypatch.context() as patched:
-        patched.setattr(training.Training, "_call", lambda *args: calls.append(1) or original(*args))
-        patched.setattr(training, "noted", Noted)
-        with pytest.raises(tn.Interrupted) as interrupted:
-            call()
-    return interrupted.value
 
 
 class Killed(Exception):
@@ -235,10 +214,13 @@ def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path, make):
         assert len(loader.began) == 3  # of four epochs
 
 
-def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+@pytest.mark.parametrize(("most", "calls"), [(1, 7), (2, 4)])
+def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(
+    tmp_path, monkeypatch, interrupted_after, most, calls
+):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", most)
     whole = train(Loader())
-    stopped = interrupt_after(7, monkeypatch, lambda: train(Loader(), checkpoints=tmp_path))  # of five batches an epoch
+    stopped = interrupted_after(calls, lambda: train(Loader(), checkpoints=tmp_path))  # of five batches an epoch
     assert len(stopped.history.train_loss) == 1
     assert int(stopped.swarm.step[0]) == 7
     loader = Loader()

@@ -101,6 +101,14 @@ def test_a_training_goes_on_where_it_was(on_disk, tmp_path):
         train(on_disk(X + 1), Y, segment=1, callbacks=[print], checkpoints=tmp_path / "kept")
 
 
+def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(on_disk, tmp_path, monkeypatch, interrupted_after):
+    monkeypatch.setattr(batches, "MOST_BATCHES", 1)
+    x = on_disk(X)
+    stopped = interrupted_after(6, lambda: train(x, Y, checkpoints=tmp_path / "kept"))  # of four steps an epoch
+    assert int(stopped.swarm.step[0]) == 6
+    equal(train(x, Y, checkpoints=tmp_path / "kept"), train(x, Y))
+
+
 def test_what_is_little_or_needed_whole_is_copied(on_disk, monkeypatch):
     monkeypatch.setattr(training.Training, "advance", lambda self: pytest.fail("in memory"))
     with pytest.raises(pytest.fail.Exception, match="in memory"):
