@@ -106,6 +106,7 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(on_disk, tmp_
     x = on_disk(X)
     stopped = interrupted_after(6, lambda: train(x, Y, checkpoints=tmp_path / "kept"))  # of four steps an epoch
     assert int(stopped.swarm.step[0]) == 6
+    assert (tmp_path / "kept/6").is_dir()  # by steps
     equal(train(x, Y, checkpoints=tmp_path / "kept"), train(x, Y))
 
 
