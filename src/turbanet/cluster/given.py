@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from turbanet.training.arrays import as_arrays, is_key
-from turbanet.training.data import join, pair
+from turbanet.training.data import join, one_a_member, pair
 from turbanet.training.fingerprint import as_numbers
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -71,6 +71,11 @@ def named(data: Any, **more: Any) -> dict:
     if "validation" in data and data["validation"] is not None:
         data["validation"] = tuple(pair(data["validation"]))
     there = {name: part for name, part in data.items() if part is not None}
+    if there.get("per_member") is True and isinstance(data["x"], list) and isinstance(data["y"], list):
+        if "validation" in there or "predict" in there:
+            raise ValueError("Lists of each member's own rows came with validation or predict: make them arrays.")
+        x, y, rows = one_a_member(data["x"], data["y"], there.get("rows"))
+        there |= {"x": x, "y": y} | ({} if rows is None else {"rows": rows})
     return {name: part if name == "per_member" else as_arrays(part, name) for name, part in there.items()}
 
 

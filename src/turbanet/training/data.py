@@ -10,7 +10,7 @@ from flax import struct
 from turbanet.training.arrays import as_arrays
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan
-from turbanet.training.sampling import check_rows
+from turbanet.training.sampling import check_rows, ragged
 
 
 class Data(struct.PyTreeNode):
@@ -43,6 +43,8 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
+    if per_member is True and isinstance(x, list) and isinstance(y, list):
+        x, y, rows = one_a_member(x, y, rows)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
     if isinstance(per_member, tuple) and len(per_member) != 2:
         raise ValueError(f"per_member says it of x and y, True or a pair of them; got {per_member}.")
@@ -60,6 +62,39 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     rows, count = check_rows(rows, members=members, length=length)
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
+
+
+def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:
+    """Lists of each member's own x and y, of different lengths, as `prepare` takes them: filled up, with their rows."""
+    if rows is not None:
+        raise ValueError(
+            "x and y came as lists of each member's own rows, and rows too: leave out what they do not see."
+        )
+    if len(x) != len(y) or not x:
+        raise ValueError(f"x and y as lists have an entry for each member, got {len(x)} and {len(y)}.")
+    each = [(as_arrays(one, "x"), as_arrays(other, "y")) for one, other in zip(x, y, strict=True)]
+    lengths = [{leaf.shape[:1] for leaf in jax.tree.leaves(one)} for one in each]
+    for member, found in enumerate(lengths):
+        if len(found) != 1 or () in found or (0,) in found:
+            came = f"member {member} has {sorted(found)}"
+            raise ValueError(f"x and y must have the same number of rows, at least one; {came}.")
+    counts = [length for ((length,),) in lengths]
+    kinds = {jax.tree.structure(one) for one in each} | {tuple(_kinds(one)) for one in each}
+    if len(kinds) > 2:
+        raise ValueError(f"Members' x and y must be of one shape and type but for their rows, got {kinds}.")
+
+    def filled(*leaves):
+        room = np.zeros((len(leaves), max(counts), *leaves[0].shape[1:]), leaves[0].dtype)
+        for own, leaf in zip(room, leaves, strict=True):
+            own[: len(leaf)] = leaf
+        return room
+
+    x, y = jax.tree.map(filled, *each)
+    return x, y, None if len(set(counts)) == 1 else np.asarray(ragged(map(np.arange, counts)))
+
+
+def _kinds(tree):
+    return [(leaf.shape[1:], str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
 
 
 def pair(validation: Any) -> Any:

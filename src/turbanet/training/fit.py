@@ -81,7 +81,8 @@ def fit(
     mode : whether that metric is to become small, "min", or large, "max"
     checkpoints : a folder or `Checkpoints` that keeps the training after each segment: killed and called again as
         before, it ends bit for bit where it would have ended, by the plan it began with
-    per_member : whether x and y lead with the member axis; a pair says it of each, a tree in the pair of its leaves
+    per_member : whether x and y lead with the member axis, or are two lists of arrays, an entry a member, which may
+        differ in their rows; a pair says it of each, a tree in the pair of its leaves
     shuffle : whether each member draws a new order of its rows for each epoch
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
     plan : where members run: a `Plan`, None for one by rule, "auto" for one that is measured after the first segment if
