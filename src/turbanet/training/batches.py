@@ -39,11 +39,15 @@ class Chunk(NamedTuple):
     is_masked: bool = False
 
     def trained_on(self) -> Data:
-        """The rows that there are, without who sees them."""
+        """The rows that some member sees, without who does."""
         x, y = self.data.x, self.data.y
-        y = y[0] if self.is_masked else y
         length = self.steps * self.batch_size
-        x, y = jax.tree.map(lambda leaf: leaf[:length], (x, y))
+        seen: Any = slice(length)
+        if self.is_masked:
+            y, weight = y
+            seen = np.flatnonzero(weight[:, :length].any(axis=0))
+            length = len(seen)
+        x, y = jax.tree.map(lambda leaf: leaf[seen], (x, y))
         return Data(x, y, None, None, (False,) * len(jax.tree.leaves((x, y))), length, False)
 
 
@@ -64,23 +68,26 @@ class Batches:
 
     def chunks(self, epoch: int, state: Any = None) -> Iterator[Chunk]:
         """The chunks of an epoch, from where the iterator's `state` says; ValueError for what are no batches."""
-        iterator = iter(self.given(epoch) if callable(self.given) else self.given)
-        if state is not None:
-            _go_to(iterator, state)
+        given = self.given(epoch) if callable(self.given) else self.given
+        iterator = iter(given) if state is None else _gone_to(given, state)
+        says_where = any(_takes_state(each) for each in (iterator, given))
         number = 0
         pending = self._next(iterator, epoch, number)
-        if pending is None and state is None:
+        if pending is None and state is not None:
+            came = f"This training was kept in the middle of epoch {epoch}, where these batches have ended"
+            raise ValueError(f"{came}: go on with the batches that it began with.")
+        if pending is None:
             advice = "what ends for good, as a generator does, must be a function of the epoch that returns a new one"
             raise ValueError(f"There was no batch in epoch {epoch}: {advice}.")
         while pending is not None:
             some, shapes, room = [pending], _shapes(pending), self._room(pending)
-            after = _state(iterator)
+            after = _state(iterator) if says_where else None
             number += 1
             while (pending := self._next(iterator, epoch, number)) is not None:
                 if len(some) == room or _shapes(pending) != shapes:
                     break
                 some.append(pending)
-                after = _state(iterator)
+                after = _state(iterator) if says_where else None
                 number += 1
             room = self.rooms.setdefault(shapes, len(some) if pending is None else room)
             yield self._chunk(some, room, ends=pending is None, state=after)
@@ -97,6 +104,7 @@ class Batches:
             came = f"{type(batch).__name__} of {len(batch)}" if several else type(batch).__name__
             raise ValueError(f"{which} must be (x, y) or (x, y, rows), got {came}.")
         x, y = as_arrays(batch[0], "x"), as_arrays(batch[1], "y")
+        x, y = jax.tree.map(lambda leaf: np.array(leaf, copy=True), (x, y))  # a generator may fill one array again
         lengths = {leaf.shape[:1] for leaf in jax.tree.leaves((x, y))}
         if len(lengths) != 1 or () in lengths or (0,) in lengths:
             raise ValueError(
@@ -105,7 +113,7 @@ class Batches:
         ((length,),) = lengths
         if len(batch) == 2:
             return x, y, None
-        rows = np.asarray(batch[2])
+        rows = np.array(batch[2], copy=True)
         if rows.dtype != bool or rows.shape != (self.members, length):
             came = f"{rows.dtype} of shape {rows.shape}"
             raise ValueError(f"{which}: rows must be bool [member, row], [{self.members}, {length}], got {came}.")
@@ -159,6 +167,7 @@ class Ahead:
             for item in make():
                 if not self._put(item, None):
                     return
+            self._put(None, RuntimeError("There is nothing after the last epoch."))
         except BaseException as error:
             self._put(None, error)
 
@@ -189,11 +198,20 @@ def _state(iterator):
         return None
 
 
-def _go_to(iterator, state):
-    go = getattr(iterator, "set_state", None) or getattr(iterator, "load_state_dict", None)
-    if go is None:
-        kept = "This training was kept in the middle of an epoch, by an iterator that could say where it was"
-        raise ValueError(
-            f"{kept}; {type(iterator).__name__} cannot: go on with batches of the kind that it began with."
-        )
-    go(base64.b64decode(state["bytes"]) if "bytes" in state else state["value"])
+def _takes_state(thing):
+    """What sets the state of an iterator, or of the loader whose next iterator has it; None if nothing does."""
+    return getattr(thing, "set_state", None) or getattr(thing, "load_state_dict", None)
+
+
+def _gone_to(given, state):
+    """An iterator of `given` that goes on from a `state`."""
+    value = base64.b64decode(state["bytes"]) if "bytes" in state else state["value"]
+    iterator = iter(given)
+    if go := _takes_state(iterator):
+        go(value)
+        return iterator
+    if go := _takes_state(given):
+        go(value)
+        return iter(given)
+    kept = "This training was kept in the middle of an epoch, by an iterator that could say where it was"
+    raise ValueError(f"{kept}; {type(iterator).__name__} cannot: go on with the batches that it began with.")

@@ -61,6 +61,8 @@ class TrainingView:
         """
         count = len(self.training)
         asked = np.ones(count, bool) if members is None else as_array(members, "members")
+        if asked.shape == (0,):  # a list of nobody
+            return
         if asked.dtype == bool:
             if asked.shape != (count,):
                 raise ValueError(f"stop takes bool [member] of the {count} members, got shape {asked.shape}.")

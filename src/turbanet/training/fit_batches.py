@@ -51,8 +51,8 @@ def fit_batches(
     batches : an iterable of (x, y), [row, ...] shared by all members, that begins anew when it is gone through again: a
         DataLoader of PyTorch's, a grain or tf.data pipeline, a list; or batches(epoch), which returns such a thing, as
         a generator. Of (x, y, rows) each member sees the rows where its line of rows, bool [member, row], says so; the
-        examples are then taken one by one (see `weighted`), and a batch of which a member sees none changes nothing of
-        its gradient
+        examples are then taken one by one (see `weighted`), what it does not see may hold anything, and a batch of
+        which it sees none is no step of it
     epochs : how often to go through them
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator

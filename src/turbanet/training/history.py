@@ -60,14 +60,19 @@ class History:
         losses |= found if isinstance(found, Mapping) else {metrics.ONE: found}
         return {name: values for name, values in losses.items() if values is not None}
 
-    def best(self, monitor: str | None = None, mode: str = "min") -> "pd.DataFrame":
-        """Each member's best epoch, a line of `frame` for each: the one whose weights `patience` brought back.
+    def best(self, monitor: str | None = None, mode: str | None = None) -> "pd.DataFrame":
+        """Each member's best epoch, a line of `frame` for each; of one call, that whose weights `patience` brought back.
 
-        monitor, mode : the name of a loss or metric, and whether its best is the smallest, "min", or largest, "max";
-            None: what patience followed, else the validation loss, else the training loss. A member without any number
-            of that name has a line of its first epoch.
+        monitor, mode : the name of a loss or metric, and whether its best is the smallest, "min", or largest, "max",
+            which a metric needs; None: what patience followed, else the validation loss, else the training loss. A
+            member without any number of that name has a line of its first epoch.
         """
-        monitor, mode, min_delta = (monitor, mode, 0.0) if monitor else self.followed
+        followed, its_mode, min_delta = self.followed
+        monitor = followed if monitor is None else monitor
+        if monitor != followed or mode not in (None, its_mode):
+            min_delta = 0.0
+            its_mode = "min" if monitor in (TRAIN_LOSS, stopping.LOSS) else ""
+        mode = its_mode if mode is None else mode
         seen = self.seen()
         if monitor not in seen or mode not in ("min", "max"):
             known = f'one of {", ".join(seen)}, and mode "min" or "max"'
@@ -96,8 +101,10 @@ class History:
         if self.seen().keys() != other.seen().keys():
             raise ValueError(f"These histories saw {list(self.seen())} and {list(other.seen())}: ask for the same.")
 
+        length = max(len(self.train_loss), int((self.epochs + other.epochs).max(initial=0)))
+
         def joined(one, two):
-            return _one_after_the_other(one, two, self.epochs)
+            return _one_after_the_other(one, two, self.epochs, length)
 
         def both(name):
             one, two = getattr(self, name), getattr(other, name)
@@ -111,11 +118,10 @@ class History:
         return dataclasses.replace(self, **changed, plan=other.plan, followed=other.followed)
 
 
-def _one_after_the_other(first, second, epochs):
-    """[epoch, member]: of each member the first `epochs` [member] of `first`, then `second`, NaN after that."""
-    room = np.full((epochs.max(initial=0) + len(second), first.shape[1]), np.nan, first.dtype)
+def _one_after_the_other(first, second, epochs, length):
+    """[epoch, member]: of each member the first `epochs` [member] of `first`, then `second`, NaN up to `length`."""
+    room = np.full((max(length, epochs.max(initial=0) + len(second)), first.shape[1]), np.nan, first.dtype)
     room[: len(first)] = first
     number = np.arange(len(second))[:, None] + epochs
     np.put_along_axis(room, number, second, axis=0)
-    ends = ~np.isnan(room).all(1)
-    return room[: len(first) if not ends.any() else np.flatnonzero(ends)[-1] + 1]
+    return room[:length]

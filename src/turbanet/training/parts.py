@@ -23,7 +23,7 @@ class Underway:
     """How far a member is in an epoch: leaves [member, ...]."""
 
     order: Any  # of its rows: int32 [step, batch]; None where its data are in the order of the steps
-    place: Any  # the step that comes next
+    place: Any  # steps that are done
     loss: Any  # the sum over the steps before
 
 
@@ -41,9 +41,10 @@ class Part(Train):
         def step(number, state):
             way = state.underway
             batch = data.read(self._rows(way, number))
-            state, loss, _ = member.train_step(self._trained_on, state, *batch)
+            after, loss, _ = member.train_step(self._trained_on, state, *batch)
+            after, taken = self._taken(state, after, batch)
             loss = way.loss + loss.astype(way.loss.dtype)
-            return state.replace(underway=way.replace(place=way.place + 1, loss=loss))
+            return after.replace(underway=way.replace(place=way.place + taken, loss=loss))
 
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
         def end(state):
@@ -59,6 +60,10 @@ class Part(Train):
     @property
     def _trained_on(self):
         return self.loss_fn
+
+    def _taken(self, before, after, batch):
+        """The member after a step on a batch, and 1 if it was one."""
+        return after, 1
 
     def _begin(self, state, data):
         return self._order(state, data)

@@ -58,7 +58,9 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self._cut()
-        facts = checkpoints and checkpoint.facts(swarm, program, self.known or data, metrics)
+        by_patience = swarm.stopping is not None and swarm.stopping.patience is not None
+        known = swarm if by_patience else swarm.replace(stopping=None)  # callbacks may come and go
+        facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         kept = self.keeper and self.keeper.latest()
         chosen = choose(plan, swarm)
@@ -344,6 +346,9 @@ class Training:
         if self.done:
             metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
+        active = arrays.setdefault(".stopping.active", np.ones(len(self.start), bool))
+        if self.start.stopping is None and not np.all(active):
+            raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
         self._place(checkpoint.named_leaves(arrays, self.start), plan)
         self._set_aside()
 

@@ -27,8 +27,6 @@ class Stopping:
     @property
     def rule(self) -> str:
         """When a member stops."""
-        if self.patience is None:
-            return "by callbacks"
         return f"{self.patience}, {self.min_delta}, {self.mode} {self.monitor}"
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from turbanet.training import stopping
 from turbanet.training.batches import Ahead, Batches, Chunk
+from turbanet.training.checkpoint import types
 from turbanet.training.data import of_members, placed
 from turbanet.training.mapped import Mapped
 from turbanet.training.member import Swarm
@@ -28,6 +30,12 @@ class Passing(Part):
     @property
     def _trained_on(self):
         return weighted(self.loss_fn) if self.is_masked else self.loss_fn
+
+    def _taken(self, before, after, batch):
+        if not self.is_masked:
+            return after, 1
+        sees_some = batch[1][1].sum() > 0
+        return stopping.choose(sees_some, after, before), sees_some.astype(jnp.int32)
 
     def _begin(self, state, data):
         return None
@@ -64,6 +72,7 @@ class Streaming(Training):
         self.where = None  # the iterator is, after the last chunk; None where it cannot say
         self.ahead: Ahead | None = None
         self.chunk: Chunk | None = None  # that is trained on
+        self.kind: Any = None  # of the chunk that the program was compiled for
         self.known = (known, held_out)
         super().__init__(program, swarm, (None, held_out), **how)
 
@@ -89,9 +98,9 @@ class Streaming(Training):
 
     def _train(self, most):
         chunk = self.chunk = self.chunk or self._next()
-        program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
-        if program != self.program:
-            self.program, self.ready = program, None
+        self.program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
+        if (kind := (self.program, str(types(chunk.data)))) != self.kind:
+            self.kind, self.ready = kind, None
         data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
         parts = placed(data, self.plan, self._rounds())
         self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]

@@ -37,6 +37,11 @@ def weighted(loss_fn: Callable) -> Callable:
         y, weight = _with_weight(y)
         examples = len(weight)
 
+        def counted(leaf):  # what does not count may be anything: NaN times 0 is NaN
+            return jnp.where(weight.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, leaf, jnp.zeros((), leaf.dtype))
+
+        x, y = jax.tree.map(counted, (x, y))
+
         def loss_of_one(x, y, index):
             apply_to_one = apply_fn.of_example(index, examples) if isinstance(apply_fn, Bound) else apply_fn
             x, y = jax.tree.map(lambda leaf: leaf[None], (x, y))
