@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits, make_classification
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -345,12 +346,14 @@ def test_intervals_hold_their_level_of_new_targets_in_their_unit():
     [
         ({}, 0.9, "fit with oob_score=True"),
         ({"oob_score": True}, 95, "between 0 and 1; got 95"),
-        ({"oob_score": True}, 0.999, "needs at least 99. rows"),
+        ({"oob_score": True, "members": 20}, 0.999, "needs at least 99. rows"),
+        ({"oob_score": True}, 0.9, "No row was unseen by 5 members"),
     ],
 )
 def test_intervals_that_cannot_be_had_are_refused(how, level, message):
     x, y = load_diabetes(return_X_y=True)
-    model = TurbaRegressor(5, hidden=(4,), epochs=1, random_state=0, **how).fit(x[:100], y[:100])
+    model = TurbaRegressor(**{"members": 5, "hidden": (4,), "epochs": 1, "random_state": 0} | how)
+    model.fit(x[:100], y[:100])
     with pytest.raises(ValueError, match=message):
         model.predict_interval(x, level)
 
@@ -386,3 +389,61 @@ def test_a_grid_search_over_equal_shapes_compiles_once(digits):
     assert len(search.cv_results_["params"]) == 12
     trained = [key for key in program._programs() if key[0] is program.Train]
     assert len(trained) == 1
+
+
+NOISE = np.random.default_rng(7)
+X_NOISE, Y_NOISE = NOISE.normal(size=(120, 3)), NOISE.normal(size=120)
+
+
+def test_a_failed_or_other_fit_leaves_nothing_of_the_one_before():
+    model = TurbaRegressor(20, hidden=(4,), epochs=1, oob_score=True, random_state=0).fit(X_NOISE, Y_NOISE)
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
+        model.set_params(batch_size=0).fit(X_NOISE, 1000 * Y_NOISE)
+    with pytest.raises(NotFittedError):
+        model.predict(X_NOISE)
+    model.set_params(batch_size=32, oob_score=False).fit(X_NOISE, Y_NOISE)
+    with pytest.raises(ValueError, match="fit with oob_score=True"):
+        model.predict_interval(X_NOISE)
+
+
+def test_rows_that_were_unseen_stay_unseen_in_a_warm_start():
+    model = TurbaRegressor(20, hidden=(64,), epochs=60, learning_rate=0.01, oob_score=True, warm_start=True)
+    for _ in range(3):
+        model.fit(X_NOISE, Y_NOISE)
+    assert model.oob_score_ < 0  # of noise
+    with pytest.raises(ValueError, match="needs all 120 again, got 100"):
+        model.fit(X_NOISE[:100], Y_NOISE[:100])
+
+
+def test_rows_of_weight_zero_calibrate_no_interval():
+    y = Y_NOISE + 1000 * (np.arange(120) < 20)
+    model = TurbaRegressor(20, hidden=(4,), epochs=2, oob_score=True, random_state=0)
+    low, high = model.fit(X_NOISE, y, sample_weight=np.arange(120) >= 20).predict_interval(X_NOISE, 0.9)
+    assert (high - low).max() < 50
+
+
+def test_intervals_of_several_targets_have_each_their_level():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1600, 2))
+    y = np.stack([x[:, 0] + 0.01 * rng.normal(size=1600), rng.standard_t(2, size=1600)], axis=1)
+    model = TurbaRegressor(20, hidden=(32,), epochs=20, learning_rate=0.01, oob_score=True, random_state=0)
+    low, high = model.fit(x[:600], y[:600]).predict_interval(x[600:], 0.8)
+    inside = ((low <= y[600:]) & (y[600:] <= high)).mean(axis=0)
+    assert ((inside > 0.74) & (inside < 0.88)).all()
+
+
+def test_the_out_of_bag_score_is_an_accuracy_whatever_classes_weigh():
+    x, y = make_classification(300, weights=[0.9], flip_y=0.2, random_state=0)
+    how = {"hidden": (8,), "epochs": 10, "class_weight": "balanced", "random_state": 0}
+    model = TurbaClassifier(10, oob_score=True, **how).fit(x, y)
+    seen = ~np.isnan(model.oob_decision_function_[:, 0])
+    assert model.oob_score_ == pytest.approx((model.oob_decision_function_[seen].argmax(1) == y[seen]).mean())
+    with pytest.raises(ValueError, match="partial_fit does not support class_weight='balanced'"):
+        model.set_params(oob_score=False).partial_fit(x, y)
+
+
+def test_a_warm_start_knows_its_columns():
+    table = pd.DataFrame(X_NOISE, columns=list("abc"))
+    model = TurbaRegressor(2, hidden=(4,), epochs=1, warm_start=True).fit(table, Y_NOISE)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.fit(table[["c", "b", "a"]], Y_NOISE)

@@ -76,32 +76,37 @@ def test_a_local_network_is_the_one_that_fit_trains_on_its_windows():
     assert ours.histories_["local"].train_loss.shape == (3, 3)
 
 
+TOGETHER = WALKS[WALKS.unique_id != "b"]  # which ends before the others
+
+
 @pytest.mark.parametrize("kind", ["local", "global"])
 def test_a_forecast_from_an_origin_is_that_of_a_table_that_ends_there(kind):
     how = {"model": Steps(1), "horizon": 2, "window": 4, "kind": kind, **QUIET}
-    found = Forecaster(**how).cross_validation(WALKS, windows=3, step=1)
-    assert len(found) == 3 * 3 * 2
-    ends = WALKS.groupby("unique_id").ds.max()
+    walks = WALKS if kind == "local" else TOGETHER
+    found = Forecaster(**how).cross_validation(walks, windows=3, step=1)
+    assert len(found) == 3 * 2 * walks.unique_id.nunique()
+    ends = walks.groupby("unique_id").ds.max()
     for back in (4, 3, 2):
-        cut = WALKS[WALKS.ds <= WALKS.unique_id.map(ends) - pd.Timedelta(days=back)]
+        cut = walks[walks.ds <= walks.unique_id.map(ends) - pd.Timedelta(days=back)]
         alone = Forecaster(**how).fit(cut).predict()
         ours = found[found.cutoff == found.unique_id.map(ends) - pd.Timedelta(days=back)]
         for column in ("Steps", "Naive", "SeasonalNaive"):
             np.testing.assert_array_equal(ours[column], alone[column])
         assert ours.ds.tolist() == alone.ds.tolist()
-    true = WALKS.set_index(["unique_id", "ds"]).y
+    true = walks.set_index(["unique_id", "ds"]).y
     np.testing.assert_array_equal(found.y, true.loc[list(zip(found.unique_id, found.ds, strict=True))])
 
 
 @pytest.mark.parametrize("kind", ["local", "global"])
 def test_no_forecast_sees_what_came_after_it(kind):
     forecaster = Forecaster(horizon=2, window=4, kind=kind, **QUIET)
-    changed = WALKS.copy()
+    walks = WALKS if kind == "local" else TOGETHER
+    changed = walks.copy()
     changed.loc[changed.groupby("unique_id").cumcount(ascending=False) < 2, "y"] *= -3  # the last two values
-    before = forecaster.cross_validation(WALKS, windows=2)
+    before = forecaster.cross_validation(walks, windows=2)
     after = forecaster.cross_validation(changed, windows=2)
-    last = before.cutoff == before.unique_id.map(WALKS.groupby("unique_id").ds.max()) - pd.Timedelta(days=2)
-    assert last.sum() == 6
+    last = before.cutoff == before.unique_id.map(walks.groupby("unique_id").ds.max()) - pd.Timedelta(days=2)
+    assert last.sum() == 2 * walks.unique_id.nunique()
     forecasts = ["LSTM", "Naive", "SeasonalNaive"]
     np.testing.assert_array_equal(before[forecasts], after[forecasts])
     assert not before[last].y.equals(after[last].y)
@@ -158,9 +163,21 @@ def test_whole_numbers_as_times_and_rows_in_any_order():
     assert found.ds.tolist() == [47, 48, 40, 41, 47, 48]
 
 
+@pytest.mark.parametrize("how", [{"calibration": 2}, {}])
+def test_one_network_of_series_that_end_at_different_times_has_no_origin(how):
+    forecaster = Forecaster(horizon=2, window=4, kind="both", **QUIET, **how)
+    with pytest.raises(ValueError, match="Series b ends at 2024-04-02.*take kind=.local"):
+        forecaster.fit(WALKS) if how else forecaster.cross_validation(WALKS, windows=1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            lambda rows: rows.assign(unique_id=rows.unique_id.where(rows.index != 5)),
+            "Row 5 .* has no unique_id",
+        ),
+        (lambda rows: rows.assign(ds=rows.index * 1.0), "ds holds decimal numbers"),
         (lambda rows: rows.rename(columns={"y": "value"}), "it has no y"),
         (lambda rows: rows[:0], "has no rows"),
         (lambda rows: rows.assign(y=rows.y.where(rows.index != 41)), "y is nan in series b at 2024-03-02"),
@@ -202,8 +219,8 @@ def test_what_a_forecaster_cannot_forecast_is_refused():
         direct.predict(3)
     with pytest.raises(ValueError, match="need calibration of at least 9"):
         direct.predict(level=[90])
-    with pytest.raises(ValueError, match="in percent, between 0 and 100"):
-        direct.predict(level=[0])
+    with pytest.raises(ValueError, match="in percent, from 1 to below 100"):
+        direct.predict(level=0.9)
     with pytest.raises(ValueError, match="a forecast from 30 origins needs"):
         direct.cross_validation(WALKS, windows=30)
 

@@ -11,6 +11,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, RandomizedS
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import turbanet as tn
 from turbanet.ensembles import jobs
 from turbanet.estimators import TurbaClassifier, TurbaRegressor, TurbaSearchCV
 
@@ -139,3 +140,35 @@ def test_other_estimators_are_refused(digits, other):
 def test_a_misspelt_parameter_is_refused(digits):
     with pytest.raises(ValueError, match="Invalid parameter 'learning_rat'"):
         TurbaSearchCV(CLASSIFIER, {"learning_rat": [0.1]}).fit(*digits)
+
+
+def test_a_drawn_seed_keeps_what_was_unseen_unseen():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 3)), rng.normal(size=120)
+    model = TurbaRegressor(5, hidden=(64,), epochs=100, learning_rate=0.02, oob_score=True)
+
+    def out_of_bag(estimator, x, y):
+        return estimator.oob_score_
+
+    found = TurbaSearchCV(model, {"learning_rate": [0.02]}, cv=3, refit=False, scoring=out_of_bag).fit(x, y)
+    assert found.cv_results_["mean_test_score"][0] < 0  # of noise
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores are non-finite")
+@pytest.mark.parametrize("wrong", [{"epochs": [0, 2]}, {"batch_size": [0, 16]}, {"batch_size": ["auto", 16]}])
+def test_one_bad_candidate_ends_nothing(digits, wrong):
+    with pytest.warns(FitFailedWarning, match="2 fits failed"):
+        found = TurbaSearchCV(CLASSIFIER, wrong, cv=2, refit=False).fit(*digits)
+    assert np.isnan(found.cv_results_["mean_test_score"]).tolist() == [True, False]
+
+
+def test_a_search_trains_on_the_estimators_cluster(digits):
+    class Cluster:
+        calls = 0
+
+        def fit(self, *data, **how):
+            Cluster.calls += 1
+            return tn.fit(*data, **how)
+
+    TurbaSearchCV(TurbaClassifier(2, hidden=(4,), epochs=1, cluster=Cluster()), RATES, cv=2, refit=False).fit(*digits)
+    assert Cluster.calls == 1

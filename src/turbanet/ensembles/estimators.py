@@ -25,6 +25,7 @@ from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import mse, softmax_cross_entropy, weighted
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
+from turbanet.training.arrays import check_whole
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import predict
 from turbanet.training.history import History
@@ -37,6 +38,7 @@ sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turb
 
 
 # What is the same object is known without being read again. The numbers are set as data: a search compiles once.
+UNSEEN_BY = 5  # members, by which a row counts for intervals: fewer do not tell how they differ
 ADAM = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
 _weighted = cache(weighted)
 
@@ -66,6 +68,7 @@ class _Swarm(BaseEstimator):
 
     history_: History = field(init=False)  # of no parameter: what `fit` sets, for the types
     classes_: np.ndarray = field(init=False)
+    _drawn: tuple = field(init=False)
 
     def predict_std(self, X: ArrayLike) -> np.ndarray:
         """How far the members differ: the standard deviation over them, of the shape of their mean."""
@@ -77,6 +80,7 @@ class _Swarm(BaseEstimator):
         classes : [row], which the rows for early stopping are drawn from alike
         goes_on : whether with the members that are there, if any are
         """
+        check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         if isinstance(self.hidden, int | np.integer):
@@ -91,23 +95,45 @@ class _Swarm(BaseEstimator):
         if found != (1, outputs):
             task = f"{outputs} classes need logits" if classes is not None else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(found)}: change its last layer.")
-        seen = np.arange(len(x)) if weight is None else np.flatnonzero(weight)
-        held_out = None
         how: dict[str, Any] = {"epochs": epochs or self.epochs, "batch_size": self.batch_size, "plan": self.plan}
         if self.early_stopping:
-            alike = {} if classes is None else {"stratify": classes[seen]}
-            seen, held_out = train_test_split(seen, test_size=self.validation_fraction, random_state=random, **alike)
             how |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
-        rows = np.tile(seen, (self.members, 1))
-        if self.bootstrap:
-            rows = seen[random.randint(len(seen), size=rows.shape)]
+        if goes_on and (self.oob_score or self.early_stopping):
+            rows, held_out = self._drawn_before(len(x))
+        else:
+            rows, held_out = self._draw(random, len(x), weight, classes)
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
-        self.swarm_, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
+        done, self.swarm_, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
+        self._drawn = len(x), done.rows, done.validation
         self.history_ = self.history_ + history if goes_on else history
         self.n_iter_ = int(self.history_.epochs.max())
         self._made = made
-        return rows, held_out
+        return done.rows, done.validation
+
+    def _drawn_before(self, length):
+        """What `_draw` returned the last time, so that rows that members have not seen stay unseen."""
+        before, *drawn = getattr(self, "_drawn", (None,))
+        if before != length:
+            raise ValueError(f"What goes on with rows that were kept unseen needs all {before} again, got {length}.")
+        return drawn
+
+    def _draw(self, random, length, weight, classes):
+        """(rows of each member, those of early stopping or None), of those with a weight above 0."""
+        seen = np.arange(length) if weight is None else np.flatnonzero(weight)
+        held_out = None
+        if self.early_stopping:
+            alike = {} if classes is None else {"stratify": classes[seen]}
+            seen, held_out = train_test_split(seen, test_size=self.validation_fraction, random_state=random, **alike)
+        rows = np.tile(seen, (self.members, 1))
+        return (seen[random.randint(len(seen), size=rows.shape)] if self.bootstrap else rows), held_out
+
+    def _begin(self, *, goes_on):
+        """Forget what was trained and scored before, so that what fails now leaves nothing half-new behind."""
+        for name in ("oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"):
+            self.__dict__.pop(name, None)
+        if not goes_on:
+            self.__dict__.pop("swarm_", None)
 
     def _same_members(self, made):
         """The members that are there; ValueError where others are asked for."""
@@ -160,7 +186,7 @@ class _Swarm(BaseEstimator):
         return (dense, *rest) if rest else dense
 
     def _members(self, x):
-        check_is_fitted(self)
+        check_is_fitted(self, "swarm_")
         return predict(self.swarm_, self._validated(x, reset=False))
 
 
@@ -236,12 +262,13 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X [row, feature] and y [row], classes of any kind; sample_weight [row] weighs rows in the loss."""
-        x, labels = self._validated(X, y)
-        check_classification_targets(labels)
         goes_on = self.warm_start and hasattr(self, "swarm_")
+        x, labels = self._validated(X, y, reset=not goes_on)
+        check_classification_targets(labels)
         classes = np.unique(labels)
         if goes_on and not np.array_equal(classes, self.classes_):
             raise ValueError(f"warm_start needs the classes {self.classes_} again, y holds {classes}.")
+        self._begin(goes_on=goes_on)
         self.classes_ = classes
         index, weight = self._weighed(x, labels, sample_weight)
         outputs = len(classes)
@@ -251,6 +278,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
             self.oob_decision_function_[held_out if held_out is not None else []] = np.nan
             seen = ~np.isnan(self.oob_decision_function_[:, 0])
             chosen = self.oob_decision_function_[seen].argmax(axis=1)
+            weight = self._weights(x, sample_weight)  # without those of classes
             weights = {} if weight is None else {"sample_weight": weight[seen]}
             self.oob_score_ = accuracy_score(index[seen], chosen, **weights)
         return self
@@ -260,6 +288,9 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
     ) -> Self:
         """Train for one more epoch on these rows; `classes`: all that will ever come, needed in the first call."""
         self._check_partial()
+        if isinstance(self.class_weight, str):
+            advice = "give {class: weight}, as a batch does not tell how often a class comes"
+            raise ValueError(f"partial_fit does not support class_weight={self.class_weight!r}: {advice}.")
         first = not hasattr(self, "swarm_")
         if first and classes is None:
             raise ValueError("The first call of partial_fit needs classes=, all that will ever come.")
@@ -268,6 +299,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
         known = self.classes_ if classes is None else np.unique(classes)
         if not first and not np.array_equal(known, self.classes_):
             raise ValueError(f"partial_fit began with the classes {self.classes_}, now it is given {known}.")
+        self._begin(goes_on=True)
         self.classes_ = known
         if len(unknown := np.setdiff1d(labels, known)):
             raise ValueError(f"y holds {unknown[0]!r}, which is none of the classes {known}.")
@@ -286,7 +318,7 @@ class TurbaClassifier(ClassifierMixin, _Swarm):
 
     def predict_members(self, X: ArrayLike) -> np.ndarray:
         """Every member's probabilities: [member, row, class]."""
-        check_is_fitted(self)
+        check_is_fitted(self, "swarm_")
         return self._probabilities(self._validated(X, reset=False))
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -318,9 +350,10 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X [row, feature] and y [row] or [row, target]; sample_weight [row] weighs rows in the loss."""
-        x, targets = self._validated(X, y, multi_output=True, y_numeric=True)
-        weight = self._weights(x, sample_weight)
         goes_on = self.warm_start and hasattr(self, "swarm_")
+        x, targets = self._validated(X, y, multi_output=True, y_numeric=True, reset=not goes_on)
+        weight = self._weights(x, sample_weight)
+        self._begin(goes_on=goes_on)
         scaled = self._scaled(targets, weight, anew=not goes_on)
         rows, held_out = self._train(x, scaled, scaled.shape[1], mse, weight, goes_on=goes_on)
         if self.oob_score:
@@ -333,6 +366,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         first = not hasattr(self, "swarm_")
         x, targets = self._validated(X, y, multi_output=True, y_numeric=True, reset=first)
         weight = self._weights(x, sample_weight)
+        self._begin(goes_on=True)
         scaled = self._scaled(targets, weight, anew=first)
         self._train(x, scaled, scaled.shape[1], mse, weight, goes_on=True, epochs=1)
         return self
@@ -349,18 +383,22 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         """(low, high) in y's unit, each of the shape of `predict`, between which `level` of new targets fall.
 
         The mean and as many standard deviations over members as hold `level` of the training rows by the members that
-        did not see them (jackknife+ after bootstrap, Kim et al. 2020, with normalised scores). It needs
-        `oob_score=True` and rows that come from where the training's did.
+        did not see them (jackknife+ after bootstrap, Kim et al. 2020, with normalised scores), target by target, each
+        row counting as one. It needs `oob_score=True`, about 20 members or more, and rows that come from where the
+        training's did.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "swarm_")
         if not hasattr(self, "oob_deviations_"):
             raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")
         if not 0 < level < 1:
             raise ValueError(f"level is the share of targets inside, between 0 and 1; got {level}.")
+        if not len(self.oob_deviations_):
+            raise ValueError(f"No row was unseen by {UNSEEN_BY} members, too few to differ: take about 20.")
         members = self.predict_members(X)
-        factor = factor_of(self.oob_deviations_, level)
+        factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
-        half_width = np.full_like(spread, np.inf) if np.isinf(factor) else factor * spread
+        factor = factors[0] if self._single else factors
+        half_width = np.where(np.isinf(factor), np.inf, np.where(np.isinf(factor), 0, factor) * spread)
         return centre - half_width, centre + half_width
 
     def _scaled(self, targets, weight, *, anew):
@@ -390,8 +428,8 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, _Swarm):
         weights = {} if weight is None else {"sample_weight": weight[seen]}
         self.oob_score_ = r2_score(targets[seen], self.oob_prediction_[seen], **weights)
         unseen_by = sum((np.bincount(of_member, minlength=len(targets)) == 0).astype(int) for of_member in rows)
-        some = seen & (unseen_by > 1)
+        some = seen & (unseen_by >= UNSEEN_BY) & (True if weight is None else weight > 0)
         variance = out_of_bag(members**2, rows)[some] - centre[some] ** 2
         spread = np.sqrt(np.maximum(variance, 0) * (unseen_by[some] / (unseen_by[some] - 1))[:, None])
         scaled = self._scaled(targets, weight, anew=False)[some]
-        self.oob_deviations_ = deviations(scaled, centre[some], spread).ravel()
+        self.oob_deviations_ = deviations(scaled, centre[some], spread)  # [row, target]

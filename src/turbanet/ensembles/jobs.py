@@ -83,16 +83,20 @@ _noted: ContextVar[list[Job] | None] = ContextVar("noted", default=None)
 _ready: ContextVar[deque | None] = ContextVar("ready", default=None)
 
 
-def train(job: Job, cluster: Any = None) -> tuple[Any, History]:
-    """`job.run(cluster)`; where jobs are only noted, `Noted` is raised, and where this one is ready, it is taken."""
+def train(job: Job, cluster: Any = None) -> tuple[Job, Any, History]:
+    """(the job that was done, what its `run` returned): where jobs are only noted, `Noted` is raised.
+
+    Where one was noted before that is the same but for what was drawn (seeds, rows), its results are taken, and it is
+    the job that was done.
+    """
     if (jobs := _noted.get()) is not None:
         jobs.append(job)
         raise Noted
     if ready := _ready.get():
-        same, result = ready.popleft()
-        if same == job.data:
-            return result
-    return job.run(cluster)
+        noted, result = ready.popleft()
+        if noted.data == job.data:
+            return noted, *result
+    return job, *job.run(cluster)
 
 
 @contextlib.contextmanager
@@ -112,7 +116,7 @@ def ready(jobs: Iterable[Job], results: Iterable[tuple[Any, History]]) -> Iterat
 
     One that is handed other data than it was then does train.
     """
-    token = _ready.set(deque(zip((job.data for job in jobs), results, strict=True)))
+    token = _ready.set(deque(zip(jobs, results, strict=True)))
     try:
         yield
     finally:

@@ -69,9 +69,7 @@ class TurbaSearchCV(BaseSearchCV):
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> "TurbaSearchCV":
         """Search on X and y; `params` as `GridSearchCV.fit` takes them, such as sample_weight and groups."""
-        last = self.estimator
-        while isinstance(last, Pipeline):
-            last = last.steps[-1][1]
+        last = self._last()
         if not isinstance(last, _Swarm):
             wanted = "TurbaSearchCV searches over a TurbaClassifier, a TurbaRegressor or a Pipeline that ends in one"
             raise TypeError(f"{wanted}, got {type(last).__name__}: take GridSearchCV for it.")
@@ -80,6 +78,13 @@ class TurbaSearchCV(BaseSearchCV):
             return super().fit(X, y, **params)
         finally:
             del self._given
+
+    def _last(self):
+        """The estimator, or a pipeline's last step."""
+        last = self.estimator
+        while isinstance(last, Pipeline):
+            last = last.steps[-1][1]
+        return last
 
     def _run_search(self, evaluate_candidates):
         X, y = indexable(*self._given[:2])
@@ -96,7 +101,7 @@ class TurbaSearchCV(BaseSearchCV):
             for number, candidate in enumerate(candidates):
                 for fold, (train, _) in enumerate(splits):
                     trained[number, fold] = self._note(candidate, X, y, train, routed.estimator.fit)
-        results, kinds = jobs.together(noted)
+        results, kinds = jobs.together(noted, self._last().cluster)
         self.groups_ = [len(kind) for kind in kinds]
         with jobs.ready(noted, results):
             found = evaluate_candidates(candidates, cv=check_cv(splits))

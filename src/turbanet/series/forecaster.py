@@ -142,6 +142,8 @@ class Forecaster:
         whole = panels.read(table, self.freq)
         cuts = [self.horizon * (1 + number) for number in range(self.calibration)]
         whole.check_length(self.window + self.steps + max(cuts, default=0), "training with its calibration")
+        if cuts and GLOBAL in self.kinds:
+            whole.check_ends()
         trained = _Trained(self, [whole, *map(whole.cut, cuts)])
         self._trained = trained
         self._panel = whole
@@ -155,7 +157,7 @@ class Forecaster:
         self.histories_: dict[str, History] = trained.histories
         return self
 
-    def predict(self, steps: int | None = None, *, level: Sequence[float] = ()) -> pd.DataFrame:
+    def predict(self, steps: int | None = None, *, level: float | Sequence[float] = ()) -> pd.DataFrame:
         """The next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
 
         steps : None: the horizon; more only where forecasts go on from forecasts
@@ -167,7 +169,7 @@ class Forecaster:
             raise ValueError("Nothing is trained yet: call fit(table) first.")
         (forecast, *_) = self._trained.forecast(steps)
         table = self._table(self._panel, forecast)
-        for each in level:
+        for each in np.atleast_1d(level):
             half_width = self._half_width(each, steps).ravel()
             table[f"{self.name}-lo-{each:g}"] = table[self.name] - half_width
             table[f"{self.name}-hi-{each:g}"] = table[self.name] + half_width
@@ -183,7 +185,7 @@ class Forecaster:
         steps : to forecast; None: the horizon
 
         Returns a table of unique_id, ds, cutoff (the last time that was seen), y and the forecasts. All origins train
-        at once; what this object was fitted to stays as it is.
+        at once; what this object was fitted to stays as it is. With a network of all series these must end together.
         """
         steps = self._checked(steps)
         step = steps if step is None else step
@@ -191,6 +193,8 @@ class Forecaster:
         whole = panels.read(table, self.freq)
         cuts = [steps + step * number for number in reversed(range(windows))]
         whole.check_length(self.window + self.steps + cuts[0], f"a forecast from {windows} origins")
+        if GLOBAL in self.kinds:
+            whole.check_ends()
         seen = [whole.cut(cut) for cut in cuts]
         tables = []
         for cut, part, forecast in zip(cuts, seen, _Trained(self, seen).forecast(steps), strict=True):
@@ -221,8 +225,8 @@ class Forecaster:
 
     def _half_width(self, level, steps):
         """[series, step] of intervals that hold `level` percent."""
-        if not 0 < level < 100:
-            raise ValueError(f"level is in percent, between 0 and 100; got {level}.")
+        if not 1 <= level < 100:
+            raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {level}.")
         count = len(self._errors)
         rank = int(np.ceil((count + 1) * level / 100))
         if rank > count or steps > self.horizon:

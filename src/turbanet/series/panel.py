@@ -31,6 +31,13 @@ class Panel:
         values = [each[:-steps] for each in self.values]
         return dataclasses.replace(self, values=values, times=[each[:-steps] for each in self.times])
 
+    def check_ends(self) -> None:
+        """ValueError where series end at different times: what one network of all has seen is then not one time."""
+        ends = pd.Series([each[-1] for each in self.times])
+        if ends.nunique() > 1:
+            came = f"Series {self.ids[ends.argmin()]} ends at {ends.min()}, others up to {ends.max()}"
+            raise ValueError(f'{came}: one network of all would see later times than it forecasts; take kind="local".')
+
     def coming(self, steps: int) -> list[Any]:
         """Of each series the next `steps` times."""
         if isinstance(self.freq, int):
@@ -61,6 +68,11 @@ def read(table: Any, freq: Any = None) -> Panel:
         raise ValueError(f"The table needs the columns {', '.join(COLUMNS)}; it has no {', '.join(missing)}.")
     if not len(table):
         raise ValueError("The table has no rows: give at least one series.")
+    if table.unique_id.isna().any() or table.ds.isna().any():
+        one = int((table.unique_id.isna() | table.ds.isna()).to_numpy().argmax())
+        raise ValueError(f"Row {one} of the table has no unique_id or no ds: fill it, or leave it out.")
+    if pd.api.types.is_float_dtype(table.ds):
+        raise ValueError("ds holds decimal numbers: make them dates, or whole numbers by .astype(int).")
     values = pd.to_numeric(table.y, errors="coerce").to_numpy(np.float64)
     if not (finite := np.isfinite(values)).all():
         one = table.iloc[int((~finite).argmax())]

@@ -61,7 +61,7 @@ class History:
         return {name: values for name, values in losses.items() if values is not None}
 
     def best(self, monitor: str | None = None, mode: str | None = None) -> "pd.DataFrame":
-        """Each member's best epoch, a line of `frame` for each; of one call, that whose weights `patience` brought back.
+        """Each member's best epoch, a line of `frame` for each; of one call, whose weights `patience` brought back.
 
         monitor, mode : the name of a loss or metric, and whether its best is the smallest, "min", or largest, "max",
             which a metric needs; None: what patience followed, else the validation loss, else the training loss. A
