@@ -238,3 +238,22 @@ def test_nothing_is_shown_that_has_stopped_for_all():
     table, plot = tn.ProgressTable(), tn.LivePlot()
     train(callbacks=[lambda view: view.stop(), table, plot])
     assert table.table.training.tolist() == [0]
+
+
+def test_a_training_goes_on_with_other_callbacks_or_none_unless_they_had_stopped_somebody(tmp_path):
+    def die(view):
+        if view.epoch == 4:
+            raise OSError
+
+    whole, _ = train()
+    with pytest.raises(OSError):
+        train(callbacks=[die], checkpoints=tmp_path / "a")
+    equal(train(checkpoints=tmp_path / "a")[0], whole)
+    with pytest.raises(OSError):
+        train(callbacks=[lambda view: view.stop([1]), die], checkpoints=tmp_path / "b")
+    with pytest.raises(ValueError, match="Callbacks had stopped members"):
+        train(checkpoints=tmp_path / "b")
+
+
+def test_stopping_nobody_is_nothing():
+    equal(train(callbacks=[lambda view: view.stop([])])[0], train()[0])

@@ -2,6 +2,7 @@
 
 import threading
 
+import flax.linen as nn
 import grain
 import jax
 import numpy as np
@@ -74,7 +75,7 @@ class Position:
     def __next__(self):
         if self.next == 0 or not self.loader.began:
             self.loader.began.append(self.next)
-        if self.next == len(self.loader.parts):
+        if self.next >= len(self.loader.parts):
             raise StopIteration
         self.next += 1
         return self.loader.parts[self.next - 1]
@@ -286,3 +287,80 @@ def test_what_batches_raise_is_raised_and_nothing_goes_on_behind():
         if thread.name == "turbanet-batches":
             thread.join(5)
             assert not thread.is_alive()
+
+
+def test_a_generator_may_fill_one_array_again():
+    def reused(epoch):
+        x, y = np.empty((10, 3), np.float32), np.empty(10, np.int32)
+        for rows, labels in in_order(10):
+            x[:], y[:] = rows, labels
+            yield x, y
+
+    equal(train(reused), train(in_order(10)))
+
+
+def test_batches_of_other_shapes_and_types_take_turns():
+    class Mean(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(x).mean(1)
+
+    swarm = tn.TurbaTrainState.swarm(Mean(), optax.sgd(0.1), 5, sample_input=np.zeros((1, 4, 3), np.float32))
+    long, short = np.ones((10, 7, 3), np.float32), np.ones((10, 4, 3), np.float16)
+    _, history = tn.fit_batches(swarm, [(long, Y[:10]), (short, Y[:10])], tn.softmax_cross_entropy, **HOW)
+    assert np.isfinite(history.train_loss).all()
+
+
+def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see_is_no_step_of_it():
+    seen = rng.random((5, 50)) < 0.7
+    seen[:, 3] = False
+    seen[2, 10:20] = False
+    x, y = np.where(np.arange(50)[:, None] == 3, np.nan, X).astype(np.float32), np.where(np.arange(50) == 3, -1, Y)
+    ours = train([(*batch, seen[:, 10 * i : 10 * i + 10]) for i, batch in enumerate(in_order(10, x, y))])
+    clean = train([(*batch, seen[:, 10 * i : 10 * i + 10]) for i, batch in enumerate(in_order(10))])
+    equal(ours, clean)
+    assert ours[0].step.tolist() == [20, 20, 16, 20, 20]
+    nobody = np.zeros((5, 50), bool)
+    nobody[0] = True
+    before = made()
+    after, history = train([(X, Y, nobody)], before)
+    for one, two in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
+        np.testing.assert_array_equal(one[1:], two[1:])
+    assert np.isnan(history.train_loss).all(axis=0).tolist() == [False, True, True, True, True]
+
+
+def test_fewer_batches_than_a_training_was_kept_at_are_refused(tmp_path, monkeypatch, interrupted_after):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+    interrupted_after(8, lambda: train(Loader(), checkpoints=tmp_path))
+    with pytest.raises(ValueError, match="in the middle of epoch 1, where these batches have ended"):
+        train(Loader(size=25), checkpoints=tmp_path)
+
+
+def test_a_loader_that_sets_the_state_of_its_next_iterator_goes_on(tmp_path, monkeypatch, interrupted_after):
+    class Stateful:
+        """As torchdata's: the iterator says where it is, the loader is told."""
+
+        begins = 0
+
+        def __iter__(self):
+            iterator = Position(Loader())
+            iterator.next, self.begins = self.begins, 0
+            return Told(iterator)
+
+        def load_state_dict(self, state):
+            self.begins = state["next"]
+
+    class Told:
+        def __init__(self, iterator):
+            self.iterator = iterator
+
+        def __next__(self):
+            return next(self.iterator)
+
+        def state_dict(self):
+            return self.iterator.get_state()
+
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+    whole = train(Stateful())
+    interrupted_after(7, lambda: train(Stateful(), checkpoints=tmp_path))
+    equal(train(Stateful(), checkpoints=tmp_path), whole)

@@ -99,3 +99,27 @@ def test_a_member_that_stopped_early_goes_on_where_it_stopped():
 def test_histories_that_do_not_follow_one_another_are_refused(second, message):
     with pytest.raises(ValueError, match=message):
         history([[1.0, 2.0], [1.0, 2.0]]) + second
+
+
+def test_best_of_what_was_followed_is_by_its_own_mode():
+    metric = {"a": np.array([[0.1], [0.9], [0.5]]), "b": np.array([[3.0], [2.0], [1.0]])}
+    seen = history([[1.0], [1.0], [1.0]], validation_metric=metric, followed=("a", "max", 0.0))
+    assert seen.best().epoch.tolist() == seen.best("a").epoch.tolist() == [1]
+    assert seen.best(mode="min").epoch.tolist() == [0]
+    assert seen.best("b", "min").epoch.tolist() == [2]
+    with pytest.raises(ValueError, match="best takes one of"):
+        seen.best("b")
+
+
+def test_the_sum_has_every_epoch_also_where_all_are_nan():
+    nan = {"m": np.full((2, 1), NAN)}
+    first = history([[1.0], [2.0]], validation_metric=nan)
+    both = first + history([[3.0], [4.0]], begun=2, validation_metric=nan)
+    assert both.train_loss[:, 0].tolist() == [1, 2, 3, 4]
+    assert len(both.frame()) == 4
+
+
+def test_the_sum_after_a_segment_that_nobody_finished():
+    first = history([[1.0], [2.0], [NAN], [NAN]])
+    both = first + history([[3.0]], begun=2)
+    np.testing.assert_array_equal(both.train_loss[:, 0], [1, 2, 3, NAN])
