@@ -58,8 +58,7 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self._cut()
-        by_patience = swarm.stopping is not None and swarm.stopping.patience is not None
-        known = swarm if by_patience else swarm.replace(stopping=None)  # callbacks may come and go
+        known = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm  # they may come and go
         facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         kept = self.keeper and self.keeper.latest()

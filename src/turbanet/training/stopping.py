@@ -51,6 +51,11 @@ def that_can_stop(swarm: Any) -> Any:
     return swarm.replace(stopping=Stopping(_all_active(swarm)))
 
 
+def is_by_callbacks(swarm: Any) -> bool:
+    """Whether members of `swarm` stop when callbacks say so, and only then."""
+    return isinstance(swarm.stopping, Stopping) and swarm.stopping.patience is None
+
+
 def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
     """One member after an epoch from `before` to `after` that has `seen` {name: value}; `before` if it had stopped.
 
