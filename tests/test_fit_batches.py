@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
 from turbanet.training import batches as batches_module
+from turbanet.training import run as training
 from turbanet.training.plan import say_once
+from turbanet.training.program import Need
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 3)).astype(np.float32)
@@ -364,3 +366,13 @@ def test_a_loader_that_sets_the_state_of_its_next_iterator_goes_on(tmp_path, mon
     whole = train(Stateful())
     interrupted_after(7, lambda: train(Stateful(), checkpoints=tmp_path))
     equal(train(Stateful(), checkpoints=tmp_path), whole)
+
+
+def test_blocks_are_halved_where_memory_is_short(monkeypatch):
+    whole = train(in_order(10), plan=tn.Plan(2, 1))
+    answers = iter([Need(1, False)])
+    original = training.fits
+    monkeypatch.setattr(training, "fits", lambda *what: next(answers, None) or original(*what))
+    ours = train(in_order(10), plan=tn.Plan(2, 2))
+    assert ours[1].plan.block == 1
+    equal(ours, whole)

@@ -277,4 +277,4 @@ def test_networks_forecast_a_year_of_co2_better_than_the_year_before():
     data = monthly().query("unique_id == 'co2'")
     found = Forecaster(horizon=12, window=24, progress=False).cross_validation(data, windows=3)
     errors = found[["LSTM", "Naive", "SeasonalNaive"]].sub(found.y, axis=0).abs().mean()
-    assert errors.LSTM < 0.6 * errors.SeasonalNaive < 0.6 * errors.Naive  # .24 to .34 of it when this was written
+    assert errors.LSTM < 0.6 * errors.SeasonalNaive < 0.6 * errors.Naive  # .34, 1.41 and 1.95 when this was written

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from turbanet.cluster import shards
-from turbanet.training.fit import History
+from turbanet.training.history import History
 from turbanet.training.metrics import ONE
 from turbanet.turba_train_state import TurbaTrainState
 

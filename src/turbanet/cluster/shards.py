@@ -17,7 +17,8 @@ from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
 from turbanet.training import autoplan
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
-from turbanet.training.fit import History, fit, predict
+from turbanet.training.fit import fit, predict
+from turbanet.training.history import History
 from turbanet.training.places import is_address, place, remove, write_whole
 from turbanet.training.plan import use_cores
 from turbanet.turba_train_state import TurbaTrainState

@@ -37,8 +37,8 @@ from turbanet.turba_train_state import TurbaTrainState
 sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets})
 
 
-# What is the same object is known without being read again. The numbers are set as data: a search compiles once.
 UNSEEN_BY = 5  # members, by which a row counts for intervals: fewer do not tell how they differ
+# What is the same object is known without being read again. The numbers are set as data: a search compiles once.
 ADAM = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
 _weighted = cache(weighted)
 

@@ -16,14 +16,7 @@ from turbanet.training.checkpoint import types
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import fit
 from turbanet.training.history import History
-from turbanet.training.program import read
-
-
-@dataclasses.dataclass(frozen=True)
-class Computed:
-    """What `read` reads of a loss."""
-
-    loss_fn: Callable
+from turbanet.training.program import Evaluate, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Job:
     @cached_property
     def kind(self) -> tuple:
         """Jobs of one kind can train as one swarm."""
-        functions = fingerprint(self.how), read(Computed(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
+        functions = fingerprint(self.how), read(Evaluate(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
         members = types(jax.tree.map(lambda leaf: leaf[0], self.swarm.replace(loss_fn=None)))
         rows = types(jax.tree.map(lambda leaf: leaf[:0], (self.x, self.y)))
         held_out = None if self.validation is None else self.validation.shape[-1]

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 from turbanet.ensembles.combine import accuracy, confusion
 from turbanet.training.augment import augmented
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.fit import History, fit, predict
+from turbanet.training.fit import fit, predict
+from turbanet.training.history import History
 from turbanet.training.places import place
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import ragged

@@ -18,7 +18,6 @@ from turbanet.training.arrays import check_whole
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
 from turbanet.training.plan import Plan
-from turbanet.training.sampling import ragged
 from turbanet.turba_train_state import TurbaTrainState
 
 LOCAL, GLOBAL, BOTH = "local", "global", "both"
@@ -135,7 +134,7 @@ class Forecaster:
         self.loss = loss
         self.features = features
         self.seed = seed
-        self.how = {"epochs": epochs, "batch_size": batch_size, "plan": plan, "progress": progress}
+        self.how: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "plan": plan, "progress": progress}
 
     def fit(self, table: pd.DataFrame) -> Self:
         """Train on a table of unique_id, ds (dates, or whole numbers) and y, a row for each series and time."""
@@ -246,16 +245,16 @@ class _Trained:
         self.swarms = {}
         self.histories = {}
         for kind in forecaster.kinds:
-            x, y, counts = self._examples(kind)
+            x, y = self._examples(kind)
             model = forecaster.model
             if kind == GLOBAL:
                 model = WithSeries(model, len(of[0].ids), forecaster.features)
-            sample = jax.tree.map(lambda leaf: leaf[0, :1], x)
+            sample = jax.tree.map(lambda leaf: leaf[:1], x[0])
             made = {"sample_input": sample, "seed": forecaster.seed}
-            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(counts), **made)
-            rows = ragged([np.arange(count) for count in counts]) if len(set(counts)) > 1 else None
-            how: dict[str, Any] = {"rows": rows, "per_member": True, **forecaster.how}
-            self.swarms[kind], self.histories[kind] = fit(swarm, x, y, forecaster.loss, **how)
+            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **made)
+            self.swarms[kind], self.histories[kind] = fit(
+                swarm, x, y, forecaster.loss, per_member=True, **forecaster.how
+            )
 
     def forecast(self, steps: int) -> list[np.ndarray]:
         """The mean over the kinds of networks, of each panel [series, step], in the unit of its series."""
@@ -270,19 +269,18 @@ class _Trained:
         return swarm[np.stack([swarm.seed[which], swarm.id[which]], axis=1)]
 
     def _examples(self, kind):
-        """(x [member, row, ...]: windows and, for a global network, their series; y likewise; rows of each member)."""
+        """Of each member (x [row, ...], y): windows, for a global network with their series, and what follows them."""
         asked = self.asked
         members: list[tuple] = []
         for series in self.scaled:
             each = [_windows(one.values, asked.window, asked.steps) for one in series]
-            numbers = [np.full(len(x), place, np.int32) for place, (x, _) in enumerate(each)]
-            parts = [(x, y, number) for (x, y), number in zip(each, numbers, strict=True)]
-            members += parts if kind == LOCAL else [tuple(map(np.concatenate, zip(*parts, strict=True)))]
-        counts = [len(y) for _, y, _ in members]
-        x, y, number = (
-            np.stack([_padded(leaf, max(counts)) for leaf in leaves]) for leaves in zip(*members, strict=True)
-        )
-        return x if kind == LOCAL else (x, number), y, counts
+            if kind == LOCAL:
+                members += each
+                continue
+            number = np.repeat(np.arange(len(each), dtype=np.int32), [len(x) for x, _ in each])
+            x, y = map(np.concatenate, zip(*each, strict=True))
+            members.append(((x, number), y))
+        return [x for x, _ in members], [y for _, y in members]
 
     def _scaled_forecast(self, kind, steps):
         """[panel, series, step] by one kind of networks, in the units that they are trained in."""
@@ -315,7 +313,3 @@ def _windows(values, window, steps):
     last = whole[:, window - 1 : window]
     relative = whole - last
     return relative[:, :window, None], relative[:, window:]
-
-
-def _padded(leaf, length):
-    return np.concatenate([leaf, np.zeros((length - len(leaf), *leaf.shape[1:]), leaf.dtype)])

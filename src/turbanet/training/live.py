@@ -1,6 +1,7 @@
 """Callbacks that only look: a pandas table and a plot of a training, drawn anew in a notebook after each segment."""
 
 import io
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 class ProgressTable:
     """A callback that keeps `table`, a line a segment, and shows it in a notebook.
 
-    Columns: epoch (epochs done, in this call), seconds (since this was made or last reset), training (members that
+    Columns: epoch (epochs done, in this call), seconds (since this was made), training (members that
     train on), and of each loss and metric, by its name, the members' median with `_low` and `_high`, their 5 % and 95 %
     quantiles; all of the segment's last epoch.
 
@@ -86,7 +87,8 @@ def _spread(values):
 
 def _shown(thing, display):
     """Show a table or a figure in a notebook, in the place where `display` has shown it before."""
-    shell = get_ipython() if (get_ipython := _get_ipython()) else None
+    ipython = sys.modules.get("IPython")  # which whoever runs a notebook has loaded
+    shell = ipython and ipython.get_ipython()
     if not hasattr(shell, "kernel"):  # a terminal has nothing to draw on
         return None
     from IPython.display import Image
@@ -99,10 +101,3 @@ def _shown(thing, display):
         return show(thing, display_id=True)
     display.update(thing)
     return display
-
-
-def _get_ipython():
-    import sys
-
-    module = sys.modules.get("IPython")  # which whoever runs a notebook has loaded
-    return module and module.get_ipython

@@ -28,6 +28,8 @@ def is_streamed(data: Data, batch_size: int, plan: Plan) -> bool:
     on_cpu = devices[0].platform == "cpu"
     mapped = filter(_is_mapped, jax.tree.leaves((data.x, data.y)))
     size = sum(leaf.nbytes for leaf in mapped if not (on_cpu and _is_aligned(leaf)))
+    if not size:
+        return False
     memory = psutil.virtual_memory()
     is_much = size > min(OF_TOTAL * memory.total, OF_FREE * memory.available)
     return is_much and (batch_size < data.length or data.ragged)  # a step of all rows needs them all

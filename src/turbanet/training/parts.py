@@ -41,7 +41,7 @@ class Part(Train):
         def step(number, state):
             way = state.underway
             batch = data.read(self._rows(way, number))
-            after, loss, _ = member.train_step(self._trained_on, state, *batch)
+            after, loss, _ = member.train_step(self._step_loss, state, *batch)
             after, taken = self._taken(state, after, batch)
             loss = way.loss + loss.astype(way.loss.dtype)
             return after.replace(underway=way.replace(place=way.place + taken, loss=loss))
@@ -58,7 +58,7 @@ class Part(Train):
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
 
     @property
-    def _trained_on(self):
+    def _step_loss(self):
         return self.loss_fn
 
     def _taken(self, before, after, batch):

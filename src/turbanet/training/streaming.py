@@ -28,7 +28,7 @@ class Passing(Part):
     is_masked: bool = False
 
     @property
-    def _trained_on(self):
+    def _step_loss(self):
         return weighted(self.loss_fn) if self.is_masked else self.loss_fn
 
     def _taken(self, before, after, batch):
@@ -95,15 +95,21 @@ class Streaming(Training):
     def _place(self, state, plan):
         super()._place(state, plan)
         self.held_out = [of_round[1] for of_round in self.placed]
+        if self.chunk:  # blocks are halved while it waits
+            self._place_chunk(self.chunk)
+
+    def _place_chunk(self, chunk):
+        """Put a chunk where the states are, beside the held-out data."""
+        data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
+        parts = placed(data, self.plan, self._rounds())
+        self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
 
     def _train(self, most):
         chunk = self.chunk = self.chunk or self._next()
         self.program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
         if (kind := (self.program, str(types(chunk.data)))) != self.kind:
             self.kind, self.ready = kind, None
-        data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
-        parts = placed(data, self.plan, self._rounds())
-        self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
+        self._place_chunk(chunk)
         self._made_ready()
         seen = self._call(chunk.steps, {"steps": chunk.steps, "starts": self.place == 0, "ends": chunk.ends})
         if seen is None:
