@@ -47,7 +47,7 @@ def test_each_repeat_has_a_seed_of_its_own_and_the_ways_share_it(monkeypatch):
         seen.append(estimator.get_params()["random_state"])
         return type("Fitted", (), {"score": lambda self, *test: 1.0, "predict": lambda self, x: Y})()
 
-    monkeypatch.setattr(bagging, "_fit", fit)
+    monkeypatch.setattr(bagging, "fitted", fit)
     bagging.compare((X, Y), (X, Y), repeats=2, seed=5, **SETTINGS)
     assert seen[3:] == [5, 5, 5, 6, 6, 6]  # after the three that start the ways
 
@@ -60,7 +60,7 @@ def test_one_process_is_read_off_a_few_of_its_networks(monkeypatch):
         now[0] += 0.5 * settings.get("n_estimators", settings.get("members"))
         return type("Fitted", (), {"score": lambda self, *test: 0.9, "predict": lambda self, x: Y})()
 
-    monkeypatch.setattr(bagging, "_fit", fit)
+    monkeypatch.setattr(bagging, "fitted", fit)
     monkeypatch.setattr(bagging.timing.time, "perf_counter", lambda: now[0])
     table = bagging.compare((X, Y), (X, Y), repeats=2, **SETTINGS | {"members": 20}).set_index("way")
     assert table["median"].tolist() == pytest.approx([10, 10, 10])
@@ -70,7 +70,7 @@ def test_one_process_is_read_off_a_few_of_its_networks(monkeypatch):
 def test_both_sides_draw_their_first_weights_alike():
     shapes, settings = [(4, 200), (200, 3)], {"members": 2, "hidden": [200], "epochs": 1, "batch_size": 150}
     ours, theirs, _ = bagging.estimators(learning_rate=1e-12, **settings).values()
-    ours, theirs = bagging._fit(ours, (X, Y)), bagging._fit(theirs, (X, Y))
+    ours, theirs = bagging.fitted(ours, (X, Y)), bagging.fitted(theirs, (X, Y))
     for layer, (inputs, outputs) in enumerate(shapes):
         bound = np.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010, uniform
         mine = np.asarray(ours.swarm_.params[f"Dense_{layer}"]["kernel"])

@@ -1,5 +1,6 @@
 """Training on batches of an iterator: as `fit` on the same rows in the same order, resumed where it was."""
 
+import itertools
 import threading
 
 import flax.linen as nn
@@ -273,6 +274,32 @@ def test_what_are_no_batches_is_refused(batches, message):
 def test_what_fit_refuses_is_refused(how, message):
     with pytest.raises(ValueError, match=message):
         train(in_order(10), **how)
+
+
+class Repeated:
+    """As a repeated tf.data pipeline is."""
+
+    def __iter__(self):
+        return itertools.repeat((X[:8], Y[:8]))
+
+    def __len__(self):
+        raise TypeError("The dataset is infinite.")
+
+
+@pytest.mark.parametrize("batches", [Repeated(), grain.MapDataset.source([(X[:8], Y[:8])]).repeat()])
+def test_batches_without_end_are_refused(batches):
+    with pytest.raises(ValueError, match="have no end.*islice"):
+        train(batches)
+
+
+def test_a_stream_without_end_trains_by_the_batches_that_an_epoch_takes_of_it():
+    stream = iter(Repeated())
+    equal(train(lambda epoch: itertools.islice(stream, 3)), train([(X[:8], Y[:8])] * 3))
+
+
+def test_a_tf_data_pipeline_trains_as_the_list_of_its_batches():
+    tf = pytest.importorskip("tensorflow")
+    equal(train(tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)), train(in_order(10)))
 
 
 def test_what_batches_raise_is_raised_and_nothing_goes_on_behind():

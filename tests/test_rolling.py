@@ -15,7 +15,7 @@ SHAPE = {"window": 22, "origins": 3, "test_days": 15, "validation_days": 20}
 
 @pytest.fixture(scope="module")
 def examples():
-    return rolling.rolling(CLOSE, target="volatility", horizon=HORIZON, **SHAPE)
+    return rolling.rolling(CLOSE, horizon=HORIZON, **SHAPE)
 
 
 def moves(first, last, ticker):
@@ -38,23 +38,20 @@ def test_an_example_sees_the_last_days_up_to_its_own(examples):
     np.testing.assert_allclose(examples.x[0, 2, :, :, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["volatility", "change"])
-def test_nothing_reaches_over_an_edge(target):
-    horizon = HORIZON if target == "volatility" else 1
-    found = rolling.rolling(CLOSE, target=target, horizon=horizon, **SHAPE)
-    for train, validation, test in zip(found.train, found.validation, found.test):
+def test_nothing_reaches_over_an_edge(examples):
+    for train, validation, test in zip(examples.train, examples.validation, examples.test):
         train = train[train >= 0]
-        assert found.day[train[-1]] + horizon <= found.day[validation[0]]
-        assert found.day[validation[-1]] + horizon <= found.day[test[0]]
+        assert examples.day[train[-1]] + HORIZON <= examples.day[validation[0]]
+        assert examples.day[validation[-1]] + HORIZON <= examples.day[test[0]]
         assert len(validation) == 20 and len(test) == 15
-    assert [int(rows[0]) for rows in found.test] == [len(found.day) - 15 * back for back in (3, 2, 1)]
+    assert [int(rows[0]) for rows in examples.test] == [len(examples.day) - 15 * back for back in (3, 2, 1)]
 
 
 def test_what_comes_later_changes_nothing_before(examples):
     first = examples.day[examples.test[0][0]]  # the first origin: its close is known, the next one's not
     later = CLOSE.copy()
     later[first + 1 :] *= np.exp(rng.normal(0, 0.2, later[first + 1 :].shape))
-    other = rolling.rolling(later, target="volatility", horizon=HORIZON, **SHAPE)
+    other = rolling.rolling(later, horizon=HORIZON, **SHAPE)
     known = np.concatenate([examples.train[0][examples.train[0] >= 0], examples.validation[0]])
     np.testing.assert_array_equal(other.centre[0], examples.centre[0])
     np.testing.assert_array_equal(other.x[0][:, : examples.test[0][0] + 1], examples.x[0][:, : examples.test[0][0] + 1])
@@ -156,14 +153,12 @@ def test_pooled_rows_are_every_tickers():
 
 
 @pytest.mark.parametrize(
-    ("close", "how", "said"),
+    ("close", "said"),
     [
-        (CLOSE, {"target": "level"}, "volatility, or change with a horizon of 1, got 'level'"),
-        (CLOSE, {"target": "change"}, "got 'change' and 5"),
-        (np.where(CLOSE > 0, np.nan, 0), {}, "listed throughout"),
-        (CLOSE[:80], {}, "80 days are too few for 3 origins of 15"),
+        (np.where(CLOSE > 0, np.nan, 0), "listed throughout"),
+        (CLOSE[:80], "80 days are too few for 3 origins of 15"),
     ],
 )
-def test_rolling_refuses_what_it_cannot_split(close, how, said):
+def test_rolling_refuses_what_it_cannot_split(close, said):
     with pytest.raises(ValueError, match=said):
-        rolling.rolling(close, **({"target": "volatility", "horizon": 5} | SHAPE | how))
+        rolling.rolling(close, **({"horizon": 5} | SHAPE))

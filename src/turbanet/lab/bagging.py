@@ -69,14 +69,14 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
         short training. One process trains the networks of two, so that they are not sat through twice: its seconds are
         read off FEW of them, its accuracy is that of the two.
     """
-    brief = {way: _fit(each, train) for way, each in estimators(**settings | {"epochs": 1, "members": 2}).items()}
+    brief = {way: fitted(each, train) for way, each in estimators(**settings | {"epochs": 1, "members": 2}).items()}
     np.testing.assert_array_equal(*(brief[way].predict(test[0]) for way in (SKLEARN_ONE, SKLEARN_TWO)))
     members = settings["members"]
     networks = {OURS: members, SKLEARN_ONE: min(FEW, members), SKLEARN_TWO: members}
 
     def run(estimator, seeds, forget):
         with forget():
-            return _fit(estimator.set_params(random_state=next(seeds)), train).score(*test)
+            return fitted(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
     turns = {}
     for way in WAYS:
@@ -89,7 +89,7 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
     return timing.summary(seconds).assign(accuracy=accuracy, networks_timed=list(networks.values()))
 
 
-def _fit(estimator, data):
+def fitted(estimator, data):
     with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # it ends after its epochs, as asked
         return estimator.fit(*data)
 

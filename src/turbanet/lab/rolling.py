@@ -44,14 +44,13 @@ def log_volatility(close, horizon: int) -> np.ndarray:
     return np.log(np.maximum(ahead, FLOOR))
 
 
-def rolling(close, *, target: str, horizon: int, window: int, origins: int, test_days: int, validation_days: int):
+def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, validation_days: int):
     """Examples of tickers that were listed throughout, split anew at each origin, standardised by its training days.
 
     Parameters
     ----------
     close : US dollars [day, ticker], no NaN
-    target : "volatility", `log_volatility` of the next `horizon` days off logs of absolute returns; or "change", the
-        next day's return in percent off returns (`horizon` is 1)
+    horizon : the target is `log_volatility` of so many next days, off logs of absolute returns
     window : days that a network sees
     origins : how often the future is forecast, each time for the `test_days` that follow, the last ones of the data
     validation_days : the last examples before an origin, to stop by
@@ -63,16 +62,13 @@ def rolling(close, *, target: str, horizon: int, window: int, origins: int, test
 
     Raises
     ------
-    ValueError : an unknown target; NaN; days too few for so many origins.
+    ValueError : NaN; days too few for so many origins.
     """
-    if target not in ("volatility", "change") or (target == "change" and horizon != 1):
-        raise ValueError(f"target must be volatility, or change with a horizon of 1, got {target!r} and {horizon}.")
     close = np.asarray(close, np.float64)
     if np.isnan(close).any():
         raise ValueError("close has NaN: give tickers that were listed throughout.")
-    own = returns(close)
-    seen = own if target == "change" else np.log(np.maximum(np.abs(own), FLOOR))
-    truth = np.roll(own, -1, axis=0) if target == "change" else log_volatility(close, horizon)
+    seen = np.log(np.maximum(np.abs(returns(close)), FLOOR))
+    truth = log_volatility(close, horizon)
     day = np.arange(max(window, *HAR_DAYS), len(close) - horizon)  # the first return is that of the second day
     x = np.lib.stride_tricks.sliding_window_view(seen, window, axis=0)[day - window + 1].swapaxes(0, 1)
     y = truth[day].T
@@ -135,11 +131,11 @@ def usual_forecasts(close, examples: Rolling, *, horizon: int) -> dict[str, np.n
     return {name: np.stack(one) for name, one in found.items()}
 
 
-def daily_loss(forecast, examples: Rolling, loss=np.square) -> np.ndarray:
-    """Each test day's mean loss over tickers, origin after origin: forecast [origin, ticker, example] -> [day]."""
+def daily_loss(forecast, examples: Rolling) -> np.ndarray:
+    """Each test day's mean squared error over tickers, origin after origin: [origin, ticker, example] -> [day]."""
     days = []
     for own, rows in zip(forecast, examples.test, strict=True):
-        days.append(loss(own[:, rows] - examples.truth[:, rows]).mean(0))
+        days.append(((own[:, rows] - examples.truth[:, rows]) ** 2).mean(0))
     return np.concatenate(days)
 
 

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ class Batches:
     def chunks(self, epoch: int, state: Any = None) -> Iterator[Chunk]:
         """The chunks of an epoch, from where the iterator's `state` says; ValueError for what are no batches."""
         given = self.given(epoch) if callable(self.given) else self.given
+        _check_ends(given)
         iterator = iter(given) if state is None else _gone_to(given, state)
         says_where = any(_takes_state(each) for each in (iterator, given))
         number = 0
@@ -196,6 +198,17 @@ def _state(iterator):
         return {"value": json.loads(json.dumps(state))}
     except TypeError:
         return None
+
+
+def _check_ends(given):
+    """ValueError for what tells by its length that it has no end: a repeated pipeline of tf.data's or grain's."""
+    try:
+        endless = len(given) == sys.maxsize
+    except TypeError as error:
+        endless = "infinite" in str(error)
+    if endless:
+        advice = "leave .repeat() out, or say how many: lambda epoch: itertools.islice(stream, 100)"
+        raise ValueError(f"These batches have no end, and an epoch goes once through them: {advice}.")
 
 
 def _takes_state(thing):

@@ -50,9 +50,9 @@ def fit_batches(
     swarm, loss_fn : as `fit` takes them
     batches : an iterable of (x, y), [row, ...] shared by all members, that begins anew when it is gone through again: a
         DataLoader of PyTorch's, a grain or tf.data pipeline, a list; or batches(epoch), which returns such a thing, as
-        a generator. Of (x, y, rows) each member sees the rows where its line of rows, bool [member, row], says so; the
-        examples are then taken one by one (see `weighted`), what it does not see may hold anything, and a batch of
-        which it sees none is no step of it
+        a generator; of a stream without end, lambda epoch: itertools.islice(stream, 100). Of (x, y, rows) each member
+        sees the rows where its line of rows, bool [member, row], says so; the examples are then taken one by one (see
+        `weighted`), what it does not see may hold anything, and a batch of which it sees none is no step of it
     epochs : how often to go through them
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator
