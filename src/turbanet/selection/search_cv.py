@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _check_method_params, indexable
 
 from turbanet.ensembles import jobs
-from turbanet.ensembles.estimators import _Swarm
+from turbanet.ensembles.swarm_estimator import SwarmEstimator
 
 
 class TurbaSearchCV(BaseSearchCV):
@@ -70,7 +70,7 @@ class TurbaSearchCV(BaseSearchCV):
     def fit(self, X: Any, y: Any = None, **params: Any) -> "TurbaSearchCV":
         """Search on X and y; `params` as `GridSearchCV.fit` takes them, such as sample_weight and groups."""
         last = self._last()
-        if not isinstance(last, _Swarm):
+        if not isinstance(last, SwarmEstimator):
             wanted = "TurbaSearchCV searches over a TurbaClassifier, a TurbaRegressor or a Pipeline that ends in one"
             raise TypeError(f"{wanted}, got {type(last).__name__}: take GridSearchCV for it.")
         self._given = X, y, params
