@@ -26,7 +26,7 @@ SCALING = ("throughput_1", "throughput_2", "efficiency_2", "test_accuracy")
 KFOLD = ("speedup_vs_serial", "speedup_vs_processes", "accuracy", "serial_accuracy")
 METRICS = {
     "kfold": {
-        *(f"{model}_{name}" for model in ("lenet", "lenet5", "alexnet", "vgg") for name in KFOLD),
+        *(f"{model}_{name}" for model in ("lenet", "alexnet", "vgg") for name in KFOLD),
         "swarm_cpu_utilisation",
         "serial_cpu_utilisation",
         "data_source",
