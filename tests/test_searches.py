@@ -30,11 +30,10 @@ def test_every_way_searches_the_same_candidates_folds_and_networks():
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_compare_gives_seconds_and_scores_of_each_way():
-    table = searches.compare(X, Y, repeats=2, **SETTINGS)
-    assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, NETWORK, TOGETHER, ONE_BY_ONE]
-    assert table.networks.tolist() == [1, 1, 1, 2, 2]
+    table = searches.compare(X, Y, repeats=2, **SETTINGS | {"members": [1]})
+    assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, NETWORK] and table.networks.tolist() == [1, 1, 1]
     assert (table[["cold", "median"]] > 0).all(axis=None) and (table.repeats == 2).all()
-    assert np.isnan(table.gap).tolist() == [False, True, True, False, True]
-    assert table.gap.max() < 0.02  # a row of 150 by roundings at most
-    by_hand = searches.searches(**SETTINGS)[ONE_BY_ONE, 2].fit(X, Y)
-    assert table.score[4] == by_hand.best_score_
+    assert np.isnan(table.gap).tolist() == [False, True, True]
+    assert table.gap[0] < 0.02  # a row of 150 by roundings at most
+    by_hand = searches.searches(**SETTINGS)[ONE_BY_ONE, 1].fit(X, Y)
+    assert table.score[1] == by_hand.best_score_
