@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 from turbanet.lab import searches
-from turbanet.lab.searches import NETWORK, ONE_BY_ONE, TOGETHER
+from turbanet.lab.searches import ALONE, NETWORK, ONE_BY_ONE, TOGETHER
 
 X, Y = load_iris(return_X_y=True)
 SETTINGS = {"members": [1, 2], "learning_rates": [0.001, 0.03], "weight_decays": [0.0, 0.1], "folds": 3, "seed": 4}
@@ -14,7 +14,10 @@ SETTINGS |= {"hidden": [5], "epochs": 12, "batch_size": 20}
 
 def test_every_way_searches_the_same_candidates_folds_and_networks():
     made = searches.searches(**SETTINGS)
-    assert list(made) == [(TOGETHER, 1), (ONE_BY_ONE, 1), (NETWORK, 1), (TOGETHER, 2), (ONE_BY_ONE, 2)]
+    assert list(made) == [
+        *((way, 1) for way in (TOGETHER, ONE_BY_ONE, ALONE, NETWORK)),
+        *((way, 2) for way in (TOGETHER, ONE_BY_ONE)),
+    ]
     assert {search.cv for search in made.values()} == {3}
     for (way, count), search in made.items():
         assert list(map(list, search.param_grid.values())) == [[0.001, 0.03], [0.0, 0.1]]
@@ -31,9 +34,10 @@ def test_every_way_searches_the_same_candidates_folds_and_networks():
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_compare_gives_seconds_and_scores_of_each_way():
     table = searches.compare(X, Y, repeats=2, **SETTINGS | {"members": [1]})
-    assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, NETWORK] and table.networks.tolist() == [1, 1, 1]
+    assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, ALONE, NETWORK] and table.networks.eq(1).all()
     assert (table[["cold", "median"]] > 0).all(axis=None) and (table.repeats == 2).all()
-    assert np.isnan(table.gap).tolist() == [False, True, True]
-    assert table.gap[0] < 0.02  # a row of 150 by roundings at most
+    assert np.isnan(table.gap).tolist() == np.isnan(table.typical_gap).tolist() == [False, True, False, True]
+    assert table.typical_gap[0] <= table.gap[0] < 0.02  # a row of 150 by roundings at most
+    assert table.gap[2] == 0
     by_hand = searches.searches(**SETTINGS)[ONE_BY_ONE, 1].fit(X, Y)
     assert table.score[1] == by_hand.best_score_

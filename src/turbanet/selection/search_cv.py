@@ -20,7 +20,8 @@ class TurbaSearchCV(BaseSearchCV):
 
     Those that differ in learning rate, weight decay, class weights' values, seed or number of members are of equal
     shapes; other layers, epochs or batch sizes, and folds of other numbers of steps, make groups of their own.
-    Scores are those of scikit-learn's searches, but for roundings.
+    Scores are those of scikit-learn's searches but for roundings, which training amplifies where the learning rate is
+    high; they are equal to the last bit where both train in blocks of one size, such as `plan=Plan(block=1)`.
 
     Parameters
     ----------
