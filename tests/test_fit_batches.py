@@ -277,7 +277,7 @@ def test_what_fit_refuses_is_refused(how, message):
 
 
 class Repeated:
-    """Says by its length that it has no end, as a repeated pipeline does; it has one, so that no test waits for ever."""
+    """Says by its length that it has no end, as a repeated pipeline does; it has one: no test waits for ever."""
 
     def __init__(self, length):
         self.length = length
