@@ -247,7 +247,7 @@ def test_equal_calls_compile_once():
         ({"params": {"limit": 3}}, "params are Params"),
         ({"solved": 3.0}, "give evaluations="),
         ({"evaluations": 11}, "There are 10 updates"),
-        ({"plan": "auto"}, "by a Plan or by rule"),
+        ({"plan": "auto"}, "plan must be a Plan"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),
         ({"members": 0}, "swarm_size"),
     ],

@@ -221,11 +221,11 @@ def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, name
 
 
 def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, monkeypatch):
-    def short(compiled, plan, rounds):
-        return program.Need(2**50, False) if plan.block == 2 else fits(compiled, plan, rounds)
+    def short(executable, plan, rounds):
+        return program.Need(2**50, 2**40) if plan.block == 2 else needs(executable, plan, rounds)
 
-    fits = training.fits
-    monkeypatch.setattr(training, "fits", short)
+    needs = program.needs
+    monkeypatch.setattr(program, "needs", short)
     whole = train(made())
     train(made(), tmp_path, epochs=4)
     again = train(made(), tmp_path)

@@ -73,8 +73,7 @@ def test_the_swarm_trains_on_the_folds_rows(found):
         np.testing.assert_array_equal(found.validation_rows[fold], held_out)
 
 
-@pytest.mark.parametrize("plan", [None, "auto"])
-def test_the_next_model_compiles_while_one_trains(plan, monkeypatch):
+def test_the_next_model_compiles_while_one_trains(monkeypatch):
     happened, begin, train = [], program._begin, run.Training.advance
     monkeypatch.setattr(program, "_begin", lambda *order: happened.append("compiles") or begin(*order))
     monkeypatch.setattr(run.Training, "advance", lambda self: happened.append("trains") or train(self))
@@ -83,11 +82,11 @@ def test_the_next_model_compiles_while_one_trains(plan, monkeypatch):
     models = {"small": tn.MLP((4, 3)), "large": tn.MLP((8, 3)), "largest": tn.MLP((16, 3))}
     job = JOB | {"epochs": 1, "stratified": True}
     program.forget()
-    found = tn.cross_validate(models, X, Y, **job, plan=plan)
-    assert len(ahead) == (len(models) if plan is None else 0)
+    found = tn.cross_validate(models, X, Y, **job)
+    assert len(ahead) == len(models)
     scores = happened.count("compiles") - len(models)
     first = happened[: happened.index("trains")]
-    assert len(first) == (2 if plan is None else 0) and scores == len(models)  # and each predicts
+    assert len(first) == 2 and scores == len(models)  # and each predicts
     for name, model in models.items():
         alone = tn.cross_validate({name: model}, X, Y, **job).table
         np.testing.assert_array_equal(alone.train_loss, found.table[found.table.model == name].train_loss)

@@ -569,7 +569,8 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         monkeypatch.setattr(program, "ROWS", rows)
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
-        needs.append(program.fits(program.compiled(program.predict_rows, plan, plan.place(swarm), data), plan).bytes)
+        compiled = program.compiled(program.predict_rows, plan, plan.place(swarm), data)
+        needs.append(program.needs(compiled.executable, plan).bytes)
     assert 3 * needs[0] < needs[1]
 
 

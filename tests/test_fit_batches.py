@@ -265,7 +265,7 @@ def test_what_are_no_batches_is_refused(batches, message):
     ("how", "message"),
     [
         ({"epochs": 0}, "epochs must be a whole number"),
-        ({"plan": "auto"}, "measures on rows in memory"),
+        ({"plan": "auto"}, "plan must be a Plan"),
         ({"patience": 3}, "follow the validation loss"),
         ({"callbacks": print}, "list of functions"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),

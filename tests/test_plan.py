@@ -100,7 +100,7 @@ def test_a_swarm_of_which_few_are_left_is_called_as_it_began():
 
 
 def test_what_lies_on_other_devices_than_the_hosts_is_resized_there(monkeypatch):
-    monkeypatch.setattr(plan_module, "_on_host", lambda leaf: False)
+    monkeypatch.setattr(plan_module, "is_on_host", lambda leaf: False)
     leaf, before = jnp.arange(5, dtype=jnp.int16), plan_module._resized_on_devices._cache_size()
     placed = [tn.Plan(2, 2).place(leaf, round) for round in tn.Plan(2, 2).rounds(5)]
     np.testing.assert_array_equal(np.concatenate(placed), [0, 1, 2, 3, 4, 4, 4, 4])

@@ -82,7 +82,7 @@ def test_who_trains_on_is_not_changed_by_who_stops(monkeypatch):
 
 def test_stopped_members_are_set_aside(monkeypatch):
     sizes, place = [], training.Training._place
-    monkeypatch.setattr(training.Training, "_place", lambda self, s, p: sizes.append(len(s)) or place(self, s, p))
+    monkeypatch.setattr(training.Training, "_place", lambda self, s: sizes.append(len(s)) or place(self, s))
     train(made())
     assert sizes[0] == 8 and sizes[-1] <= 4 and sizes == sorted(sizes, reverse=True)
 

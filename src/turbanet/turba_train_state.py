@@ -19,6 +19,7 @@ from flax.errors import ScopeParamShapeError
 from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
+from turbanet.backend import on_accelerator, platform
 from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_ids, check_whole, is_key
 from turbanet.training.describe import described
@@ -152,15 +153,16 @@ class TurbaTrainState(TrainState):
             def create(identity):  # without the functions, as an equal model and optimizer get the same program
                 return create_member(identity).replace(apply_fn=None, tx=None)
 
+            if on_accelerator():
+                return jax.jit(jax.vmap(create))
             # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
             # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
-            quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+            quick = {"xla_backend_optimization_level": 1}
             return jax.jit(partial(jax.lax.map, create), compiler_options=quick)
 
         leaves, tree = jax.tree.flatten(sample)
-        program = remembered(
-            (cls, read(member.initial, model.apply, optimizer), fingerprint(leaves), tree), all_members
-        )
+        identity = read(member.initial, model.apply, optimizer), fingerprint(leaves), tree, platform()
+        program = remembered((cls, *identity), all_members)
         swarm = program({"seed": seeds, "id": ids}).replace(apply_fn=model.apply, tx=optimizer)
         known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
         return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)

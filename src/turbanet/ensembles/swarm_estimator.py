@@ -56,7 +56,7 @@ class SwarmEstimator(BaseEstimator):
     n_iter_no_change: int = 10
     tol: float = 1e-4
     warm_start: bool = False
-    plan: Plan | str | None = None
+    plan: Plan | None = None
     cluster: Any = None
     random_state: int | np.random.RandomState | None = None
 

@@ -17,7 +17,7 @@ from turbanet.training.data import Data
 from turbanet.training.fit import apply
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, gathered, home, say_once
+from turbanet.training.plan import Plan, check_plan, gathered, home, say_once
 from turbanet.training.run import Training
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -132,8 +132,7 @@ def train_agents(
     environments.check(env)
     config = config or PPOConfig()
     updates = count_updates(config)
-    if isinstance(plan, str):
-        raise ValueError(f"Agents train by a Plan or by rule (None), got {plan!r}: try another Plan(block=...).")
+    check_plan(plan)
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     if solved is not None and not evaluations:

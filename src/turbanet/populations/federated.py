@@ -16,7 +16,8 @@ from turbanet.training.arrays import check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, home
+from turbanet.training.plan import Plan, check_plan, home, say_once
+from turbanet.training.program import fitting_block
 from turbanet.training.sampling import check_rows
 
 
@@ -188,6 +189,10 @@ def federated(
     numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
     given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(seed), numbers))
     ready = rule.compiled(plan, carry, given)
+    while (block := fitting_block(ready, plan)) != plan.block:
+        say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")
+        plan = Plan(plan.devices, block)
+        ready = rule.compiled(plan, carry, given)
     jax.block_until_ready(given)
     begun = time.perf_counter()
     (state, _, own_layers), seen = run(ready, carry, given, rounds, progress=progress)
@@ -232,8 +237,7 @@ def _swarm(swarm, state, own, clients):
 
 def _plan(plan, swarm, sampled):
     """The devices, no more than there are clients in a round, and the block of so many of them."""
-    if not (plan is None or isinstance(plan, Plan)):
-        raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
+    check_plan(plan)
     plan = plan or Plan()
     plan = Plan(plan.devices[:sampled], plan.block)
     each = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((sampled, *leaf.shape[1:]), leaf.dtype), swarm)

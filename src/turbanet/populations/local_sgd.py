@@ -186,9 +186,9 @@ class _Averaging:
         def of_leaves(own, shared, first, last):
             return jax.tree.leaves(rounds(*map(jax.tree.unflatten, trees, (own, shared)), first, last))
 
-        jitted = jax.jit(of_leaves, donate_argnums=0, compiler_options=plan.compiler_options)
         number = jax.ShapeDtypeStruct((), np.int32)
-        return jitted.lower(jax.tree.leaves(own), jax.tree.leaves(shared), number, number).compile()
+        leaves = jax.tree.leaves(own), jax.tree.leaves(shared)
+        return plan.lower(of_leaves, *leaves, number, number, donate_argnums=0).compile()
 
 
 def _mean(tree, axes):

@@ -205,9 +205,8 @@ class Together:
             return jax.tree.leaves(state), worlds, seen
 
         places = jax.tree.map(lambda leaf: leaf.sharding, (jax.tree.leaves(state), others[1]))
-        how = {"donate_argnums": 0, "out_shardings": (*places, None), "compiler_options": plan.compiler_options}
-        jitted = jax.jit(of_leaves, **how)
-        return jitted.lower(jax.tree.leaves(state), *others).compile()
+        settings: dict[str, Any] = {"donate_argnums": 0, "out_shardings": (*places, None)}
+        return plan.lower(of_leaves, jax.tree.leaves(state), *others, **settings).compile()
 
 
 def check(world: Any) -> None:
@@ -274,11 +273,14 @@ def _played(world, swarm, episodes, greedy, key):
 
 
 def _plan(members, devices):
-    """As many devices as divide the members, and as large a block as divides their share and is no larger than one."""
+    """As many devices as divide the members, in blocks of all of a share, or of the largest part of it on a CPU."""
     known: Any = Plan(devices).devices
     count = max(count for count in range(1, len(known) + 1) if members % count == 0)
     share = members // count
-    return Plan(known[:count], block=max(size for size in range(1, LARGEST_BLOCK + 1) if share % size == 0))
+    plan = Plan(known[:count], block=share)
+    if plan.on_accelerator:
+        return plan
+    return dataclasses.replace(plan, block=max(size for size in range(1, LARGEST_BLOCK + 1) if share % size == 0))
 
 
 def _history(found, swarm, config, compile_seconds, seconds, plan):

@@ -94,7 +94,7 @@ def cross_validate(
     augment: Any = None,
     checkpoints: str | Path | Checkpoints | None = None,
     cluster: Any = None,
-    plan: Plan | str | Mapping[str, Plan | str | None] | None = None,
+    plan: Plan | Mapping[str, Plan | None] | None = None,
     progress: bool = True,
 ) -> CrossValidation:
     """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on what each fold holds out.
@@ -175,9 +175,8 @@ def cross_validate(
     histories = {}
     predictions = {}
     tables = {}
-    measured = "auto" in where.values()
     for name in models:
-        if len(jobs) > 1 and not measured and cluster is None:  # the next one compiles while this one does and trains
+        if len(jobs) > 1 and cluster is None:  # the next one compiles while this one does and trains
             for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
                 each(compile_only=True)
         swarms[name], histories[name] = jobs.pop(name)()

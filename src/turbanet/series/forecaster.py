@@ -112,7 +112,7 @@ class Forecaster:
         loss: Callable = mse,
         features: int = 4,
         seed: int = 0,
-        plan: Plan | str | None = None,
+        plan: Plan | None = None,
         progress: bool = True,
     ):
         check_whole(horizon=horizon, window=window, epochs=epochs, batch_size=batch_size, features=features)

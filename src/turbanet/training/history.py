@@ -25,7 +25,7 @@ class History:
     metrics {name: [epoch, member]}.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
     compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
-    plan: the last one, under which the training ended; None in what was unpickled.
+    plan: where the members ran, as it began; None in what was unpickled.
     epochs: int [member], how many each member trained for; its losses are NaN after that.
     begun: int [member], how many it had trained for before, which `frame` counts on from.
     followed: (monitor, mode, min_delta), by which `best` finds an epoch unless it is told another.

@@ -12,9 +12,11 @@ from flax import struct
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import Data
 from turbanet.training.member import Swarm
+from turbanet.training.plan import Plan
 from turbanet.training.program import Train, known, remembered, room
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
+LONG_ON_ACCELERATOR = 2e13  # likewise
 IMAGES = 4  # axes: row, height, width, channel
 
 
@@ -78,7 +80,7 @@ class Part(Train):
         return swarm.replace(underway=Underway(order, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
 
 
-def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
+def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:
     """Whether an epoch takes far longer than a call should, by sizes alone.
 
     Each weight is multiplied twice on the way back, and once on the way forth at each position of a row. How often in
@@ -93,9 +95,10 @@ def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
     x = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
     once = 6 * weights * rows
     everywhere = once * max(map(_positions, jax.tree.leaves(x)))
-    if once >= LONG or everywhere < LONG or max(map(len, shapes)) < IMAGES:
-        return everywhere >= LONG
-    return 3 * rows * _operations(program, swarm, x) >= LONG
+    long = LONG_ON_ACCELERATOR if plan.on_accelerator else LONG
+    if once >= long or everywhere < long or max(map(len, shapes)) < IMAGES:
+        return everywhere >= long
+    return 3 * rows * _operations(program, swarm, x) >= long
 
 
 def _operations(program, swarm, x):

@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.training import autoplan, checkpoint, stopping
-from turbanet.training.arrays import is_key
+from turbanet.training import checkpoint, stopping
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, is_long
-from turbanet.training.plan import Plan, choose, gathered, say_once
-from turbanet.training.program import Train, begun, compiled, fits
+from turbanet.training.plan import Plan, choose, gathered, is_on_host, say_once, taken
+from turbanet.training.program import Train, begun, compiled, fitting_block
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
@@ -57,19 +56,17 @@ class Training:
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
+        self.plan = choose(plan, swarm)
         self._cut()
         known = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm  # they may come and go
         facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         kept = self.keeper and self.keeper.latest()
-        chosen = choose(plan, swarm)
-        remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
-        self.searches = plan == "auto" and not remembered and not kept
-        self.asked = chosen.block  # a resumed training keeps its plan where the caller's asks for the same again
+        self.asked = self.plan.block  # a resumed training keeps its plan where the caller's asks for the same again
         if kept:
-            self._resume(*kept, chosen, given=isinstance(plan, Plan))
+            self._resume(*kept, given=isinstance(plan, Plan))
         else:
-            self._place(self.start, remembered or chosen)
+            self._place(self.start)
 
     @property
     def goes_on(self) -> bool:
@@ -100,7 +97,7 @@ class Training:
     def compile(self):
         """Have the program compiled in a thread, if there is anything to train; no more comes of this object."""
         if self.goes_on:
-            begun(self.program, self.plan, self.states[0], self.placed[0])
+            begun(self.program, self.current, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.manager.close()
 
@@ -122,7 +119,7 @@ class Training:
     def advance(self):
         """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
 
-        At the end of a segment set aside who has stopped, keep a checkpoint, and measure plans after the first.
+        At the end of a segment stopped members are set aside and a checkpoint is kept.
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(min(left, self.program.epochs))
@@ -132,9 +129,6 @@ class Training:
             self.between(self)
         self._set_aside()
         self._keep()
-        if self.searches and self.goes_on:
-            self._search()
-        self.searches = False
 
     def close(self) -> None:
         """Leave nothing running behind."""
@@ -154,8 +148,7 @@ class Training:
             return now
         apart = [(positions, part(state)) for positions, state in self.set_aside]
         positions, states = zip(*apart, (self.training, now), strict=True)
-        order = np.argsort(np.concatenate(positions))
-        return jax.tree.map(lambda *parts: (jnp if is_key(parts[0]) else np).concatenate(parts)[order], *states)
+        return taken(jax.tree.map(_concatenated, *states), np.argsort(np.concatenate(positions)))
 
     def still_training(self) -> np.ndarray:
         """int, the positions of the members that have not stopped."""
@@ -166,7 +159,7 @@ class Training:
     def stop(self, members: np.ndarray) -> None:
         """End the training of these members, bool [member], where it can (see `stopping.that_can_stop`)."""
         stay = ~members[self.training]
-        each = [self.plan.place(stay, round) for round in self._rounds()]
+        each = [self.current.place(stay, round) for round in self._rounds()]
         for place, (state, stays) in enumerate(zip(self.states, each, strict=True)):
             active = state.stopping.active & stays
             self.states[place] = state.replace(stopping=state.stopping.replace(active=active))
@@ -178,26 +171,28 @@ class Training:
         after = with_hyperparameters(before, **{name: np.asarray(asked[name])[self.training] for name in values})
         changed = [(state.opt_state, state.schedule) for state in (after, before)]
         opt_state, schedule = jax.vmap(stopping.choose)(self._active(), *changed)
-        self._place(before.replace(opt_state=opt_state, schedule=schedule), self.plan)
+        self._place(before.replace(opt_state=opt_state, schedule=schedule))
 
-    def _place(self, state, plan):
-        """Put the states of those who still train, and their data, where `plan` says."""
-        self.plan = plan
+    def _place(self, state):
+        """Put the states of those who still train, and their data, where the plan says."""
+        self.current = self.plan.shrunk(len(self.training), of=len(self.start))
         rounds = self._rounds()
-        self.states = [plan.place(state, round) for round in rounds]
-        self.placed = placed(self.data, plan, rounds)
+        self.states = [self.current.place(state, round) for round in rounds]
+        self.placed = placed(self.data, self.current, rounds)
+        if self.current.on_accelerator:  # from here on the data, too, stay there
+            (self.data,) = self.placed
         self.ready = None
 
     def _cut(self):
         """See how many steps an epoch has, and cut it into parts if it is long."""
         data = self.data[0]
         self.steps = self.program.steps(data.length)
-        if is_long(self.program, self.start, data):
+        if is_long(self.program, self.start, data, self.plan):
             self.program = Part(**vars(self.program))
             self.start = self.program.begun(self.start, data.length)
 
     def _rounds(self):
-        return self.plan.rounds(len(self.training), of=len(self.start))
+        return self.current.rounds(len(self.training), of=len(self.start))
 
     def _active(self):
         """bool, which of those in `self.training` have not stopped."""
@@ -237,9 +232,10 @@ class Training:
             rounds = zip(self.states, self.placed, strict=True)
             out = jax.block_until_ready([program(*round, **said) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
-                return None
-            raise
+            if "RESOURCE_EXHAUSTED" not in repr(error) or not self._can_begin_anew or self.plan.block == 1:
+                raise
+            self._begin_anew(self.plan.block // 2)
+            return None
         self.states, seen = map(list, zip(*out, strict=True))
         del out  # the states, and what was seen, twice
         seconds = time.perf_counter() - begin
@@ -261,23 +257,27 @@ class Training:
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
-        program = compiled(self.program, self.plan, self.states[0], self.placed[0])
-        need = fits(program, self.plan, len(self.states))
-        if need.enough:
+        program = compiled(self.program, self.current, self.states[0], self.placed[0])
+        block = fitting_block(program.executable, self.current, len(self.states))
+        if block == self.current.block:
             return program
-        if self._halve_block():
-            return self._program()
-        most = f"Out of memory: training needs {need.bytes / 2**30:.1f} GiB, more than is free"
-        raise MemoryError(f"{most}; train fewer members at a time (Plan(block=...)) or smaller batches.")
+        if not self._can_begin_anew:
+            blocks = f"blocks of {self.current.block} members, which this training has had"
+            raise MemoryError(f"Out of memory with {blocks}: go on where more is free.")
+        self._begin_anew(block)
+        return self._program()
 
-    def _halve_block(self):
-        """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
-        if self.done or self.place or self.plan.block == 1:
-            return False
-        plan = Plan(self.plan.devices, self.plan.block // 2)
-        say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
-        self._place(self.start, plan)
-        return True
+    @property
+    def _can_begin_anew(self):
+        """Whether nothing has been trained under this plan, so that another one takes nothing back."""
+        return not self.done and not self.place
+
+    def _begin_anew(self, block):
+        """Begin with smaller blocks."""
+        before = self.plan
+        self.plan = Plan(before.devices, block).balanced(len(self.start))
+        say_once(f"Out of memory with blocks of {before.block} members; going on with {self.plan.block}.")
+        self._place(self.start)
 
     def _of_everyone(self, loss):
         """Losses [epoch, member, ...] of those who train, NaN for the others."""
@@ -305,12 +305,15 @@ class Training:
         if self.start.stopping is None:
             return
         active = self._active()
-        if 2 * self.plan.padded(active.sum()) <= self.plan.padded(len(self.training)):
+        goes_on, stopped = np.flatnonzero(active), np.flatnonzero(~active)
+        after = self.plan.shrunk(len(goes_on), of=len(self.start))
+        halves = 2 * after.padded(len(goes_on)) <= self.current.padded(len(self.training))
+        if halves or after.block < self.current.block:
             state = self._state()
-            self.set_aside.append((self.training[~active], _members(state, ~active)))
-            self.training = self.training[active]
-            self.data = of_members(self.data, active)
-            self._place(_members(state, active), self.plan)
+            self.set_aside.append((self.training[stopped], taken(state, stopped)))
+            self.training = self.training[goes_on]
+            self.data = of_members(self.data, goes_on)
+            self._place(taken(state, goes_on))
 
     def _keep(self, *, anyway=False):
         """A checkpoint of where they are, if any are kept, this one is due, and the last one is not of there."""
@@ -334,10 +337,10 @@ class Training:
         """What else a checkpoint tells, {name: what JSON can hold}."""
         return {}
 
-    def _resume(self, arrays, progress, plan, *, given):
+    def _resume(self, arrays, progress, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
-        if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
-            plan = Plan(plan.devices[: progress["devices"]], progress["block"])
+        if progress["asked"] == self.plan.block or not given:  # less memory than it asks for may have made it smaller
+            self.plan = Plan(self.plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]
         self.done = progress["done"]
         self.place = progress["place"]
@@ -348,20 +351,9 @@ class Training:
         active = arrays.setdefault(".stopping.active", np.ones(len(self.start), bool))
         if self.start.stopping is None and not np.all(active):
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
-        self._place(checkpoint.named_leaves(arrays, self.start), plan)
+        self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
 
-    def _search(self):
-        """After the first segment its seconds are known, and so is what a search may cost."""
-        seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
-        costs = {"seconds": seconds, "compile_seconds": self.ready.seconds if self.ready else 0.0}
-        state = self._state().replace(underway=None)
-        found = autoplan.search(self.program, state, self.data[0], self.plan, **costs)
-        if found.block != self.plan.block:
-            self._place(self._state(), found)
-        self.plan = found
 
-
-def _members(tree, positions):
-    """Those members of a [member, ...] tree, in the host's memory: NumPy copies whole rows, XLA's gather does not."""
-    return jax.tree.map(lambda leaf: (leaf if is_key(leaf) else np.asarray(leaf))[positions], tree)
+def _concatenated(*parts):
+    return (np if all(map(is_on_host, parts)) else jnp).concatenate(parts)
