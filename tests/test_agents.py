@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 from flax import linen as nn
 from flax import struct
 
@@ -108,7 +109,7 @@ def test_an_agent_of_a_swarm_equals_the_agent_trained_alone():
 
 def test_blocks_and_devices_change_roundings_alone():
     _, history = train(members=5, config=SHORT._replace(total_timesteps=48))
-    for plan in (tn.Plan(1, block=1), tn.Plan(2, block=3)):
+    for plan in (tn.Plan(1, block=1), tn.Plan(DEVICES, block=3)):
         _, other = train(members=5, config=SHORT._replace(total_timesteps=48), plan=plan)
         np.testing.assert_allclose(other.train_loss, history.train_loss, rtol=1e-4, atol=1e-5)
 

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import parts
@@ -22,7 +23,7 @@ def made(members=6):
 
 
 def train(swarm=None, **more):
-    how = HOW | {"plan": tn.Plan(2, 2)} | more
+    how = HOW | {"plan": tn.Plan(DEVICES, 2)} | more
     return tn.fit(made() if swarm is None else swarm, X, Y, tn.softmax_cross_entropy, **how)
 
 
@@ -60,7 +61,7 @@ def test_looking_changes_no_bit():
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
 
 
-@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(1, 6)])
+@pytest.mark.parametrize("plan", [tn.Plan(DEVICES, 2), tn.Plan(1, 6)])
 def test_the_swarm_that_a_callback_sees_is_that_of_a_shorter_training_and_stays(plan):
     seen = {}
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import plan as plan_module
@@ -25,7 +26,7 @@ def make(members=5, **kwargs):
 
 
 def train(swarm, **kwargs):
-    settings = {"epochs": 4, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 2), **kwargs}
+    settings = {"epochs": 4, "batch_size": 8, "progress": False, "plan": tn.Plan(DEVICES, 2), **kwargs}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **settings)
 
 
@@ -56,7 +57,7 @@ def close(rtol):
     return lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * 1e-2)
 
 
-PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(2, 2), tn.Plan(2, 3), tn.Plan()]
+PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 3), tn.Plan()]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
@@ -136,7 +137,7 @@ def test_fit_of_per_member_data_equals_shared_data(batch_size):
     own = np.tile(X, (5, 1, 1)), np.tile(Y, (5, 1))
     separate, b = tn.fit(
         make(), *own, tn.softmax_cross_entropy, epochs=4, batch_size=batch_size, per_member=True, progress=False,
-        plan=tn.Plan(2, 2),
+        plan=tn.Plan(DEVICES, 2),
     )  # fmt: skip
     np.testing.assert_allclose(a.train_loss, b.train_loss, rtol=1e-5)
     jax.tree.map(close(1e-4), shared.params, separate.params)
@@ -161,7 +162,7 @@ def test_fit_takes_pytrees():
         return (loss * y["weight"]).mean(), logits
 
     x, y = {"features": X}, {"label": Y, "weight": np.ones(30)}
-    _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(2, 2))
+    _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(DEVICES, 2))
     np.testing.assert_allclose(history.train_loss, train(make())[1].train_loss, rtol=1e-6)
 
 
@@ -257,7 +258,7 @@ def test_fit_compiles_once_for_equal_runs(compiled):
     ],
     ids=["plain", "patience", "monitor", "checkpoints"],
 )
-@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(2, 1), tn.Plan(1, 1)], ids=["2x2", "2x1", "1x1"])
+@pytest.mark.parametrize("plan", [tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 1), tn.Plan(1, 1)], ids=["2x2", "2x1", "1x1"])
 def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, monkeypatch, tmp_path):
     held_out = {"validation": (X[:11], Y[:11])}
     found = []
@@ -271,7 +272,7 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
 
 
 def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
-    plan, orders, call = tn.Plan(2, 1), [], program.Compiled.__call__
+    plan, orders, call = tn.Plan(DEVICES, 1), [], program.Compiled.__call__
     program.forget()
     train(make(2), epochs=1, plan=plan)
     (made,) = [future.result() for future in program._programs().values() if hasattr(future, "result")]
@@ -306,7 +307,7 @@ def anew(rate=0.01, act=0.0, scale=1.0, opaque=None):
 
 def trained(swarm):
     """(the trained swarm, its losses)."""
-    found, history = tn.fit(swarm, X, Y, epochs=3, batch_size=8, progress=False, plan=tn.Plan(2, 2), segment=3)
+    found, history = tn.fit(swarm, X, Y, epochs=3, batch_size=8, progress=False, plan=tn.Plan(DEVICES, 2), segment=3)
     return found, history.train_loss
 
 
@@ -487,7 +488,7 @@ def test_evaluate_counts_each_row_once():
 
 def test_predict_equals_the_plain_model():
     swarm = make()
-    for i, prediction in enumerate(tn.predict(swarm, X, plan=tn.Plan(2, 2))):
+    for i, prediction in enumerate(tn.predict(swarm, X, plan=tn.Plan(DEVICES, 2))):
         expected = MODEL.apply({"params": swarm.get_state(i).params}, jnp.asarray(X))
         np.testing.assert_allclose(prediction, expected, rtol=1e-5, atol=1e-6)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
 
 import turbanet as tn
@@ -18,7 +19,7 @@ EVEN = np.array([range(10), range(10, 20), range(20, 30)])
 
 def train(y=Y, outputs=1, loss=tn.mse, **how):
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, outputs)), optax.adam(0.01), 3, sample_input=X[:1])
-    job = {"epochs": 4, "batch_size": 8, "plan": tn.Plan(2, 1), "progress": False, "validation": (X, y)}
+    job = {"epochs": 4, "batch_size": 8, "plan": tn.Plan(DEVICES, 1), "progress": False, "validation": (X, y)}
     return tn.fit(swarm, X, y, loss, **job | how)
 
 
@@ -92,7 +93,7 @@ def test_segments_plans_and_stopping_do_not_change_a_metric():
 def test_a_metric_of_each_members_own_targets():
     own = np.stack([Y, 2 * Y, -Y])
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.adam(0.01), 3, sample_input=X[:1])
-    job = {"epochs": 2, "plan": tn.Plan(2, 1), "progress": False, "per_member": (False, True)}
+    job = {"epochs": 2, "plan": tn.Plan(DEVICES, 1), "progress": False, "per_member": (False, True)}
     trained, history = tn.fit(
         swarm, X, own, tn.mse, validation=(X, own), validation_rows=RAGGED, metric=r2_score, **job
     )

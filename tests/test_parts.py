@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import parts, program
@@ -26,7 +27,7 @@ def made():
 
 def train(schedule=None, **how):
     swarm = made() if schedule is None else tn.with_schedule(made(), schedule)
-    job = {"epochs": 5, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 1), "validation": (X, Y)}
+    job = {"epochs": 5, "batch_size": 8, "progress": False, "plan": tn.Plan(DEVICES, 1), "validation": (X, Y)}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import checkpoint, saved, schedules
@@ -42,7 +43,7 @@ def made(model=None, schedule=("warm", "cosine", "reduce")):
 
 
 def train(swarm):
-    how = {"epochs": 3, "batch_size": 8, "segment": 3, "plan": tn.Plan(2, 2), "validation": (X[:9], Y[:9])}
+    how = {"epochs": 3, "batch_size": 8, "segment": 3, "plan": tn.Plan(DEVICES, 2), "validation": (X[:9], Y[:9])}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, progress=False, **how)[0]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import schedules
@@ -22,7 +23,15 @@ def made(size=3, optimizer=None):
 
 def train(swarm, epochs=3, **more):
     return tn.fit(
-        swarm, X, Y, tn.softmax_cross_entropy, epochs=epochs, batch_size=8, progress=False, plan=tn.Plan(2, 2), **more
+        swarm,
+        X,
+        Y,
+        tn.softmax_cross_entropy,
+        epochs=epochs,
+        batch_size=8,
+        progress=False,
+        plan=tn.Plan(DEVICES, 2),
+        **more,
     )
 
 
