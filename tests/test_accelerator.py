@@ -7,8 +7,9 @@ import pytest
 
 import turbanet as tn
 from turbanet import backend
-from turbanet.training import program
+from turbanet.training import parts, program
 from turbanet.training import run as training
+from turbanet.training.data import prepare
 
 MEMBERS = 24  # a CPU's blocks would have 8
 rng = np.random.default_rng(0)
@@ -163,10 +164,31 @@ def test_stopped_members_are_set_aside_and_end_as_they_would_have(blocks, monkey
 
 @pytest.mark.parametrize("call", [lambda: fit(made()), lambda: tn.predict(made(), X)], ids=["fit", "predict"])
 def test_a_block_is_what_memory_holds_found_by_one_more_compilation(call, blocks, monkeypatch):
-    monkeypatch.setattr(program, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == 12 else (400, 100))
+    share = MEMBERS // len(jax.devices())
+    monkeypatch.setattr(program, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == share else (400, 100))
     monkeypatch.setattr(program, "memory", lambda devices: (1000, 1000))
     call()
-    assert {block for _, block in blocks} == {12, 6}  # 9 would fit, which leaves a block of 3
+    assert {block for _, block in blocks} == {share, share // 2}  # three quarters would fit, and leave a small block
+
+
+@pytest.mark.parametrize("epochs", [1, 15, 16, 17, 40])
+def test_short_epochs_train_in_a_loop_of_known_length_as_one_by_one(epochs, blocks, monkeypatch):
+    settings = {"epochs": epochs, "validation": (X, Y), "batch_size": 6}
+    trained, history = fit(made(3), **settings)
+    monkeypatch.setattr(training, "epochs_together", lambda *training: 1)
+    one_by_one, other = fit(made(3), **settings)
+    assert history.train_loss.shape == (epochs, 3) and np.isfinite(history.train_loss).all()
+    np.testing.assert_allclose(history.train_loss, other.train_loss, rtol=1e-5)
+    np.testing.assert_allclose(history.validation_loss, other.validation_loss, rtol=1e-5)
+    np.testing.assert_array_equal(trained.step, one_by_one.step)
+
+
+def test_epochs_of_much_work_are_calls_of_their_own(blocks):
+    data, plan = prepare(made(), X, Y), tn.Plan(1)
+    assert parts.epochs_together(program.Train(tn.mse, 12), made(), data, plan) == 16
+    assert parts.epochs_together(program.Train(tn.mse, 3), made(), data, plan) == 4  # of four steps
+    long = prepare(made(), np.zeros((10**9, 3), np.int8), np.zeros(10**9, np.int8))
+    assert parts.epochs_together(program.Train(tn.mse, 10**9), made(), long, plan) == 1
 
 
 def test_no_member_fits_in_no_memory(blocks, monkeypatch):

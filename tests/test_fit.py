@@ -271,6 +271,7 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
     assert_same_bits(*map(jax.tree.leaves, found))
 
 
+@pytest.mark.cpu
 def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
     plan, orders, call = tn.Plan(DEVICES, 1), [], program.Compiled.__call__
     program.forget()
@@ -410,7 +411,7 @@ def test_an_attribute_of_a_loss_that_changed_between_two_fits_counts():
 def test_another_precision_compiles_anew(compiled):
     swarm = make()
     train(swarm, segment=4)
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("high"):
         train(swarm, segment=4)
     assert len(compiled) == 2
 
@@ -567,7 +568,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
     needs = []
     for rows in (10, 1000):
         program.forget()
-        monkeypatch.setattr(program, "ROWS", rows)
+        monkeypatch.setattr(program, "rows_at_once", lambda rows=rows: rows)
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
         compiled = program.compiled(program.predict_rows, plan, plan.place(swarm), data)

@@ -372,7 +372,8 @@ class TurbaTrainState(TrainState):
 
     def cost_analysis(self, x: Any) -> dict[str, float] | None:
         """XLA's estimate of the forward pass of one member on x [batch, feature]: floating-point operations, bytes."""
-        return jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x")).cost_analysis()
+        lowered = jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x"))
+        return lowered.cost_analysis() or lowered.compile().cost_analysis()  # a GPU's only tells when compiled
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -44,6 +44,7 @@ class Train:
     shuffle: bool = True
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
+    together: int = 1  # epochs of a loop whose length XLA knows: a GPU asks the host before each round of another one
 
     @property
     def seen(self) -> list[str]:
@@ -70,8 +71,19 @@ class Train:
             state, seen = epoch(state)
             return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
 
+        def some(first, carry):
+            """`together` epochs, of which those after the last one change nothing."""
+
+            def one(carry, number):
+                after, every = another(number, carry)
+                return (stopping.choose(number < epochs, after, carry[0]), every), None
+
+            return jax.lax.scan(one, carry, first * self.together + jnp.arange(self.together))[0]
+
         seen = room(jax.eval_shape(epoch, state)[1], self.epochs)
-        return jax.lax.fori_loop(0, epochs, another, (state, seen))
+        if self.together == 1:
+            return jax.lax.fori_loop(0, epochs, another, (state, seen))
+        return jax.lax.fori_loop(0, -(-epochs // self.together), some, (state, seen))
 
     def _epoch(self, state, data):
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle

@@ -1,5 +1,6 @@
 """A training under way, segment by segment: its plan, its memory, its time, its checkpoints, who still trains."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from operator import itemgetter
@@ -15,7 +16,7 @@ from turbanet.training.data import of_members, placed, targets
 from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
-from turbanet.training.parts import Part, is_long
+from turbanet.training.parts import Part, epochs_together, is_long
 from turbanet.training.plan import Plan, choose, gathered, is_on_host, say_once, taken
 from turbanet.training.program import Train, begun, compiled, fitting_block
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
@@ -57,6 +58,8 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self.plan = choose(plan, swarm)
+        if self.plan.on_accelerator and not (checkpoints or between or swarm.stopping):
+            self.segment = epochs  # nothing looks at what one has trained, and a call costs as much as many epochs
         self._cut()
         known = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm  # they may come and go
         facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
@@ -190,6 +193,9 @@ class Training:
         if is_long(self.program, self.start, data, self.plan):
             self.program = Part(**vars(self.program))
             self.start = self.program.begun(self.start, data.length)
+        else:
+            epochs = epochs_together(self.program, self.start, data, self.plan)
+            self.program = dataclasses.replace(self.program, together=epochs)
 
     def _rounds(self):
         return self.current.rounds(len(self.training), of=len(self.start))
@@ -207,7 +213,8 @@ class Training:
         in_parts = isinstance(self.program, Part)
         program = self._made_ready()
         left = self.steps - self.place if in_parts else most
-        many = max(1, min(left, int(CALL_SECONDS / program.pace / len(self.states))))
+        many = max(1, int(CALL_SECONDS / program.pace / len(self.states)))
+        many = min(left, -(-many // self.program.together) * self.program.together)
         said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
         seen = self._call(many, said)
         if seen is None:
