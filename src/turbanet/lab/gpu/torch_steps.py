@@ -22,13 +22,12 @@ class Training:
         """losses(rows) -> [network]; `adam`: settings of PyTorch's Adam, such as fused=True."""
         self.weights = weights
         self.losses = losses
-        self.keeps_gradients = adam.get("capturable", False)  # where a graph finds them
         self.optimizer = torch.optim.Adam(weights, lr=learning_rate, **adam)
         self.total = torch.zeros(networks, device=weights[0].device)
         self.start = [value.detach().clone() for value in weights]
 
     def step(self, rows: torch.Tensor | None = None) -> None:
-        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+        self.optimizer.zero_grad(set_to_none=True)
         values = self.losses(rows)
         values.sum().backward()
         self.optimizer.step()
