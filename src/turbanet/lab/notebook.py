@@ -106,9 +106,9 @@ def copy_study(root, folder, size):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    before = [*root.glob("reports/benchmark/*/machine.json"), *root.glob("reports/peers/throughput.json")]
-    for suite in before:  # what `make bench` and `make peers` measured
-        shutil.copytree(suite.parent, folder / suite.parent.relative_to(root))
+    # What `make bench` and `make peers` measured, and for a stage that cannot run its committed results.
+    made = shutil.ignore_patterns("executed.ipynb", "report.docx")
+    shutil.copytree(root / "reports", folder / "reports", ignore=made)
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +126,20 @@ def repro(folder, *arguments, quick=False, **how):
     environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"} if quick else {}
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, **how)
+
+
+def rebuild(folder, *targets, quick=False, alone=False, **how):
+    """`repro` of all that can run, then, if any stage failed, of the report by itself; what the first one ended with.
+
+    A stage that fails takes those with it that need what it makes. But the report needs every stage: it is made of the
+    results that are there then, and says which stages did not run (`not_run`).
+
+    alone : whether the report is made by itself anyway, as where the targets leave stages as they are
+    """
+    done = repro(folder, "--keep-going", *targets, quick=quick, **how)
+    if done.returncode or alone:
+        repro(folder, "--single-item", *["--force"] * bool(done.returncode), "report", quick=quick, **how)
+    return done
 
 
 def publish(folder, name, *, root="."):
@@ -206,9 +220,8 @@ def main(arguments=None):
     except (ValueError, OSError, RuntimeError, yaml.YAMLError) as error:
         print(f"notebook {name}: {error}", file=sys.stderr)
         return 1
-    status = repro(folder, quick=given.size == "smoke").returncode
-    if status == 0:
-        print(f"The report at this size is {folder / 'reports/report.html'}")
+    status = rebuild(folder, quick=given.size == "smoke").returncode
+    print(f"The report at this size is {folder / 'reports/report.html'}")
     return status
 
 
