@@ -280,11 +280,10 @@ def test_second_repro_runs_nothing_but_what_failed(study):
     assert set(running(notebook.repro(study[0], "--dry", "--keep-going", **QUIET))) == set(failed)
 
 
-@pytest.mark.parametrize("stage", ["mnist", "stocks"])
-def test_scores_repeat(study, stage):
-    first = json.loads((made(study, stage) / "metrics.json").read_text())
-    assert repro(study[0], "--force", "--single-item", stage) == [stage]
-    again = json.loads((made(study, stage) / "metrics.json").read_text())
+def test_scores_repeat(study):
+    first = json.loads((made(study, "mnist") / "metrics.json").read_text())
+    assert repro(study[0], "--force", "--single-item", "mnist") == ["mnist"]
+    again = json.loads((made(study, "mnist") / "metrics.json").read_text())
     always = [{name for name in found if "break_even" not in name} for found in (first, again)]  # it may be never
     assert always[0] == always[1]
     scores = [name for name in first if not TIMED.search(name)]

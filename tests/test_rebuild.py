@@ -69,6 +69,11 @@ def test_a_stage_is_rebuilt_with_what_it_needs_then_the_report_alone(asked, caps
     assert "stale, and in the report as they were: stocks, kfold\n" in capsys.readouterr().out
 
 
+def test_the_report_alone_is_told_the_same(asked):
+    rebuild.main(["--stage", "report", "--force"])
+    assert asked == [("--keep-going", "code", "source", "data", "--force"), ("--single-item", "report", "--force")]
+
+
 def test_an_unknown_stage_gets_one_sentence_with_the_known_ones(asked, capsys):
     assert rebuild.main(["--stage", "minst"]) == 1 and asked == []
     assert capsys.readouterr().err == f"report: Unknown stage 'minst'; known: {', '.join(KNOWN)}.\n"
@@ -81,7 +86,7 @@ def test_after_a_failed_stage_the_report_is_made_by_itself_and_the_status_is_the
 
     monkeypatch.setattr(notebook, "repro", repro)
     assert rebuild.main([]) == 7
-    assert asked == [("--keep-going",), ("--single-item", "--force", "report")]
+    assert asked == [("--keep-going",), ("--single-item", "report", "--force")]
 
 
 def test_unmade_names_the_stages_without_a_run_here(tmp_path, monkeypatch):

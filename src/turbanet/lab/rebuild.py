@@ -80,7 +80,7 @@ def main(arguments=None):
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    status = notebook.rebuild(root, *todo, *others, alone=bool(given.stage)).returncode
+    status = notebook.rebuild(root, todo, *others).returncode
     print("\n".join(lines(root, since)))
     print(f"{'all of it':<14}{time.perf_counter() - begun:6.0f} s")
     if given.stage:
