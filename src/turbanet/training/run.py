@@ -336,6 +336,9 @@ class Training:
 
     def _resume(self, arrays, progress, plan, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
+        if (progress["done"], progress["place"]) > (self.epochs, 0):
+            came = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
+            raise ValueError(f"{came}: ask for more epochs, or name another folder.")
         if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
             plan = Plan(plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]
