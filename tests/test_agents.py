@@ -226,6 +226,12 @@ def test_play_stops_with_the_episode():
     np.testing.assert_array_equal(evaluate_agents(Long(), swarm, params=Params(limit=9), episodes=2), 9)
 
 
+def test_a_seed_of_episodes_is_one_that_int32_holds():
+    swarm, _ = train(config=SHORT._replace(total_timesteps=16))
+    with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646, got 4294967296"):
+        evaluate_agents(Line(), swarm, seed=2**32)
+
+
 def test_equal_calls_compile_once():
     train()
     compiled = list(program._programs().values())
@@ -250,6 +256,7 @@ def test_equal_calls_compile_once():
         ({"plan": "auto"}, "by a Plan or by rule"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),
         ({"members": 0}, "swarm_size"),
+        ({"seed": 2**32}, "seed must be one int .* from 0 to 2147483646, got 4294967296"),
     ],
 )
 def test_bad_input_is_refused(how, words):

@@ -148,6 +148,7 @@ def test_agents_are_tuned_while_they_learn():
     [
         ({"rounds": 0}, "rounds must be a whole number"),
         ({"share": 0.0}, "share is at most a half"),
+        ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
         ({"share": 0.6}, "share is at most a half"),
         ({"share": 0.1}, "of 6 members at least one"),
         ({"factors": ()}, "factors are numbers above 0"),

@@ -93,3 +93,6 @@ def test_bad_input_is_refused():
         evaluate_together(WORLD, swarm[[0, 1]])
     with pytest.raises(ValueError, match="episodes must be a whole number"):
         evaluate_together(WORLD, episodes=0)
+    for call in (lambda: train(seed=2**32), lambda: evaluate_together(WORLD, seed=-1)):
+        with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646"):
+            call()

@@ -12,7 +12,7 @@ from turbanet.populations import environments, learning
 from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.data import Data
 from turbanet.training.fit import apply
 from turbanet.training.interrupt import Interrupted
@@ -208,7 +208,7 @@ def evaluate_agents(
     environments.check(env)
     check_whole(episodes=episodes)
     params, is_own = environments.parameters(env, params, len(swarm))
-    x = {"params": params, "seed": np.int32(seed)}
+    x = {"params": params, "seed": check_seed(seed)}
     own = {"params": is_own, "seed": False}
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
 

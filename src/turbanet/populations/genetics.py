@@ -12,7 +12,7 @@ from flax import struct
 
 from turbanet.populations.genealogy import NOBODY
 from turbanet.populations.variation import CROSSOVERS, gaussian
-from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.arrays import as_array, check_next_ids, check_whole
 from turbanet.training.member import Swarm
 
 
@@ -99,6 +99,7 @@ class Genetic:
         two parents to cross.
         """
         self.check(swarm)
+        check_next_ids(swarm.id, len(swarm))
         return _offspring(self, key, swarm, costs(fitness, len(swarm)))
 
     def check(self, swarm: Swarm) -> None:
