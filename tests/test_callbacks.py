@@ -157,6 +157,18 @@ def test_a_learning_rate_set_on_the_way_is_that_of_two_calls():
     assert history.epochs.tolist() == [8] * 6
 
 
+def test_a_rate_that_began_as_an_int_is_set_to_any_number():
+    sgd = optax.inject_hyperparams(optax.sgd)
+    whole, same = (tn.TurbaTrainState.swarm(tn.MLP((6, 2)), sgd(rate), 6, sample_input=X[:1]) for rate in (1, 1.0))
+
+    def change(view):
+        if view.epoch == 4:
+            view.stop([5])
+            view.set(learning_rate=0.25)
+
+    equal(train(whole, callbacks=[change])[0], train(same, callbacks=[change])[0])
+
+
 def test_a_learning_rate_is_set_for_those_who_train_on_alone():
     def change(view):
         if view.epoch == 2:
