@@ -24,7 +24,7 @@ from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import resized, say_once
-from turbanet.training.program import read, remembered
+from turbanet.training.program import Evaluate, read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -46,15 +46,16 @@ def _by_public_names(method: Method) -> Method:
 
 def _each(function, fixed, swarm, x, *y):
     """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
+    known = read(Evaluate(fixed), swarm.apply_fn, swarm.tx)
     try:
-        return _compiled_each(function, fixed, swarm, x, *y)
+        return _compiled_each(function, fixed, known, swarm, x, *y)
     except ScopeParamShapeError as error:
         came, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
         raise ValueError(f"The model cannot take x of shape {came}; the swarm was made for {made}, a batch.") from error
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _compiled_each(function, fixed, swarm, *data):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled_each(function, fixed, known, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 

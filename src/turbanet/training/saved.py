@@ -135,5 +135,5 @@ def _check(folder, like, about, check):
 
 
 def _any_number(facts):
-    """The same facts without the types of hyperparameters: what the optimizer has as an int, members may have changed."""
+    """The same facts but for the types of hyperparameters: where the optimizer has an int, members may have a float."""
     return {name: fact[fact.index("[") :] if ".hyperparams[" in name else fact for name, fact in facts.items()}
