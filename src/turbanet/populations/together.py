@@ -245,11 +245,12 @@ def play_together(
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
         swarm = swarm.replace(loss_fn=None, sample=None)
-    return _played(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)))
+    known = program.read(check, world, getattr(swarm, "apply_fn", None))
+    return _played(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), known)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def _played(world, swarm, episodes, greedy, key):
+@partial(jax.jit, static_argnums=(0, 2, 3, 5))
+def _played(world, swarm, episodes, greedy, key, known):
     begin, later = jax.random.split(key)
     shape = episodes, world.agents
 
