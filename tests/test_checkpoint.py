@@ -92,6 +92,12 @@ def test_more_epochs_go_on_from_the_last(tmp_path):
     same(outcome(*train(made(), tmp_path, epochs=8)), outcome(*train(made(), epochs=8)))
 
 
+def test_fewer_epochs_than_are_done_are_refused(tmp_path):
+    train(made(), tmp_path)
+    with pytest.raises(ValueError, match="is past epoch 8, 6 were asked for: ask for more epochs"):
+        train(made(), tmp_path, epochs=6)
+
+
 def test_another_plan_goes_on_within_rounding(tmp_path):
     expected = train(made())[1].train_loss
     train(made(), tmp_path, epochs=4)

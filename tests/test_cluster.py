@@ -382,7 +382,7 @@ def other_members(ids):
         ({"attempts": 0}, ValueError, "attempts must be a whole number of at least 1"),
         ({"members": 0}, ValueError, "members must be a whole number of at least 1"),
         ({"members": [1, 1]}, ValueError, "ids that differ"),
-        ({"members": [2**32 + 5]}, ValueError, "from 0 to 2147483647"),
+        ({"members": [2**32 + 5]}, ValueError, "from 0 to 2147483646"),
         ({"data": X}, ValueError, r"data must be \(x, y\)"),
         ({"data": {"x": X}}, ValueError, "data holds no y"),
         ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),

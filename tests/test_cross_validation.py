@@ -212,6 +212,7 @@ BAD = [
     ({"folds": 30, "stratified": True}, "stratified folds need at least 30 rows of each class"),
     ({"seeds": 0}, "at least one"),
     ({"schedules": []}, "at least one"),
+    ({"key": 2**32}, "key must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),
     ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
     ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.LeNet()}}, "LeNet needs x"),

@@ -1,5 +1,6 @@
 """fit against the same networks trained alone, by a plain Optax loop on the plain model."""
 
+import dataclasses
 import types
 
 import flax.linen as nn
@@ -377,6 +378,56 @@ def test_a_global_that_changed_between_two_fits_counts(compiled):
     np.testing.assert_allclose(doubled[0], 2 * losses[0], rtol=1e-6)
     trained(swarm)
     assert len(compiled) == 2
+
+
+def loop(carry, number):
+    return carry * FACTORS[0], number
+
+
+inner = jax.jit(lambda value: value * FACTORS[0])
+FACTORS = np.ones(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    "times", [inner, lambda value: jax.lax.scan(loop, value, jnp.arange(1))[0]], ids=["jit", "loop"]
+)
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train"])
+def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, call):
+    def made():  # the same code, and other functions
+        def scaled(*args):
+            value, logits = tn.softmax_cross_entropy(*args)
+            return times(value), logits
+
+        return scaled
+
+    def first(loss):
+        if call == "fit":
+            return tn.fit(swarm, X, Y, loss, epochs=1, progress=False)[1].train_loss
+        if call == "evaluate":
+            return tn.evaluate(swarm, X, Y, loss)
+        return swarm.train(*(np.stack([each] * len(swarm)) for each in (X, Y)), loss)[1]
+
+    swarm, loss = make(), made()
+    FACTORS[0] = 1
+    before = first(loss)
+    for other in (loss, made()):
+        FACTORS[0] *= 2
+        np.testing.assert_allclose(first(other), FACTORS[0] * before, rtol=1e-6)
+
+
+def test_a_loss_that_has_no_hash_is_read_at_each_call():
+    @dataclasses.dataclass
+    class Scaled:
+        scale: float
+
+        def __call__(self, *args):
+            value, logits = tn.softmax_cross_entropy(*args)
+            return self.scale * value, logits
+
+    loss = Scaled(1.0)
+    once = trained(make().set_loss_fn(loss))[1]
+    loss.scale = 2.0
+    np.testing.assert_allclose(trained(make().set_loss_fn(loss))[1][0], 2 * once[0], rtol=1e-6)
 
 
 def test_what_a_loss_reads_of_a_module_and_that_changed_counts():

@@ -223,6 +223,16 @@ def test_what_cannot_be_read_is_said(tmp_path, caplog):
     assert "The model holds generator" in caplog.text and "is not checked" in caplog.text
 
 
+def test_a_rate_that_began_as_an_int_and_was_set_is_loaded(tmp_path):
+    whole = optax.inject_hyperparams(optax.sgd)(learning_rate=1)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), whole, 3, sample_input=X[:1])
+    rates = np.float32([0.25, 0.5, 1.0])
+    tn.with_schedule(tn.with_hyperparameters(swarm, learning_rate=rates), "warm").save(tmp_path)
+    again = load(tmp_path, tn.MLP((2,)), whole)
+    for found in (tn.hyperparameters(again)["learning_rate"], again.schedule.base["learning_rate"]):
+        np.testing.assert_array_equal(found, rates)
+
+
 def test_a_schedule_of_ones_own_is_given_again(tmp_path):
     def halves(epoch, base):
         return base * 0.5**epoch

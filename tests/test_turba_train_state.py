@@ -1,6 +1,7 @@
 """The public TurbaNet surface, and its faults left behind."""
 
 import copy
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,21 @@ def test_swarm_refuses_a_size_that_is_no_count(size):
 def test_swarm_needs_exactly_one_description_of_the_input(given):
     with pytest.raises(ValueError, match="either input_size"):
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, **given)
+
+
+@pytest.mark.parametrize("seed", [2**32, [1, 1, 1, 1 + 2**32], -1, 2**31, 0.5, "3"])
+def test_seeds_that_int32_would_cut_to_another_ones_are_refused(seed):
+    with pytest.raises(ValueError, match="seed must be one int or 4 ints from 0 to 2147483646, got"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 4, 3, seed=seed)
+
+
+def test_new_ids_are_none_that_int32_cuts():
+    ids = [2**31 - 2, 5]
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), ids, 3)
+    rule = partial(turbanet.Genetic(), jax.random.key(0), fitness=np.arange(2))
+    for grow in (lambda swarm: swarm.append(swarm), lambda swarm: swarm.merge(), lambda swarm: rule(swarm)):
+        with pytest.raises(ValueError, match="A new member would have the id 214748364.*, ids go up to 2147483646"):
+            grow(swarm)
 
 
 def test_swarm_refuses_seeds_of_another_length():

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike
 
 from turbanet.backend import on_accelerator, platform
 from turbanet.training import member, saved
-from turbanet.training.arrays import as_array, as_arrays, check_ids, check_whole, is_key
+from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.plan import resized, say_once
-from turbanet.training.program import read, remembered
+from turbanet.training.program import Evaluate, read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -47,15 +47,16 @@ def _by_public_names(method: Method) -> Method:
 
 def _each(function, fixed, swarm, x, *y):
     """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
+    known = read(Evaluate(fixed), swarm.apply_fn, swarm.tx)
     try:
-        return _compiled_each(function, fixed, swarm, x, *y)
+        return _compiled_each(function, fixed, known, swarm, x, *y)
     except ScopeParamShapeError as error:
         came, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
         raise ValueError(f"The model cannot take x of shape {came}; the swarm was made for {made}, a batch.") from error
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _compiled_each(function, fixed, swarm, *data):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled_each(function, fixed, known, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
@@ -135,11 +136,9 @@ class TurbaTrainState(TrainState):
         if sample_input is None:
             sample_input = input_size if as_array(input_size, "input_size").ndim else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
-        seeds = np.asarray(0 if seed is None else seed)
+        seeds = check_seed(0 if seed is None else seed, members=members)
         ids = np.arange(members) if seeds.ndim == 0 else np.zeros(members, int)
         seeds = np.full(members, seeds) if seeds.ndim == 0 else seeds
-        if seeds.shape != (members,) or not np.issubdtype(seeds.dtype, np.integer):
-            raise ValueError(f"seed must be one int or {members} ints, got {seed!r}.")
         if own_ids is not None:
             ids = own_ids
             if np.unique([seeds, ids], axis=1).shape[1] < members:
@@ -317,6 +316,7 @@ class TurbaTrainState(TrainState):
         for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):
             ids.append(1 + max(i for s, i in taken if s == seed) if (seed, id) in taken else id)
             taken.add((seed, ids[-1]))
+        check_next_ids(ids, 0)
         # The first one's structure: the functions in it may be equal but not identical.
         other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.array(ids, jnp.int32))
@@ -324,6 +324,8 @@ class TurbaTrainState(TrainState):
 
     def merge(self) -> Self:
         """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""
+
+        check_next_ids(self.id, 1)
 
         def mean(leaf):
             if is_key(leaf):

@@ -12,7 +12,7 @@ import optax
 
 from turbanet.populations.rounds import Rounds, apart, run
 from turbanet.training import metrics, schedules
-from turbanet.training.arrays import check_whole, floating
+from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
@@ -187,7 +187,7 @@ def federated(
     carry = plan.share((state, rule.server.init(shared_layers), own_layers))
     numbers = {"proximal": proximal, "drop_out": drop_out, "clip": clip or 0.0, "noise": noise}
     numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
-    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(seed), numbers))
+    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(check_seed(seed)), numbers))
     ready = rule.compiled(plan, carry, given)
     while (block := fitting_block(ready, plan)) != plan.block:
         say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")

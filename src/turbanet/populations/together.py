@@ -16,7 +16,7 @@ from turbanet.populations.agents import AgentHistory, name_the_lost, new_swarm
 from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member, program
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import LARGEST_BLOCK, Plan, home
@@ -65,6 +65,7 @@ def train_together(
     """
     config = config or PPOConfig()
     check(world)
+    seed = int(check_seed(seed))
     updates = count_updates(config, world.agents if shared else 1)
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
@@ -243,11 +244,12 @@ def play_together(
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
         swarm = swarm.replace(loss_fn=None, sample=None)
-    return _played(world, swarm, episodes, greedy, jax.random.key(seed))
+    known = program.read(check, world, getattr(swarm, "apply_fn", None))
+    return _played(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), known)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def _played(world, swarm, episodes, greedy, key):
+@partial(jax.jit, static_argnums=(0, 2, 3, 5))
+def _played(world, swarm, episodes, greedy, key, known):
     begin, later = jax.random.split(key)
     shape = episodes, world.agents
 

@@ -13,6 +13,7 @@ import optax
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import accuracy, confusion
+from turbanet.training.arrays import check_seed
 from turbanet.training.augment import augmented
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.fit import fit, predict
@@ -147,7 +148,7 @@ def cross_validate(
         raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
-    seed = int(key) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
+    seed = int(check_seed(key, "key")) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
     x = np.asarray(x)
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
@@ -223,7 +224,7 @@ def splits(
         if stratified and folds > np.unique(y, return_counts=True)[1].min():
             raise ValueError(f"{folds} stratified folds need at least {folds} rows of each class.")
         splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
-        folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=int(seed) % 2**32)
+        folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=int(check_seed(seed)))
     pairs = list(folds.split(np.zeros(rows), y, groups))
     for number, pair in enumerate(pairs if _holds_classes(y) else []):
         for verb, part in zip(("trains on", "holds out"), pair, strict=True):

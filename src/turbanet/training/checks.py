@@ -12,6 +12,7 @@ from flax.errors import InvalidRngError
 from turbanet.training import member, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.data import pair, prepare
+from turbanet.training.program import read
 
 
 class Checked(NamedTuple):
@@ -142,11 +143,11 @@ def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
     row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))
     one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in state)
-    return _predicted(tree, one, x_tree, row)
+    return _predicted(read(one_prediction, swarm.apply_fn), tree, one, x_tree, row)
 
 
 @lru_cache(maxsize=64)
-def _predicted(tree, state, x_tree, x):
+def _predicted(known, tree, state, x_tree, x):
     return jax.eval_shape(member.predict, jax.tree.unflatten(tree, state), jax.tree.unflatten(x_tree, x))
 
 

@@ -217,11 +217,22 @@ def known(program: Any, state: Any) -> Fingerprint:
 
 def read(*functions: Any) -> Fingerprint:
     """The fingerprint of what the first of them holds and of the others, from memory if nothing of it changed."""
-    found = _read(*functions)
-    if not found.holds():
-        _read.cache_clear()
-        found = _read(*functions)
-    return found
+    known = _fingerprints()
+    try:
+        found = known.get(functions)
+    except TypeError:  # a function of no hash, such as an instance of a dataclass
+        return _fingerprint(functions)
+    if found and found.holds():
+        return found
+    changed = {others: _fingerprint(others) for others, before in known.items() if not before.holds()}
+    if any(known[others] != now for others, now in changed.items()):
+        jax.clear_caches()  # of loops and inner jitted functions JAX would take the traces of before
+    known |= changed
+    if functions not in known:
+        known[functions] = _fingerprint(functions)
+        if len(known) > KEPT:
+            del known[next(iter(known))]
+    return known[functions]
 
 
 def remembered(key: Any, make: Callable) -> Any:
@@ -236,7 +247,7 @@ def remembered(key: Any, make: Callable) -> Any:
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _read.cache_clear()
+    _fingerprints.cache_clear()
     _programs.cache_clear()
     jax.clear_caches()
 
@@ -298,10 +309,16 @@ def _programs():
     return {}
 
 
-@lru_cache(maxsize=KEPT)
-def _read(program, *functions):
+@lru_cache
+def _fingerprints():
+    """{functions: their fingerprint}, the last ones of `read`."""
+    return {}
+
+
+def _fingerprint(functions):
     """The fingerprint of what a program holds and of a model's functions."""
-    return fingerprint((vars(program), *functions))
+    program, *others = functions
+    return fingerprint((vars(program), *others))
 
 
 def _begin(program, plan, state, data):

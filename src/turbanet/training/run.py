@@ -104,17 +104,17 @@ class Training:
         if self.keeper:
             self.keeper.manager.close()
 
-    def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: int = 1) -> bool:
+    def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: float = 1) -> bool:
         """Train to the end, or to Ctrl-C: whether that came.
 
         A bar shows what is done, each epoch as so many `units`, and beside it what `shown` returns, {name: number}.
         """
         hidden = {} if progress else {"disable": True}
-        total, done = units * self.epochs, units * min(self.done, self.epochs)
+        total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
         with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
             while self.goes_on and not interrupted():
                 self.advance()
-                bar.n = units * self.progress
+                bar.n = round(units * self.progress, 2)
                 bar.update(0)
                 bar.set_postfix({name: f"{number:.4g}" for name, number in shown().items()})
             return interrupted()
@@ -346,6 +346,9 @@ class Training:
 
     def _resume(self, arrays, progress, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
+        if (progress["done"], progress["place"]) > (self.epochs, 0):
+            came = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
+            raise ValueError(f"{came}: ask for more epochs, or name another folder.")
         if progress["asked"] == self.plan.block or not given:  # less memory than it asks for may have made it smaller
             self.plan = Plan(self.plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]

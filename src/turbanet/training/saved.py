@@ -16,7 +16,7 @@ from turbanet.training.describe import model
 from turbanet.training.member import Swarm
 from turbanet.training.places import is_address, place
 from turbanet.training.plan import say_once
-from turbanet.training.schedules import NAMED, PLATEAU, Schedule, hyperparameters
+from turbanet.training.schedules import NAMED, PLATEAU, Schedule, learning_rates
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not written to its end
@@ -101,12 +101,12 @@ def _like(about, create, schedule):
 
     def untrained(identity):
         state = create(identity)
-        rate = hyperparameters(state).get("learning_rate")
-        if not functions or rate is None:
+        rates = learning_rates(state)
+        if not functions or not rates:
             return state
         if None in functions:
             raise ValueError("The swarm follows a schedule of your own: give schedule=, as with_schedule was given it.")
-        return state.replace(schedule=Schedule(jnp.int32(0), rate, PLATEAU.init(rate), tuple(functions)))
+        return state.replace(schedule=Schedule(jnp.int32(0), rates, PLATEAU.init(rates), tuple(functions)))
 
     number = jax.ShapeDtypeStruct(tuple(about["members"]), np.int32)
     return jax.eval_shape(jax.vmap(untrained) if about["members"] else untrained, {"seed": number, "id": number})
@@ -124,7 +124,7 @@ def _facts(swarm):
 def _check(folder, like, about, check):
     """ValueError for a swarm that is not the saved one; said, where its code differs as versions do."""
     old, new = about["versions"], checkpoint.versions()
-    for name, other in checkpoint.differences(about["facts"], _facts(like)).items():
+    for name, other in checkpoint.differences(*map(_any_number, (about["facts"], _facts(like)))).items():
         is_code = not name.startswith(".")
         if (is_code and not check) or (like.tx is PREDICTS and name.startswith(FOR_TRAINING)):
             continue
@@ -132,3 +132,8 @@ def _check(folder, like, about, check):
             advice = "give what it was saved with" + ", or check=False if both compute the same" * is_code
             raise ValueError(f"The swarm in {folder} is another one: {other}; {advice}.")
         say_once(f"Whether the swarm in {folder} computes the same by now is unknown: {other}, from {old} to {new}.")
+
+
+def _any_number(facts):
+    """The same facts but for the types of hyperparameters: where the optimizer has an int, members may have a float."""
+    return {name: fact[fact.index("[") :] if ".hyperparams[" in name else fact for name, fact in facts.items()}
