@@ -274,12 +274,12 @@ class TurbaTrainState(TrainState):
         tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
         names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
         """
-        return _each(member.train_step, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _each(member.evaluate, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -287,7 +287,7 @@ class TurbaTrainState(TrainState):
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
-        return _each(_predict, bool(capture_intermediates), self, self._lead(x, "x"))
+        return _each(_predict, bool(capture_intermediates), self, *self._lead(x))
 
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
         """One optimizer update by `grads`; on a swarm, of each member by itself.
@@ -420,18 +420,28 @@ class TurbaTrainState(TrainState):
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 
-    def _lead(self, data, name):
-        """`data` as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
-        members = len(self)
+    def _lead(self, x, *y):
+        """x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
+        data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
+        if len(self) == 1:
+            data = self._lead_one(*data)
+        for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):
+            if leaf.shape[:1] != (len(self),):
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}; it must lead with the {len(self)} members.")
+            if y and 0 in leaf.shape[:2]:
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}: a loss needs at least one row of each member.")
+        return data
 
-        def lead(leaf):
-            if members == 1 and leaf.shape[:1] != (1,):
-                leaf = leaf[None]
-            if leaf.shape[:1] != (members,):
-                raise ValueError(f"{name} has shape {leaf.shape}; it must lead with the {members} members.")
-            return leaf
-
-        return jax.tree.map(lead, as_arrays(data, name))
+    def _lead_one(self, x, *y):
+        """The data of a swarm of one, which may come without the member axis: the rank of its sample tells it of x."""
+        leaves, tree = jax.tree.flatten(x)
+        samples = jax.tree.leaves(self.sample)
+        ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
+        bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
+        is_one_row = any(it and leaf.shape[:1] == (1,) for it, leaf in zip(bare, leaves, strict=True))
+        led = [leaf[None] if it else leaf for it, leaf in zip(bare, leaves, strict=True)]
+        of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
+        return [jax.tree.unflatten(tree, led), *of_y]
 
 
 def _unpickled(kind, held):

@@ -11,7 +11,9 @@ from flax.errors import InvalidRngError
 
 from turbanet.training import member, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
-from turbanet.training.data import pair, prepare
+from turbanet.training.data import of_members, pair, prepare
+
+SOME = 8  # rows whose prediction is looked at before the training
 
 
 class Checked(NamedTuple):
@@ -28,8 +30,9 @@ class Checked(NamedTuple):
 def expects(check: Callable) -> Callable:
     """A decorator that tells `fit` what the loss under it can use as targets.
 
-    check(y, prediction) yields (array, bad, expected) for arrays in y: bool of its shape where it holds what the loss
-    cannot use, and what the loss expects there. `prediction` is one member's, known by shape and type alone.
+    check(y, prediction) yields (array, bad, expected) for arrays in y: bool, which broadcasts to its shape, where it
+    holds what the loss cannot use, and what the loss expects there. `prediction` is one member's of a row, known by
+    shape and type alone, and leads with the member axis where y does; in the place of an array in y, `bad` is a function of some predictions that returns such a bool.
     """
 
     def mark(loss_fn):
@@ -67,9 +70,14 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
             return
         came = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
         raise ValueError(f"The model cannot take {part}x with {came}.") from error
+    if next((own for name, _, own in examples if name.endswith("y")), False):
+        prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected in () if check is None else check(data.y, prediction):
+        if array is prediction:
+            _check_prediction(swarm, data, bad, expected)
+            continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
-        _raise_for(name, array, own, np.asarray(bad), expected, data)
+        _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data)
 
 
 def check_fit(
@@ -134,6 +142,23 @@ def _raise_for(name, array, own, bad, expected, data):
         value = np.asarray(array[first])[bad[first]].flat[0]
         where = f"row {first[-1]}" + (f" of member {first[0]}" if own else "")
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
+
+
+def _check_prediction(swarm, data, is_bad, expected):
+    """ValueError for what the first member predicts for some rows, if it is a number and `is_bad`."""
+    (own,) = of_members((data,), 0)
+    x, _ = own.read(np.arange(SOME if own.count is None else min(SOME, own.count))[: own.length])
+    bare = swarm.get_state(0).replace(tx=None, opt_state=(), loss_fn=None, sample=None, schedule=None)
+    found = np.asarray(_predicted_now(bare, x), np.float32)
+    bad = np.isfinite(found).all(-1, keepdims=True) & is_bad(found)
+    if bad.any():
+        came = np.array2string(found[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
+        raise ValueError(f"The model predicts {came} in a row, where this loss takes {expected}.")
+
+
+@jax.jit
+def _predicted_now(state, x):
+    return member.predict(state, x)
 
 
 def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:

@@ -69,13 +69,16 @@ def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
 
 
 def judged(state: Any, value: Any) -> Any:
-    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better."""
+    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better.
+
+    One that had stopped before, as by a callback, stays so.
+    """
     stopping = state.stopping
     value = value if stopping.mode == "min" else -value
     better = value < stopping.best - stopping.min_delta
     now = stopping.replace(best=value, waited=0, params=state.params, collections=state.collections)
     seen = choose(better, now, stopping.replace(waited=stopping.waited + 1))
-    return state.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
+    return state.replace(stopping=seen.replace(active=stopping.active & (seen.waited < stopping.patience)))
 
 
 def restored(swarm: Any) -> Any:
