@@ -23,6 +23,7 @@ from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_ids, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
+from turbanet.training.optimizers import check_optimizer
 from turbanet.training.plan import resized, say_once
 from turbanet.training.program import read, remembered
 
@@ -110,8 +111,9 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, and
-            for what is no optimizer.
+        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, for
+            a model without parameters or with whole numbers for them, and for what is no optimizer or one that asks for
+            more than gradients, parameters and the loss.
 
         Examples
         --------
@@ -170,7 +172,10 @@ class TurbaTrainState(TrainState):
         """A function of {"seed": ..., "id": ...}, that member as it is before its training."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
-        carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
+        shapes = jax.eval_shape(initial, 0, 0, sample)
+        if optimizer is not saved.PREDICTS:
+            check_optimizer(optimizer, shapes.get("params", {}))
+        carried, idle = member.survey(model, shapes, sample)
         for sentence in idle:
             say_once(sentence)
 
@@ -199,11 +204,12 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for params that do not lead with one member axis.
+        ValueError : for params that do not lead with one member axis, and for what `swarm` refuses of params and tx
         """
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
+        check_optimizer(tx, jax.eval_shape(partial(jax.tree.map, lambda leaf: leaf[0]), params))
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
         zeros = jnp.zeros(len(swarm), jnp.int32)
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
