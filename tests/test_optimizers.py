@@ -1,4 +1,4 @@
-"""Optimizers: what they must be able to do, and those that keep parameters to predict by, against a plain Optax loop."""
+"""Optimizers: what they must be able to do, and those that keep parameters to predict by, against a plain loop."""
 
 from typing import Any, NamedTuple
 
@@ -65,7 +65,11 @@ def test_members_are_scored_and_predict_by_what_their_optimizer_keeps_for_that(n
     trained, history = tn.fit(swarm, X, Y, tn.mse, **how)
     expected = np.stack([alone(swarm, index, *AVERAGING[name], 3) for index in range(2)], axis=1)
     np.testing.assert_allclose(history.validation_loss, ((expected - Y) ** 2).mean((2, 3)), rtol=1e-5)
-    for predictions in (tn.predict(trained, X), trained.predict(np.stack([X] * 2)), tn.export(trained, kind="members")(X)):
+    for predictions in (
+        tn.predict(trained, X),
+        trained.predict(np.stack([X] * 2)),
+        tn.export(trained, kind="members")(X),
+    ):
         np.testing.assert_allclose(predictions, expected[-1], rtol=1e-4, atol=1e-6)
     with pytest.raises(AssertionError):
         np.testing.assert_allclose(trained.replace(opt_state=()).predict(np.stack([X] * 2)), expected[-1], rtol=1e-4)

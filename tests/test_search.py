@@ -84,7 +84,9 @@ def test_a_short_list_is_drawn_from_with_repetition():
 
 @pytest.mark.parametrize("pair", [(1e-4, 1e-1), (1, 8)])
 def test_a_pair_is_no_range(pair):
-    with pytest.raises(ValueError, match=r"may be a range or two values: .*loguniform\((0.0001, 0.1|1, 8)\).* the list"):
+    with pytest.raises(
+        ValueError, match=r"may be a range or two values: .*loguniform\((0.0001, 0.1|1, 8)\).* the list"
+    ):
         tn.draw(60, learning_rate=pair)
 
 

@@ -70,8 +70,8 @@ def read(table: Any, freq: Any = None) -> Panel:
         further = list(table.columns)
         for name in COLUMNS:
             further.remove(name)
-        came = f"it has {', '.join(map(str, further))} too"
-        raise ValueError(f"The table has the columns {', '.join(COLUMNS)} alone, {came}, which no network sees: drop it.")
+        came = f"it has {', '.join(map(str, further))} too, which no network sees: drop it"
+        raise ValueError(f"The table has the columns {', '.join(COLUMNS)} alone; {came}.")
     if not len(table):
         raise ValueError("The table has no rows: give at least one series.")
     if table.unique_id.isna().any() or table.ds.isna().any():

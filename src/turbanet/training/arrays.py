@@ -13,8 +13,9 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
 
     A JAX array comes back untouched. PyTorch tensors (also those that require gradients), pandas tables and columns,
     NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
-    tensors JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits, as it starts, int64 and float64
-    become int32 and float32. Raises ValueError for what holds no numbers, and for whole numbers outside of int32.
+    tensors JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits, as it
+    starts, int64 and float64 become int32 and float32. Raises ValueError for what holds no numbers, and for whole
+    numbers outside of int32.
     """
     if isinstance(value, jax.Array):
         return value

@@ -11,7 +11,8 @@ from flax.errors import InvalidRngError
 
 from turbanet.training import member, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
-from turbanet.training.data import of_members, pair, prepare
+from turbanet.training.data import of_members, pair, prepare, targets
+from turbanet.training.program import ROWS
 
 SOME = 8  # rows whose prediction is looked at before the training
 
@@ -32,7 +33,8 @@ def expects(check: Callable) -> Callable:
 
     check(y, prediction) yields (array, bad, expected) for arrays in y: bool, which broadcasts to its shape, where it
     holds what the loss cannot use, and what the loss expects there. `prediction` is one member's of a row, known by
-    shape and type alone, and leads with the member axis where y does; in the place of an array in y, `bad` is a function of some predictions that returns such a bool.
+    shape and type alone, and leads with the member axis where y does; with it in the array's place, `bad` is a function
+    of some predictions that returns such a bool.
     """
 
     def mark(loss_fn):
@@ -54,9 +56,10 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         if jnp.issubdtype(array.dtype, jnp.inexact) and not _is_finite(array):
             bad = ~np.isfinite(np.asarray(array))
             _raise_for(name, array, own, bad, "numbers; mend or leave out such rows, or say allow_nan=True", data)
-    while isinstance(loss_fn, partial):
-        loss_fn = loss_fn.func
-    check = getattr(loss_fn, "check", None)
+    asked = loss_fn
+    while isinstance(asked, partial):
+        asked = asked.func
+    check = getattr(asked, "check", None)
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
     made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
     if check is None and shapes == made:
@@ -74,7 +77,7 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected in () if check is None else check(data.y, prediction):
         if array is prediction:
-            _check_prediction(swarm, data, bad, expected)
+            _check_prediction(_of_first_member(swarm, data, loss_fn, SOME), bad, expected)
             continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
         _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data)
@@ -121,6 +124,8 @@ def check_fit(
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
     in_program, on_host = metrics.split(metric)
     rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
+    if held_out and on_host and (prediction := _of_first_member(swarm, held_out, loss_fn)) is not None:
+        metrics.check(on_host, prediction, targets(held_out, 0))
     return Checked(loss_fn, data, held_out, in_program, on_host, rule)
 
 
@@ -144,21 +149,30 @@ def _raise_for(name, array, own, bad, expected, data):
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
 
 
-def _check_prediction(swarm, data, is_bad, expected):
-    """ValueError for what the first member predicts for some rows, if it is a number and `is_bad`."""
-    (own,) = of_members((data,), 0)
-    x, _ = own.read(np.arange(SOME if own.count is None else min(SOME, own.count))[: own.length])
-    bare = swarm.get_state(0).replace(tx=None, opt_state=(), loss_fn=None, sample=None, schedule=None)
-    found = np.asarray(_predicted_now(bare, x), np.float32)
-    bad = np.isfinite(found).all(-1, keepdims=True) & is_bad(found)
-    if bad.any():
+def _check_prediction(found, is_bad, expected):
+    """ValueError for predictions [row, class] that are there and `is_bad`."""
+    if found is not None and (bad := is_bad(found)).any():
         came = np.array2string(found[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
         raise ValueError(f"The model predicts {came} in a row, where this loss takes {expected}.")
 
 
-@jax.jit
-def _predicted_now(state, x):
-    return member.predict(state, x)
+def _of_first_member(swarm, data, loss_fn, most=None):
+    """What the first member predicts in `loss_fn` for `most` of its rows; None where it fails or has other numbers."""
+    (own,) = of_members((data,), 0)
+    count = int(own.length if own.count is None else own.count)
+    rows = own.read(np.arange(count)[:most])
+    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, stopping=None)
+    try:
+        found = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
+    except Exception:  # the training will raise it, with all that is known there
+        return None
+    leaves = [leaf for leaf in jax.tree.leaves(found) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return found if all(map(_is_finite, leaves)) else None
+
+
+@partial(jax.jit, static_argnums=0)
+def _predicted_in(loss_fn, state, x, y):
+    return member.evaluate(loss_fn, state, x, y, rows_at_once=ROWS)[1]
 
 
 def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:

@@ -1,15 +1,15 @@
-"""What an optimizer is asked for: a step of one member, and the parameters by which the member is scored and predicts."""
+"""What an optimizer is asked for: a step of one member, and the parameters that the member is scored by."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:
-    """ValueError for what cannot be trained: no parameters, whole numbers, an optimizer that asks for more than `fit` has.
+    """ValueError for no parameters, for whole numbers, and for an optimizer that asks for more than `fit` has.
 
     params : one member's, known by shapes and types
     """
@@ -43,8 +43,9 @@ def evaluation_params(opt_state: Any, params: Any) -> Any:
     their average, or by being Optax's schedule_free.
     """
     for state in _averaging(opt_state):
-        is_optax = isinstance(state, ScheduleFreeState)
-        params = schedule_free_eval_params(state, params) if is_optax else state.evaluation_params(params)
+        is_optax = isinstance(state, optax.contrib.ScheduleFreeState)
+        of_state = partial(optax.contrib.schedule_free_eval_params, state) if is_optax else state.evaluation_params
+        params = of_state(params)
     return params
 
 
@@ -64,6 +65,6 @@ def _averaging(opt_state):
     """The states that make parameters to score by, found where they lie in an optimizer's state."""
 
     def is_one(node):
-        return isinstance(node, ScheduleFreeState) or hasattr(node, "evaluation_params")
+        return isinstance(node, optax.contrib.ScheduleFreeState) or hasattr(node, "evaluation_params")
 
     return [node for node in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(node)]
