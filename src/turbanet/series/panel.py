@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from turbanet.training.arrays import first_line
+
 COLUMNS = "unique_id", "ds", "y"
 SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4, "QE": 4, "QS": 4}  # of a frequency
 
@@ -121,8 +123,8 @@ def _dates(ds):
     try:
         return pd.to_datetime(ds)
     except (TypeError, ValueError) as error:
-        came = str(error).partition("\n")[0]
-        raise ValueError(f"ds holds no dates that pandas reads ({came}): make them dates, or whole numbers.") from error
+        came = f"ds holds no dates that pandas reads ({first_line(error)})"
+        raise ValueError(f"{came}: make them dates, or whole numbers.") from error
 
 
 def _offset(times, freq):

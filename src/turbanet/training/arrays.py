@@ -55,6 +55,11 @@ def check_ids(ids: Any, name: str) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in its first line: of many it says more than one sentence has room for."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def floating(tree: Any) -> tuple[list, Callable]:
     """The leaves of a tree that are no whole numbers, and what puts others in their places.
 

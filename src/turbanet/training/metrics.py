@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from turbanet.training.arrays import first_line
 from turbanet.training.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
@@ -73,7 +74,7 @@ def check(metrics: Mapping[str, Callable], prediction: Any, y: Any) -> None:
         except Exception as error:  # of the caller's own code
             shapes = jax.tree.map(np.shape, (prediction, y))
             came = f"The metric {name} cannot score predictions and y of shapes {shapes[0]} and {shapes[1]}"
-            raise ValueError(f"{came}: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{came}: {first_line(error)}") from error
 
 
 def _wanted(metric, second):

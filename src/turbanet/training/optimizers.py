@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from turbanet.training.arrays import first_line
+
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:
     """ValueError for no parameters, for whole numbers, and for an optimizer that asks for more than `fit` has.
@@ -29,9 +31,8 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
     try:
         scored_by = jax.eval_shape(step, params)
     except Exception as error:  # whatever an optimizer does without what it needs
-        came = str(error).partition("\n")[0]
         known = "with gradients, parameters and the loss's value alone, as optax.adam(0.001) does"
-        raise ValueError(f"The optimizer must make a step {known}; this one raises: {came}") from error
+        raise ValueError(f"The optimizer must make a step {known}; this one raises: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, scored_by) != jax.tree.map(jnp.shape, params):
         raise ValueError("evaluation_params must return parameters of the model's structure and shapes.")
 
