@@ -139,13 +139,13 @@ def test_who_is_stopped_stays_so_under_a_metric_that_numpy_computes():
 
     def stop(view):
         if view.epoch == 2:
-            view.stop([1, 4])
+            view.stop([1])  # so few that they are not set aside
 
     followed = {"validation": HELD_OUT, "metric": {"right": right}, "monitor": "right", "mode": "max", "patience": 9}
     trained, history = train(callbacks=[stop], **followed)
-    assert history.epochs.tolist() == [8, 2, 8, 8, 2, 8]
+    assert history.epochs.tolist() == [8, 2, 8, 8, 8, 8]
     short, _ = train(epochs=2, **followed)
-    equal(of([1, 4], trained).params, of([1, 4], short).params)
+    equal(of([1], trained).params, of([1], short).params)
 
 
 def test_a_learning_rate_set_on_the_way_is_that_of_two_calls():

@@ -85,7 +85,7 @@ class SwarmEstimator(BaseEstimator):
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         made = self.model, (*self.hidden, outputs), optimizer, identity
         goes_on = goes_on and hasattr(self, "swarm_")
-        unseen = {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
+        unseen: dict[str, Any] = {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
         unseen |= {"validation_fraction": self.validation_fraction} if self.early_stopping else {}
         if goes_on:
             self._check_unseen(unseen)
