@@ -143,6 +143,21 @@ def test_with_patience_who_is_stopped_has_its_best_weights():
     equal(trained.params["Dense_0"]["kernel"][1], shorter.params["Dense_0"]["kernel"][1])
 
 
+def test_who_is_stopped_stays_so_under_a_metric_that_numpy_computes():
+    def right(prediction, y):
+        return (prediction.argmax(-1) == y).mean()
+
+    def stop(view):
+        if view.epoch == 2:
+            view.stop([1])  # so few that they are not set aside
+
+    followed = {"validation": HELD_OUT, "metric": {"right": right}, "monitor": "right", "mode": "max", "patience": 9}
+    trained, history = train(callbacks=[stop], **followed)
+    assert history.epochs.tolist() == [8, 2, 8, 8, 8, 8]
+    short, _ = train(epochs=2, **followed)
+    equal(of([1], trained).params, of([1], short).params)
+
+
 def test_a_learning_rate_set_on_the_way_is_that_of_two_calls():
     rates = np.linspace(0.001, 0.1, 6)
     first, _ = train(epochs=4)

@@ -362,3 +362,19 @@ def test_writing_takes_no_more_than_its_share(tmp_path, monkeypatch):
 def test_a_share_is_a_part_of_the_time(tmp_path, share):
     with pytest.raises(ValueError, match="share is of a training's seconds"):
         tn.Checkpoints(tmp_path, share=share)
+
+
+def test_a_folder_of_something_else_is_refused_in_a_sentence(tmp_path):
+    made().save(tmp_path / "swarm")
+    with pytest.raises(ValueError, match="swarm holds a swarm that swarm.save wrote: checkpoints have a folder"):
+        train(made(), tmp_path / "swarm")
+    (tmp_path / "other" / "7").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"other cannot be read as a checkpoint \(.*\): name another folder") as caught:
+        train(made(), tmp_path / "other")
+    assert "\n" not in str(caught.value)
+
+
+def test_held_out_data_that_are_gone_are_named_and_not_their_digest(tmp_path):
+    train(made(), tmp_path, validation=(X, Y))
+    with pytest.raises(ValueError, match=r"data\[1\].x was float32\[40, 3\] and is not there"):
+        train(made(), tmp_path, validation=None)

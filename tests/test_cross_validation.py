@@ -228,3 +228,11 @@ def test_mistakes_stop_before_any_training(bad, said, monkeypatch):
     models, y, folds = bad.pop("models", MODELS), bad.pop("y", Y), bad.pop("splitter", bad.pop("folds", 3))
     with pytest.raises(ValueError, match=said):
         tn.cross_validate(models, X, y, folds=folds, **bad, **JOB)
+
+
+def test_counts_are_no_classes():
+    y = np.arange(60) % 7  # a fold would lack some of them, were they classes
+    job = {"optimizer": optax.sgd(0.01), "loss": tn.mse, "epochs": 1, "folds": 20, "progress": False}
+    with pytest.raises(ValueError, match=r"prediction has shape \(.*1\), the target \(.*\): make them equal"):
+        tn.cross_validate(tn.MLP((1,)), X, y, **job)
+    assert "accuracy" not in tn.cross_validate(tn.MLP((1,)), X, y[:, None], **job).table

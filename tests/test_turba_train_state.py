@@ -465,3 +465,25 @@ def test_an_equal_model_made_anew_compiles_nothing(monkeypatch):
     for number, how in enumerate(({"width": 8}, {"rate": 0.2}, {"rows": 2}, {"name": "sin"})):
         made(**how)
         assert len(compiled) == 2 + number, how
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_swarm_of_one_takes_rows_with_and_without_the_member_axis(rows):
+    one = TurbaTrainState.swarm(MLP((3,)), optax.sgd(0.1), 1, input_size=4)
+    x, y = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4), np.arange(rows)
+    layer = one.params["Dense_0"]
+    logits = x @ np.asarray(layer["kernel"][0]) + np.asarray(layer["bias"][0])
+    for bare in (x, x[None]):
+        np.testing.assert_allclose(one.predict(bare), logits[None], rtol=1e-5)
+    losses = -jax.nn.log_softmax(logits)[np.arange(rows), y]
+    for data in ((x, y), (x[None], y[None]), (x, np.eye(3)[y]), (x[None], np.eye(3)[y][None])):
+        np.testing.assert_allclose(one.evaluate(*data, softmax_cross_entropy)[0], [losses.mean()], rtol=1e-5)
+        assert one.train(*data, softmax_cross_entropy)[2].shape == (1, rows, 3)
+
+
+def test_a_loss_of_no_rows_is_refused():
+    swarm = TurbaTrainState.swarm(MLP((3,)), optax.sgd(0.1), 2, input_size=4)
+    empty = np.zeros((2, 0, 4)), np.zeros((2, 0), int)
+    for call in (swarm.train, swarm.evaluate):
+        with pytest.raises(ValueError, match=r"x has shape \(2, 0, 4\): a loss needs at least one row of each member"):
+            call(*empty, softmax_cross_entropy)

@@ -24,6 +24,7 @@ from turbanet.training import member, saved
 from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
+from turbanet.training.optimizers import check_optimizer
 from turbanet.training.plan import resized, say_once
 from turbanet.training.program import Evaluate, read, remembered
 
@@ -112,8 +113,9 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, and
-            for what is no optimizer.
+        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, for
+            a model without parameters or with whole numbers for them, and for what is no optimizer or one that asks for
+            more than gradients, parameters and the loss.
 
         Examples
         --------
@@ -171,7 +173,10 @@ class TurbaTrainState(TrainState):
         """A function of {"seed": ..., "id": ...}, that member as it is before its training."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
-        carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
+        shapes = jax.eval_shape(initial, 0, 0, sample)
+        if optimizer is not saved.PREDICTS:
+            check_optimizer(optimizer, shapes.get("params", {}))
+        carried, idle = member.survey(model, shapes, sample)
         for sentence in idle:
             say_once(sentence)
 
@@ -200,11 +205,12 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for params that do not lead with one member axis.
+        ValueError : for params that do not lead with one member axis, and for what `swarm` refuses of params and tx
         """
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
+        check_optimizer(tx, jax.eval_shape(partial(jax.tree.map, lambda leaf: leaf[0]), params))
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
         zeros = jnp.zeros(len(swarm), jnp.int32)
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
@@ -275,12 +281,12 @@ class TurbaTrainState(TrainState):
         tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
         names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
         """
-        return _each(member.train_step, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _each(member.evaluate, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -288,7 +294,7 @@ class TurbaTrainState(TrainState):
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
-        return _each(_predict, bool(capture_intermediates), self, self._lead(x, "x"))
+        return _each(_predict, bool(capture_intermediates), self, *self._lead(x))
 
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
         """One optimizer update by `grads`; on a swarm, of each member by itself.
@@ -425,18 +431,28 @@ class TurbaTrainState(TrainState):
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 
-    def _lead(self, data, name):
-        """`data` as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
-        members = len(self)
+    def _lead(self, x, *y):
+        """x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
+        data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
+        if len(self) == 1:
+            data = self._lead_one(*data)
+        for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):
+            if leaf.shape[:1] != (len(self),):
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}; it must lead with the {len(self)} members.")
+            if y and 0 in leaf.shape[:2]:
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}: a loss needs at least one row of each member.")
+        return data
 
-        def lead(leaf):
-            if members == 1 and leaf.shape[:1] != (1,):
-                leaf = leaf[None]
-            if leaf.shape[:1] != (members,):
-                raise ValueError(f"{name} has shape {leaf.shape}; it must lead with the {members} members.")
-            return leaf
-
-        return jax.tree.map(lead, as_arrays(data, name))
+    def _lead_one(self, x, *y):
+        """The data of a swarm of one, which may come without the member axis: the rank of its sample tells it of x."""
+        leaves, tree = jax.tree.flatten(x)
+        samples = jax.tree.leaves(self.sample)
+        ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
+        bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
+        is_one_row = any(it and leaf.shape[:1] == (1,) for it, leaf in zip(bare, leaves, strict=True))
+        led = [leaf[None] if it else leaf for it, leaf in zip(bare, leaves, strict=True)]
+        of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
+        return [jax.tree.unflatten(tree, led), *of_y]
 
 
 def _unpickled(kind, held):

@@ -16,6 +16,7 @@ from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan, check_plan, home, say_once
 from turbanet.training.program import fitting_block
 from turbanet.training.sampling import check_rows
@@ -156,6 +157,7 @@ def federated(
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"federated trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
+    check_plain(swarm, "federated")
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" follows a validation loss after each epoch, which clients have not.')
     loss_fn = swarm.loss(loss_fn)

@@ -19,6 +19,7 @@ from turbanet.training.arrays import check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import prepare
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import deal
 
@@ -98,6 +99,7 @@ def local_sgd(
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"local_sgd trains one network by many workers, got a swarm of {len(swarm)}: swarm[[id]].")
+    check_plain(swarm, "local_sgd")
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)

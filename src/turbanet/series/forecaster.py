@@ -16,7 +16,7 @@ from turbanet.series import panel as panels
 from turbanet.series.panel import Panel
 from turbanet.training.arrays import check_whole
 from turbanet.training.fit import fit, predict
-from turbanet.training.history import History
+from turbanet.training.history import History, diverged
 from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -255,6 +255,9 @@ class _Trained:
             self.swarms[kind], self.histories[kind] = fit(
                 swarm, x, y, forecaster.loss, per_member=True, **forecaster.how
             )
+            if diverged(self.swarms[kind], self.histories[kind]).all():
+                came = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
+                raise ValueError(f"{came}: give an optimizer of a smaller learning rate.")
 
     def forecast(self, steps: int) -> list[np.ndarray]:
         """The mean over the kinds of networks, of each panel [series, step], in the unit of its series."""

@@ -15,8 +15,9 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
 
     A JAX array comes back untouched. PyTorch tensors (also those that require gradients), pandas tables and columns,
     NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
-    tensors JAX arrays), without a copy where the type allows. With JAX in 32 bits, as it starts, int64 and float64
-    become int32 and float32. Raises ValueError for what holds no numbers, and for whole numbers outside of int32.
+    tensors JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits, as it
+    starts, int64 and float64 become int32 and float32. Raises ValueError for what holds no numbers, and for whole
+    numbers outside of int32.
     """
     if isinstance(value, jax.Array):
         return value
@@ -24,7 +25,7 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     dtype = array.dtype
     if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
-    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
+    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         came = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
         raise ValueError(f"{name} holds {came}: make them smaller, or floats, or set jax_enable_x64.")
@@ -72,6 +73,11 @@ def check_next_ids(ids: Any, count: int) -> None:
 
 def _are_names(numbers):
     return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers <= MOST)).all())
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in its first line: of many it says more than one sentence has room for."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def floating(tree: Any) -> tuple[list, Callable]:

@@ -14,6 +14,7 @@ from turbanet.training import checkpoint
 from turbanet.training.arrays import as_arrays
 from turbanet.training.describe import model
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import has_averages
 from turbanet.training.places import is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.schedules import NAMED, PLATEAU, Schedule, learning_rates
@@ -42,6 +43,7 @@ def save(swarm: Swarm, folder: str | os.PathLike) -> None:
     swarm = jax.tree.map(jnp.asarray, swarm)
     names = {function: name for name, function in NAMED.items()}
     about = {"format": FORMAT, "versions": checkpoint.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
+    about["averages"] = has_averages(swarm.opt_state)
     about["schedules"] = [names.get(function) for function in getattr(swarm.schedule, "functions", ())]
     about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
     told = {"what": "The swarm", "advice": "make room, or name another"}
@@ -72,6 +74,8 @@ def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_
     given = as_arrays(sample_input, "sample_input")  # None stays None
     create = creator(jax.tree.map(jnp.zeros_like, sample) if given is None else given)
     like = _like(about, create, schedule).replace(sample=sample)
+    if about.get("averages") and like.tx is PREDICTS:
+        raise ValueError(f"The swarm in {folder} predicts by parameters that its optimizer keeps: give the optimizer.")
     _check(folder, like, about, check)
     return checkpoint.named_leaves(kept.arrays(), like)
 
