@@ -102,7 +102,9 @@ def test_who_averages_members_refuses_averages_of_the_optimizer(train):
     how = {"workers": 2, "epochs": 1, "batch_size": 2}
     if train is tn.federated:
         how = {"clients": [[0, 1]], "rounds": 1, "sampled": 1}
-    with pytest.raises(ValueError, match=f"{train.__name__} changes parameters, .* take an optimizer without averages"):
+    with pytest.raises(
+        ValueError, match=f"{train.__name__} goes by what is trained, .* take an optimizer without averages"
+    ):
         train(made(AVERAGING["chain"][0], 1), X, Y, tn.mse, **how)
 
 
