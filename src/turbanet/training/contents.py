@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 MISSING = object()  # in the place of what a name does not stand for, or not yet
-FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType
+FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType
 
 
 class Parts(dict):
@@ -57,7 +57,7 @@ def is_pickled_by_parts(kind: type) -> bool:
 
 
 def may_change(thing: Any, pickled: Any) -> bool:
-    """Whether an object of which a pickle holds copies can change: not what is equal by value, as Python wants it."""
+    """Whether an object of a package's class can change, of which a pickle holds copies: not what is equal by value."""
     by_identity = type(thing).__hash__ in (None, object.__hash__) or hasattr(thing, "__array__")
     return by_identity and any(pickled[1:]) and not isinstance(thing, FIXED)
 
