@@ -25,7 +25,8 @@ def contents(thing: Any) -> tuple:
     if isinstance(thing, type):
         return *thing.__bases__, *vars(thing), *vars(thing).values()
     held = getattr(thing, "__dict__", {})
-    found = [*held, *held.values(), *(getattr(thing, name, MISSING) for name in copyreg._slotnames(type(thing)))]
+    slots = copyreg._slotnames(type(thing))  # type: ignore[attr-defined]  # as pickle finds them
+    found = [*held, *held.values(), *(getattr(thing, name, MISSING) for name in slots)]
     found += thing.values() if isinstance(thing, dict) else ()
     return *found, *(thing if isinstance(thing, dict | list | set) else ())
 

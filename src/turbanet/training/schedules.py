@@ -159,7 +159,7 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     given = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
     if len(given) != len(swarm):
         raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(given)}.")
-    of_members = [NAMED.get(one, one) if isinstance(one, str) else one for one in given]
+    of_members: list[Any] = [NAMED.get(one, one) if isinstance(one, str) else one for one in given]
     for function in of_members:
         if not (callable(function) and isinstance(function, Hashable)):
             raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
