@@ -14,7 +14,7 @@ from turbanet.ppo import PPOConfig
 from turbanet.training import member
 from turbanet.training.arrays import check_whole
 from turbanet.training.data import Data
-from turbanet.training.fit import apply
+from turbanet.training.scores import apply
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, gathered, home, say_once

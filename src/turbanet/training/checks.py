@@ -116,6 +116,17 @@ def check_fit(
     return Checked(loss_fn, data, held_out, in_program, on_host, rule)
 
 
+def check_masks(swarm: Any, loss_fn: Callable, what: str, advice: str) -> None:
+    """ValueError where `what` leaves rows of a batch out and the loss or the model cannot: a sentence with `advice`."""
+    if not member.takes(loss_fn, "mask"):
+        needs = "a loss that takes mask=, bool [batch] (see turbanet.mean_over_rows)"
+    elif swarm.collections:
+        needs = f"a model without {sorted(swarm.collections)}, which are of all rows of a batch (take GroupNorm)"
+    else:
+        return
+    raise ValueError(f"{what} need {needs}, or {advice}.")
+
+
 def _is_finite(array):
     """Whether its sum is, or else all that is in it: one pass over the memory where nothing is wrong."""
     with np.errstate(all="ignore"):

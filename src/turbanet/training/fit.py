@@ -11,19 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import autoplan, mapped, metrics, processes, stopping
+from turbanet.training import autoplan, mapped, metrics, processes, scores, stopping
 from turbanet.training.arrays import check_whole
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit
-from turbanet.training.data import placed, prepare
+from turbanet.training.data import prepare
 from turbanet.training.history import TRAIN_LOSS, History
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, gathered, home, say_once
-from turbanet.training.program import Evaluate, Train, compiled, predict_rows
+from turbanet.training.plan import Plan, choose, home, say_once
+from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order
+from turbanet.training.scores import apply
 from turbanet.training.streaming import Passing, Streaming
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
@@ -197,16 +198,21 @@ def evaluate(
     per_member: PerMember = False,
     plan: Plan | None = None,
 ) -> jax.Array:
-    """Every member's loss [member] on its rows of x, y, each row counted once and computed for itself.
+    """Every member's loss [member] on its rows of x, y: of all its rows as one batch, whatever the loss is.
 
     Parameters
     ----------
-    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them
+    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them. Where members have different numbers of rows a
+        loss that takes mask=, bool [batch], as all of this library do, is one program; any other one is a program for
+        each number
     """
     loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
-    return apply(Evaluate(loss_fn), swarm, data, plan)[0]
+    if not scores.is_by_count(loss_fn, data):
+        return apply(Evaluate(loss_fn), swarm, data, plan)[0]
+    loss, *_ = scores.ByCount(Evaluate(loss_fn), data, choose(plan, swarm))(swarm)
+    return jax.device_put(loss, home(swarm.step))
 
 
 def predict(
@@ -236,14 +242,3 @@ def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) 
     each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
     return np.array(order)  # writable, as PyTorch wants its arrays
-
-
-def apply(program: Any, swarm: Swarm, data: Any, plan: Plan | None) -> Any:
-    """What `program` returns of every member, [member, ...], where the swarm is."""
-    plan = choose(plan, swarm)
-    rounds = plan.rounds(len(swarm))
-    states = [plan.place(swarm, round) for round in rounds]
-    orders = list(zip(states, placed((data,), plan, rounds), strict=True))
-    run = compiled(program, plan, *orders[0])
-    out = gathered(*(run(*order) for order in orders), members=len(swarm))
-    return jax.device_put(out, home(swarm.step))

@@ -40,11 +40,11 @@ class Part(Train):
 
         def step(number, state):
             way = state.underway
-            batch = data.read(self._rows(way, number))
-            after, loss, _ = member.train_step(self._step_loss, state, *batch)
-            after, taken = self._taken(state, after, batch)
+            batch, mask, goes_on = self._batch(way, number, data)
+            after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
             loss = way.loss + loss.astype(way.loss.dtype)
-            return after.replace(underway=way.replace(place=way.place + taken, loss=loss))
+            after = after.replace(underway=way.replace(place=way.place + 1, loss=loss))
+            return after if goes_on is None else stopping.choose(goes_on, after, state)
 
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
         def end(state):
@@ -57,20 +57,12 @@ class Part(Train):
         nothing = room(jax.eval_shape(end, after)[1])
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
 
-    @property
-    def _step_loss(self):
-        return self.loss_fn
-
-    def _taken(self, before, after, batch):
-        """The member after a step on a batch, and 1 if it was one."""
-        return after, 1
-
     def _begin(self, state, data):
         return self._order(state, data)
 
-    def _rows(self, way, number):
-        """Where the rows of a step are, the one that comes `number`th in this call."""
-        return way.order[way.place]
+    def _batch(self, way, number, data):
+        """((x, y), mask, whether it is a step) of the step that comes `number`th in this call; None: all, and it is."""
+        return data.read(way.order[way.place]), None, None
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """The swarm as it enters the first part of an epoch of so many rows."""

@@ -20,7 +20,6 @@ from turbanet.training.fingerprint import Fingerprint, fingerprint
 from turbanet.training.sampling import epoch_order
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
-RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
@@ -111,7 +110,8 @@ def room(seen: Any, *epochs: int) -> Any:
 class Evaluate:
     """The loss of one member over its rows, {name: metric} and, if asked for, the predictions; padding does not count.
 
-    metrics: ((name, metric(prediction, y, mask=mask)), ...), where mask says which rows are no padding.
+    Where members have different numbers of rows the loss takes a mask, which says which are no padding: see `scores`.
+    metrics: ((name, metric(prediction, y, mask=mask)), ...).
     """
 
     loss_fn: Callable
@@ -119,25 +119,11 @@ class Evaluate:
     predictions: bool = False
 
     def __call__(self, state, data):
-        needed = self.metrics or self.predictions
-
-        def scored(index=None):
-            loss, prediction = member.evaluate(self.loss_fn, state, *data.read(index), rows_at_once=ROWS)
-            return loss, prediction if needed else None
-
-        def of_row(position):
-            loss, prediction = scored(position[None])
-            return loss, jax.tree.map(lambda leaf: leaf[0], prediction)
-
         position = jnp.arange(data.length)
-        mask = position < (data.length if data.count is None else data.count)
-        if data.ragged:
-            # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
-            each, prediction = jax.lax.map(of_row, position, batch_size=RAGGED_ROWS)
-            loss = jnp.where(mask, each, 0).sum() / data.count
-        else:
-            loss, prediction = scored()
-        y = data.read()[1]
+        mask = position < (data.count if data.ragged else data.length)
+        x, y = data.read(jnp.where(mask, position, 0) if data.ragged else None)
+        padded = mask if data.ragged else None
+        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=ROWS)
         metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
         return loss, metrics, prediction if self.predictions else None
 
