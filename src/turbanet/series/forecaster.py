@@ -253,7 +253,7 @@ class _Trained:
             made = {"sample_input": sample, "seed": forecaster.seed}
             swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **made)
             self.swarms[kind], self.histories[kind] = fit(
-                swarm, x, y, forecaster.loss, per_member=True, **forecaster.how
+                swarm, x, y, forecaster.loss, per_member=True, equal_steps=True, **forecaster.how
             )
 
     def forecast(self, steps: int) -> list[np.ndarray]:

@@ -23,8 +23,8 @@ AHEAD = 2  # chunks that wait for their turn
 class Chunk(NamedTuple):
     """Some batches of an epoch, one after the other.
 
-    data : x, y [row, ...] of all of them, with room for more; where they came with `rows`, y is (y, bool [member, row]),
-        which rows a member sees
+    data : x, y [row, ...] of all of them, with room for more; where `is_masked`, y is (y, bool [member, row]): which
+        rows a member sees
     batch_size : rows of a batch
     steps : how many batches there are
     ends : whether the last one is the epoch's last

@@ -98,7 +98,7 @@ def fit_batches(
         check_data(swarm, chunk.trained_on(), loss_fn, allow_nan=allow_nan)
 
     start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
-    program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host))
+    program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host), masked=True)
     record = Record(swarm, metric, (TRAIN_LOSS if validation is None else monitor, rule[1], min_delta), callbacks)
     how: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
     how |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}

@@ -13,6 +13,8 @@ from turbanet.training import member, schedules, stopping
 from turbanet.training.data import Data
 from turbanet.training.member import Swarm
 from turbanet.training.program import Train, known, remembered, room
+from turbanet.training.sampling import own_steps
+from turbanet.training.sums import added, zero
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
 IMAGES = 4  # axes: row, height, width, channel
@@ -24,7 +26,7 @@ class Underway:
 
     order: Any  # of its rows: int32 [step, batch]; None where its data are in the order of the steps
     place: Any  # steps that are done
-    loss: Any  # the sum over the steps before
+    loss: Any  # the sum over the steps before, see `sums`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +38,18 @@ class Part(Train):
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
         def start(state):
-            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), jnp.zeros(())))
+            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
 
         def step(number, state):
             way = state.underway
             batch, mask, goes_on = self._batch(way, number, data)
             after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
-            loss = way.loss + loss.astype(way.loss.dtype)
-            after = after.replace(underway=way.replace(place=way.place + 1, loss=loss))
+            after = after.replace(underway=way.replace(place=way.place + 1, loss=added(way.loss, loss)))
             return after if goes_on is None else stopping.choose(goes_on, after, state)
 
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
         def end(state):
-            state, seen = self._end(state, state, state.underway.loss / state.underway.place, held_out)
+            state, seen = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
             return state, jax.tree.map(lambda one: one[None], seen)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
@@ -62,12 +63,19 @@ class Part(Train):
 
     def _batch(self, way, number, data):
         """((x, y), mask, whether it is a step) of the step that comes `number`th in this call; None: all, and it is."""
-        return data.read(way.order[way.place]), None, None
+        goes_on = way.place < own_steps(data.count, self.batch_size) if self._is_own(data) else None
+        return data.read(way.order[way.place]), self._mask(data), goes_on
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """The swarm as it enters the first part of an epoch of so many rows."""
         order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
-        return swarm.replace(underway=Underway(order, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+        return swarm.replace(underway=underway(len(swarm), order))
+
+
+def underway(members: int, order: Any = None) -> Underway:
+    """Where so many members are as they enter an epoch."""
+    loss = jax.tree.map(lambda leaf: jnp.tile(leaf, members), zero())
+    return Underway(order, jnp.zeros(members, jnp.int32), loss)
 
 
 def is_long(program: Train, swarm: Swarm, data: Data) -> bool:

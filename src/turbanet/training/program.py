@@ -17,7 +17,8 @@ import psutil
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
 from turbanet.training.fingerprint import Fingerprint, fingerprint
-from turbanet.training.sampling import epoch_order
+from turbanet.training.sampling import epoch_order, own_order, own_steps
+from turbanet.training.sums import added, zero
 
 ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
 KEPT = 64  # compiled programs
@@ -40,6 +41,8 @@ class Train:
     most_steps: int | None = None  # of an epoch, of drawn rows: for timing, as a whole shuffle would weigh on so few
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
+    masked: bool = False  # whether some have fewer rows than a batch, of which a mask tells the loss
+    equal_steps: bool = False  # whether those with fewer rows go through theirs again, to make as many steps as others
 
     @property
     def seen(self) -> list[str]:
@@ -73,11 +76,35 @@ class Train:
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
             return member.train_step(self.loss_fn, state, *data.read())[:2]
 
+        order = self._order(state, data)
+        if self._is_own(data):
+            return self._own_epoch(state, data, order)
+
         def step(state, index):
             return member.train_step(self.loss_fn, state, *data.read(index))[:2]
 
-        state, losses = jax.lax.scan(step, state, self._order(state, data))
+        state, losses = jax.lax.scan(step, state, order)
         return state, losses.mean()
+
+    def _own_epoch(self, state, data, order):
+        """An epoch of as many steps as the member makes alone; beside members that make more, it waits."""
+        steps, mask = own_steps(data.count, self.batch_size), self._mask(data)
+
+        def step(number, carry):
+            state, total = carry
+            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(order[number]), mask)
+            return state, added(total, loss)
+
+        state, (total, _) = jax.lax.fori_loop(0, steps, step, (state, zero()))
+        return state, total / steps
+
+    def _is_own(self, data):
+        """Whether each member makes a number of steps of its own."""
+        return data.ragged and not self.equal_steps and not self.most_steps
+
+    def _mask(self, data):
+        """Which rows of each batch of a member count, bool [batch]; None: all."""
+        return jnp.arange(self.batch_size) < data.count if self.masked else None
 
     def _order(self, state, data):
         """The positions of the rows of each step, int32 [step, batch]."""
@@ -85,7 +112,8 @@ class Train:
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
         if self.most_steps:
             return jax.random.randint(key, (self.steps(data.length), self.batch_size), 0, count)
-        return epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
+        order = own_order if self._is_own(data) else epoch_order
+        return order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
     def _end(self, before, after, loss, held_out):
         """What follows the steps of an epoch that took a member from `before` to `after`: -> (state, what was seen)."""

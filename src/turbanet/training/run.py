@@ -289,7 +289,7 @@ class Training:
         return every
 
     def _by_count(self):
-        """(validation loss, {name: metric}, predictions) [member, 1, ...] of those who train, NaN for who had stopped."""
+        """(validation loss, {name: metric}, predictions) [member, 1, ...] of those in training, NaN for the stopped."""
         if self.scores is None:
             program = self.program
             self.scores = ByCount(

@@ -11,7 +11,7 @@ from turbanet.training.checkpoint import types
 from turbanet.training.data import of_members, placed
 from turbanet.training.mapped import Mapped
 from turbanet.training.member import Swarm
-from turbanet.training.parts import Part, Underway
+from turbanet.training.parts import Part, underway
 from turbanet.training.plan import say_once
 from turbanet.training.run import Training
 from turbanet.training.weights import only
@@ -22,7 +22,7 @@ class Passing(Part):
     """Some `steps` of an epoch of one member, over the batches that its data begin with, one after the other.
 
     is_masked : whether y comes as (y, bool [row]), which says of each row whether the member sees it; a batch of which
-        it sees none is no step of it
+        it sees none is no step of it, of one of which it sees a part the loss is told where this is `masked`
     """
 
     is_masked: bool = False
@@ -35,12 +35,12 @@ class Passing(Part):
         if not self.is_masked:
             return data.read(index), None, None
         y, seen = data.y
-        batch, mask = data.replace(y=y).read(index), seen[index]
-        return only(mask, batch), mask, mask.any()
+        batch, seen = data.replace(y=y).read(index), seen[index]
+        return (only(seen, batch), seen, seen.any()) if self.masked else (batch, None, seen.any())
 
     def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
         """The swarm as it enters the first batch of an epoch."""
-        return swarm.replace(underway=Underway(None, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+        return swarm.replace(underway=underway(len(swarm)))
 
 
 class Streaming(Training):

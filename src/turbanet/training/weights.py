@@ -20,9 +20,9 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
 
     Returns
     -------
-    loss : loss(params, x, y, apply_fn, *, mask=None, weight=None) -> (scalar, prediction), the mean of all values. mask,
-        bool [batch]: of the rows where it is true. weight, [batch]: each row counts so much (see `weighted`). A row that
-        does not count may hold anything, NaN too; where none does the loss is 0.
+    loss(params, x, y, apply_fn, *, mask=None, weight=None) -> (scalar, prediction): the mean of all values; with mask,
+    bool [batch], of those of the rows where it is true; with weight, [batch], each row counts so much. A row that does
+    not count may hold anything, NaN too; where none does the loss is 0.
 
     Examples
     --------
