@@ -17,7 +17,13 @@ from jax._src.lru_cache import LRUCache
 import turbanet
 from turbanet.training import run
 
+if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
 turbanet.use_cores(2)
+DEVICES = min(2, len(jax.devices()))  # that a plan of several devices has here
+ON_CPU = jax.default_backend() == "cpu"
+if not ON_CPU:
+    jax.config.update("jax_default_matmul_precision", "highest")
 # Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has two
 # processes on what may be two cores, where some trainings then take twenty times as long.
 os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -76,8 +82,21 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path in STUDY:
             item.add_marker("study")
+        if item.get_closest_marker("cpu") and not ON_CPU:
+            item.add_marker(pytest.mark.skip(reason="of CPU devices"))
     longest = ["test_pipeline.py", "test_twins.py"]
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test that asks for two devices is skipped where there is one."""
+    try:
+        return (yield)
+    except ValueError as error:
+        if "devices must be 1 to 1 " in str(error):
+            pytest.skip("needs two devices")
+        raise
 
 
 @pytest.fixture

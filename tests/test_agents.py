@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 from flax import linen as nn
 from flax import struct
 
@@ -108,7 +109,7 @@ def test_an_agent_of_a_swarm_equals_the_agent_trained_alone():
 
 def test_blocks_and_devices_change_roundings_alone():
     _, history = train(members=5, config=SHORT._replace(total_timesteps=48))
-    for plan in (tn.Plan(1, block=1), tn.Plan(2, block=3)):
+    for plan in (tn.Plan(1, block=1), tn.Plan(DEVICES, block=3)):
         _, other = train(members=5, config=SHORT._replace(total_timesteps=48), plan=plan)
         np.testing.assert_allclose(other.train_loss, history.train_loss, rtol=1e-4, atol=1e-5)
 
@@ -139,6 +140,17 @@ def test_each_member_has_an_environment_of_its_own():
     swarm, _ = train(params=Params(reward=reward), config=SHORT._replace(total_timesteps=1600))
     paid = evaluate_agents(Line(), swarm, params=Params(reward=reward), episodes=3).mean(1)
     np.testing.assert_array_equal(paid, [3, 6, 6])  # the third goes left, until its time is up
+
+
+@pytest.mark.parametrize(("updates", "evaluations"), [(5, 2), (11, 3), (6, 4), (3, 3)])
+def test_agents_make_the_updates_asked_for_whatever_the_evaluations(updates, evaluations):
+    config = SHORT._replace(total_timesteps=16 * updates, anneal=("lr",))
+    expected, whole = train(config=config)
+    swarm, history = train(config=config, evaluations=evaluations, episodes=2)
+    assert history.updates.tolist() == [updates] * 3
+    assert history.evaluation.shape == (evaluations, 3)
+    np.testing.assert_allclose(history.train_loss, whole.train_loss, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), swarm.params, expected.params)
 
 
 def test_a_solved_member_stops_and_keeps_its_weights():
@@ -226,6 +238,12 @@ def test_play_stops_with_the_episode():
     np.testing.assert_array_equal(evaluate_agents(Long(), swarm, params=Params(limit=9), episodes=2), 9)
 
 
+def test_a_seed_of_episodes_is_one_that_int32_holds():
+    swarm, _ = train(config=SHORT._replace(total_timesteps=16))
+    with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646, got 4294967296"):
+        evaluate_agents(Line(), swarm, seed=2**32)
+
+
 def test_equal_calls_compile_once():
     train()
     compiled = list(program._programs().values())
@@ -247,9 +265,10 @@ def test_equal_calls_compile_once():
         ({"params": {"limit": 3}}, "params are Params"),
         ({"solved": 3.0}, "give evaluations="),
         ({"evaluations": 11}, "There are 10 updates"),
-        ({"plan": "auto"}, "by a Plan or by rule"),
+        ({"plan": "auto"}, "plan must be a Plan"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),
         ({"members": 0}, "swarm_size"),
+        ({"seed": 2**32}, "seed must be one int .* from 0 to 2147483646, got 4294967296"),
     ],
 )
 def test_bad_input_is_refused(how, words):

@@ -102,3 +102,10 @@ def test_what_holds_no_numbers_is_refused_by_name(value):
 def test_lists_of_unequal_lengths_are_refused_by_name():
     with pytest.raises(ValueError, match="^x must be an array of numbers, got .* inhomogeneous"):
         as_arrays([[1, 2], [3]], "x")
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">i8", ">u2", ">c8"])
+def test_the_other_byte_order_is_swapped(dtype):
+    found = as_array(np.arange(3).astype(dtype), "x")
+    assert found.dtype.isnative
+    np.testing.assert_array_equal(jnp.asarray(found), [0, 1, 2])

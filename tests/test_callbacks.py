@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import parts
@@ -22,7 +23,7 @@ def made(members=6):
 
 
 def train(swarm=None, **more):
-    how = HOW | {"plan": tn.Plan(2, 2)} | more
+    how = HOW | {"plan": tn.Plan(DEVICES, 2)} | more
     return tn.fit(made() if swarm is None else swarm, X, Y, tn.softmax_cross_entropy, **how)
 
 
@@ -60,7 +61,7 @@ def test_looking_changes_no_bit():
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
 
 
-@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(1, 6)])
+@pytest.mark.parametrize("plan", [tn.Plan(DEVICES, 2), tn.Plan(1, 6)])
 def test_the_swarm_that_a_callback_sees_is_that_of_a_shorter_training_and_stays(plan):
     seen = {}
 
@@ -73,11 +74,20 @@ def test_the_swarm_that_a_callback_sees_is_that_of_a_shorter_training_and_stays(
     equal(seen[8], trained)
 
 
-def test_a_view_that_is_kept_says_that_the_training_has_gone_on():
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda view: view.swarm, "read view.swarm"),
+        (lambda view: view.stop([0]), "call view.stop"),
+        (lambda view: view.set(learning_rate=0.1), "call view.set"),
+    ],
+)
+def test_a_view_that_is_kept_says_that_the_training_has_gone_on(ask, what):
     views = []
     train(callbacks=[views.append])
-    with pytest.raises(RuntimeError, match="gone on from epoch 2: read view.swarm in the callback"):
-        _ = views[0].swarm
+    for view, epoch in ((views[0], 2), (views[-1], 8)):
+        with pytest.raises(RuntimeError, match=f"gone on from epoch {epoch}: {what} in the callback"):
+            ask(view)
 
 
 @pytest.mark.parametrize("asked", [np.arange(6) % 3 == 0, [0, 3], np.array([3, 0])])
@@ -133,6 +143,21 @@ def test_with_patience_who_is_stopped_has_its_best_weights():
     equal(trained.params["Dense_0"]["kernel"][1], shorter.params["Dense_0"]["kernel"][1])
 
 
+def test_who_is_stopped_stays_so_under_a_metric_that_numpy_computes():
+    def right(prediction, y):
+        return (prediction.argmax(-1) == y).mean()
+
+    def stop(view):
+        if view.epoch == 2:
+            view.stop([1])  # so few that they are not set aside
+
+    followed = {"validation": HELD_OUT, "metric": {"right": right}, "monitor": "right", "mode": "max", "patience": 9}
+    trained, history = train(callbacks=[stop], **followed)
+    assert history.epochs.tolist() == [8, 2, 8, 8, 8, 8]
+    short, _ = train(epochs=2, **followed)
+    equal(of([1], trained).params, of([1], short).params)
+
+
 def test_a_learning_rate_set_on_the_way_is_that_of_two_calls():
     rates = np.linspace(0.001, 0.1, 6)
     first, _ = train(epochs=4)
@@ -146,6 +171,18 @@ def test_a_learning_rate_set_on_the_way_is_that_of_two_calls():
     equal(trained, second)
     np.testing.assert_allclose(tn.hyperparameters(trained)["learning_rate"], rates, rtol=1e-6)
     assert history.epochs.tolist() == [8] * 6
+
+
+def test_a_rate_that_began_as_an_int_is_set_to_any_number():
+    sgd = optax.inject_hyperparams(optax.sgd)
+    whole, same = (tn.TurbaTrainState.swarm(tn.MLP((6, 2)), sgd(rate), 6, sample_input=X[:1]) for rate in (1, 1.0))
+
+    def change(view):
+        if view.epoch == 4:
+            view.stop([5])
+            view.set(learning_rate=0.25)
+
+    equal(train(whole, callbacks=[change])[0], train(same, callbacks=[change])[0])
 
 
 def test_a_learning_rate_is_set_for_those_who_train_on_alone():

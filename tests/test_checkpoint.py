@@ -92,6 +92,12 @@ def test_more_epochs_go_on_from_the_last(tmp_path):
     same(outcome(*train(made(), tmp_path, epochs=8)), outcome(*train(made(), epochs=8)))
 
 
+def test_fewer_epochs_than_are_done_are_refused(tmp_path):
+    train(made(), tmp_path)
+    with pytest.raises(ValueError, match="is past epoch 8, 6 were asked for: ask for more epochs"):
+        train(made(), tmp_path, epochs=6)
+
+
 def test_another_plan_goes_on_within_rounding(tmp_path):
     expected = train(made())[1].train_loss
     train(made(), tmp_path, epochs=4)
@@ -221,11 +227,11 @@ def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, name
 
 
 def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, monkeypatch):
-    def short(compiled, plan, rounds):
-        return program.Need(2**50, False) if plan.block == 2 else fits(compiled, plan, rounds)
+    def short(executable, plan, rounds):
+        return program.Need(2**50, 2**40) if plan.block == 2 else needs(executable, plan, rounds)
 
-    fits = training.fits
-    monkeypatch.setattr(training, "fits", short)
+    needs = program.needs
+    monkeypatch.setattr(program, "needs", short)
     whole = train(made())
     train(made(), tmp_path, epochs=4)
     again = train(made(), tmp_path)
@@ -356,3 +362,19 @@ def test_writing_takes_no_more_than_its_share(tmp_path, monkeypatch):
 def test_a_share_is_a_part_of_the_time(tmp_path, share):
     with pytest.raises(ValueError, match="share is of a training's seconds"):
         tn.Checkpoints(tmp_path, share=share)
+
+
+def test_a_folder_of_something_else_is_refused_in_a_sentence(tmp_path):
+    made().save(tmp_path / "swarm")
+    with pytest.raises(ValueError, match="swarm holds a swarm that swarm.save wrote: checkpoints have a folder"):
+        train(made(), tmp_path / "swarm")
+    (tmp_path / "other" / "7").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"other cannot be read as a checkpoint \(.*\): name another folder") as caught:
+        train(made(), tmp_path / "other")
+    assert "\n" not in str(caught.value)
+
+
+def test_held_out_data_that_are_gone_are_named_and_not_their_digest(tmp_path):
+    train(made(), tmp_path, validation=(X, Y))
+    with pytest.raises(ValueError, match=r"data\[1\].x was float32\[40, 3\] and is not there"):
+        train(made(), tmp_path, validation=None)

@@ -216,3 +216,36 @@ def test_a_model_that_always_draws_is_left_to_its_loss():
 def test_an_optimizer_is_one_of_optax(optimizer):
     with pytest.raises(ValueError, match=r"one of Optax's, such as optax.adam\(0.001\); got"):
         tn.TurbaTrainState.swarm(tn.MLP((2,)), optimizer, 2, input_size=3)
+
+
+class Probable(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.softmax(nn.Dense(5)(x))
+
+
+HALVES = np.full((12, 5), 0.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ({"y": ONE_HOT, "loss": tn.cross_entropy}, r"predicts \[.*\] in a row, .* softmax_cross_entropy takes logits"),
+        ({"y": (ONE_HOT, np.ones(12)), "loss": tn.weighted(tn.cross_entropy)}, "softmax_cross_entropy takes logits"),
+        ({"y": HALVES}, "y holds 0.5 in row 0, .* sum to one over classes; binary_cross_entropy"),
+        ({"y": HALVES, "loss": tn.cross_entropy}, "y holds 0.5 in row 0, .* sum to one over classes"),
+        ({"y": 2 * ONE_HOT.astype(int)}, "y holds 2 in row 0, .* 0, 1 or a probability"),
+        ({"y": np.ones((12, 5), int)}, "y holds 1 in row 0, .* sum to one over classes"),
+        ({"y": np.stack([ONE_HOT, HALVES]), "per_member": (False, True)}, "y holds 0.5 in row 0 of member 1"),
+    ],
+)
+def test_what_are_no_probabilities_stops_before_the_training(untrained, how, message):
+    with pytest.raises(ValueError, match=message):
+        train(**how)
+
+
+def test_probabilities_in_half_precision_rows_of_zeros_and_what_nobody_sees_are_taken():
+    swarm = tn.TurbaTrainState.swarm(Probable(), optax.sgd(0.01), 2, sample_input=X[:1])
+    y = jnp.asarray(changed(ONE_HOT * 0.9 + 0.02, 1, to=0), jnp.bfloat16)
+    y = y.at[2].set(0.5)
+    tn.fit(swarm, X, y, tn.cross_entropy, rows=[[0, 1, 3]] * 2, epochs=1, progress=False, plan=PLAN)

@@ -71,7 +71,10 @@ def cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
         patch.setenv(bucket.ROOT, str(tmp_path_factory.mktemp("buckets")))
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        head = {"num_cpus": 0, "include_dashboard": False}
+        cluster = engine.started(Cluster, initialize_head=True, head_node_args=head)
+        add = cluster.add_node
+        cluster.add_node = lambda **how: engine.started(add, **how)
         cluster.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         ray.init(cluster.address, log_to_driver=False)
         yield cluster
@@ -379,7 +382,7 @@ def other_members(ids):
         ({"attempts": 0}, ValueError, "attempts must be a whole number of at least 1"),
         ({"members": 0}, ValueError, "members must be a whole number of at least 1"),
         ({"members": [1, 1]}, ValueError, "ids that differ"),
-        ({"members": [2**32 + 5]}, ValueError, "from 0 to 2147483647"),
+        ({"members": [2**32 + 5]}, ValueError, "from 0 to 2147483646"),
         ({"data": X}, ValueError, r"data must be \(x, y\)"),
         ({"data": {"x": X}}, ValueError, "data holds no y"),
         ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),
@@ -436,6 +439,34 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"turbanet\[cluster\]"):
         engine.connected(None).__enter__()
+
+
+def test_a_start_that_failed_leaves_no_process_and_is_tried_again(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(engine, "LOOK_SECONDS", 0)
+    begun = []
+
+    def start(*, num_cpus):
+        program = [sys.executable, "-c", "import time; time.sleep(600)", ray.__file__]  # as the raylet's names it
+        begun.append(subprocess.Popen(program))
+        if len(begun) < 3:
+            raise Exception("The current node timed out during startup.")
+        return num_cpus
+
+    assert engine.started(start, num_cpus=5) == 5
+    assert [one.poll() is None for one in begun] == [False, False, True]
+    begun[-1].kill()
+    begun[-1].wait()
+
+
+def test_a_start_is_not_tried_without_end(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(engine, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.1)
+    with pytest.raises(ConnectionError, match=r"tried \d+ times in 0 s \(it timed out\): call again"):
+        engine.started(lambda: (_ for _ in ()).throw(Exception("it timed out")))
+    with pytest.raises(ValueError, match="no such option"):
+        engine.started(lambda: (_ for _ in ()).throw(ValueError("no such option")))
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for():

@@ -33,6 +33,13 @@ def test_accuracy_of_each_member_equals_scikit_learn():
     np.testing.assert_allclose(tn.accuracy(LOGITS, Y), expected, rtol=1e-6)
 
 
+def test_accuracy_of_one_output_is_refused():
+    with pytest.raises(
+        ValueError, match=r"prediction has shape \(5, 40, 1\), one output a row: give an output for each"
+    ):
+        tn.accuracy(LOGITS[..., :1], np.minimum(Y, 1))
+
+
 def test_accuracy_refuses_another_number_of_rows():
     with pytest.raises(ValueError, match="40 rows, y has 39"):
         tn.accuracy(LOGITS, Y[:-1])

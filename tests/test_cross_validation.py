@@ -73,8 +73,7 @@ def test_the_swarm_trains_on_the_folds_rows(found):
         np.testing.assert_array_equal(found.validation_rows[fold], held_out)
 
 
-@pytest.mark.parametrize("plan", [None, "auto"])
-def test_the_next_model_compiles_while_one_trains(plan, monkeypatch):
+def test_the_next_model_compiles_while_one_trains(monkeypatch):
     happened, begin, train = [], program._begin, run.Training.advance
     monkeypatch.setattr(program, "_begin", lambda *order: happened.append("compiles") or begin(*order))
     monkeypatch.setattr(run.Training, "advance", lambda self: happened.append("trains") or train(self))
@@ -83,11 +82,11 @@ def test_the_next_model_compiles_while_one_trains(plan, monkeypatch):
     models = {"small": tn.MLP((4, 3)), "large": tn.MLP((8, 3)), "largest": tn.MLP((16, 3))}
     job = JOB | {"epochs": 1, "stratified": True}
     program.forget()
-    found = tn.cross_validate(models, X, Y, **job, plan=plan)
-    assert len(ahead) == (len(models) if plan is None else 0)
+    found = tn.cross_validate(models, X, Y, **job)
+    assert len(ahead) == len(models)
     scores = happened.count("compiles") - len(models)
     first = happened[: happened.index("trains")]
-    assert len(first) == (2 if plan is None else 0) and scores == len(models)  # and each predicts
+    assert len(first) == 2 and scores == len(models)  # and each predicts
     for name, model in models.items():
         alone = tn.cross_validate({name: model}, X, Y, **job).table
         np.testing.assert_array_equal(alone.train_loss, found.table[found.table.model == name].train_loss)
@@ -213,6 +212,7 @@ BAD = [
     ({"folds": 30, "stratified": True}, "stratified folds need at least 30 rows of each class"),
     ({"seeds": 0}, "at least one"),
     ({"schedules": []}, "at least one"),
+    ({"key": 2**32}, "key must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),
     ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
     ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.LeNet()}}, "LeNet needs x"),
@@ -228,3 +228,11 @@ def test_mistakes_stop_before_any_training(bad, said, monkeypatch):
     models, y, folds = bad.pop("models", MODELS), bad.pop("y", Y), bad.pop("splitter", bad.pop("folds", 3))
     with pytest.raises(ValueError, match=said):
         tn.cross_validate(models, X, y, folds=folds, **bad, **JOB)
+
+
+def test_counts_are_no_classes():
+    y = np.arange(60) % 7  # a fold would lack some of them, were they classes
+    job = {"optimizer": optax.sgd(0.01), "loss": tn.mse, "epochs": 1, "folds": 20, "progress": False}
+    with pytest.raises(ValueError, match=r"prediction has shape \(.*1\), the target \(.*\): make them equal"):
+        tn.cross_validate(tn.MLP((1,)), X, y, **job)
+    assert "accuracy" not in tn.cross_validate(tn.MLP((1,)), X, y[:, None], **job).table

@@ -4,6 +4,8 @@ import pickle
 from pathlib import Path
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -447,3 +449,55 @@ def test_a_warm_start_knows_its_columns():
     model = TurbaRegressor(2, hidden=(4,), epochs=1, warm_start=True).fit(table, Y_NOISE)
     with pytest.raises(ValueError, match="feature names should match"):
         model.fit(table[["c", "b", "a"]], Y_NOISE)
+
+
+def test_members_that_diverged_are_left_out(caplog):
+    x, y = load_diabetes(return_X_y=True)
+    how = {"hidden": (4,), "epochs": 2, "oob_score": True, "random_state": 0}
+    with pytest.raises(ValueError, match="All 3 members diverged, .* take a smaller learning_rate than 1e\\+38"):
+        TurbaRegressor(3, **how | {"learning_rate": 1e38}).fit(x, y)
+    well = TurbaRegressor(30, **how).fit(x, y)
+    some = np.arange(30) % 3 > 0
+    broken = pickle.loads(pickle.dumps(well))
+    broken.swarm_ = broken.swarm_.replace(
+        params=jax.tree.map(
+            lambda leaf: jnp.where(some.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, np.nan), well.swarm_.params
+        )
+    )
+    broken.set_params(warm_start=True, epochs=1, learning_rate=1e-12).fit(x, y)
+    assert "Of 30 member(s) 0, 3, 6, 9, 12 and 5 more diverged" in caplog.text
+    np.testing.assert_allclose(broken.predict(x), well.predict_members(x)[some].mean(0), rtol=1e-4)
+    np.testing.assert_allclose(broken.predict_std(x), well.predict_members(x)[some].std(0), rtol=1e-3)
+    assert np.isfinite(broken.oob_score_)
+    assert np.isfinite(broken.predict_interval(x)).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"early_stopping": True}, "early_stopping=False, .* are to go on with early_stopping=True"),
+        (
+            {"early_stopping": True},
+            {"early_stopping": False},
+            "early_stopping=True, .* go on with early_stopping=False",
+        ),
+        ({"early_stopping": True}, {"validation_fraction": 0.3}, "validation_fraction=0.1 .* validation_fraction=0.3"),
+        ({}, {"oob_score": True}, "oob_score=False .* oob_score=True, which needs other rows to be unseen"),
+    ],
+)
+def test_a_warm_start_that_needs_other_rows_unseen_is_refused(before, after, message):
+    x, y = make_classification(60, random_state=0)
+    model = TurbaClassifier(3, hidden=(4,), epochs=1, warm_start=True, **before).fit(x, y)
+    with pytest.raises(ValueError, match=message):
+        model.set_params(**after).fit(x, y)
+
+
+def test_an_out_of_bag_score_may_end():
+    x, y = make_classification(60, random_state=0)
+    model = TurbaClassifier(3, hidden=(4,), epochs=1, warm_start=True, oob_score=True).fit(x, y)
+    assert not hasattr(model.set_params(oob_score=False).fit(x, y), "oob_score_")
+
+
+def test_an_out_of_bag_score_needs_rows_that_some_did_not_see():
+    with pytest.raises(ValueError, match="oob_score needs rows that some member did not see, there are none"):
+        TurbaRegressor(1, hidden=(4,), epochs=1, oob_score=True).fit(np.ones((1, 2)), np.ones(1))

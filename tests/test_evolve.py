@@ -199,6 +199,7 @@ def test_what_train_returns_is_checked(train, says):
         ({"rule": 0.2}, "rule is a Genetic"),
         ({"rule": Genetic}, "rule is a Genetic"),
         ({"params": 3}, "params are a strategy's"),
+        ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
         ({"swarm": make(1)}, "one alone has no children"),
         ({"swarm": make(3, seed=[1, 2, 3])}, "share an id"),
     ],

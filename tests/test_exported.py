@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 from scipy.special import softmax
 
 import turbanet as tn
@@ -119,7 +120,7 @@ def test_trees_go_in_and_come_out():
 
 def test_a_swarm_spread_over_devices_is_exported_for_one():
     swarm, x = made("MLP")
-    exported = tn.export(tn.Plan(2, 1).place(swarm), kind="members")
+    exported = tn.export(tn.Plan(DEVICES, 1).place(swarm), kind="members")
     assert exported.program.nr_devices == 1
     np.testing.assert_allclose(exported(x), tn.predict(swarm, x), rtol=1e-5, atol=1e-6)
 

@@ -313,6 +313,7 @@ BAD = [
     ({"score_every": 0}, "score_every must be a whole number"),
     ({"validation": 0.2}, r"the pair \(x, y\)"),
     ({"plan": "auto"}, "plan must be a Plan"),
+    ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
 ]
 
 

@@ -64,9 +64,9 @@ class Loss:
         return self.scale * (prediction - y)
 
 
-def run(source, name="<cell>"):
+def run(source, name="<cell>", scope=None):
     """What a notebook's cell calls `f`: its names are of no file."""
-    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np}
+    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np} if scope is None else scope
     exec(compile(source, name, "exec"), scope)
     return scope["f"]
 
@@ -125,6 +125,100 @@ def test_a_learning_rate_tells_optimizers_apart(name):
 def test_code_and_what_it_reads_count_and_lines_do_not(one, other):
     assert fingerprint(run(one)) != fingerprint(run(other))
     assert fingerprint(run(one)) == fingerprint(run("# moved\n\n" + one, "<another cell>"))
+
+
+CHANGES = {
+    "a global": ("k = 1\nf = lambda x: x + k", "k = 2"),
+    "a global that was none": ("f = lambda x: abs(x)", "abs = lambda x: -x"),
+    "an item of a list": ("k = [1]\nf = lambda x: x + k[0]", "k[0] = 2"),
+    "an item of a dict": ("k = {'a': 1}\nf = lambda x: x + k['a']", "k['a'] = 2"),
+    "an item that is new": ("k = {}\nf = lambda x: x + k.get('a', 1)", "k['a'] = 2"),
+    "an item of a set": ("k = {1}\nf = lambda x: x + len(k)", "k.add(2)"),
+    "an item of a list in a tuple": ("k = ([1],)\nf = lambda x: x + k[0][0]", "k[0][0] = 2"),
+    "an item of a defaultdict": (
+        "import collections\nk = collections.defaultdict(int)\nf = lambda x: x + k['a']",
+        "k['a'] = 2",
+    ),
+    "an array": ("k = np.ones(3)\nf = lambda x: x + k", "k[1] = 2"),
+    "an array of objects": ("k = np.array([{}, 1])\nf = lambda x: x + k[1]", "k[1] = 2"),
+    "a view of an array": ("k = np.ones(3)\nf = (lambda a: lambda x: x + a)(k[:2])", "k[1] = 2"),
+    "random numbers": ("k = np.random.default_rng(0)\nf = lambda x: x + k.normal()", "k.normal()"),
+    "a cell": (
+        "def make():\n k = 1\n def f(x): return x + k\n def set(v):\n  nonlocal k\n  k = v\n return f, set\n"
+        "f, set = make()",
+        "set(2)",
+    ),
+    "a cell that was empty": (
+        "def make():\n def f(x): return x + k\n def set(v):\n  nonlocal k\n  k = v\n if 0: k = 1\n return f, set\n"
+        "f, set = make()",
+        "set(2)",
+    ),
+    "a default": ("def f(x, k=[1]): return x + k[0]", "f.__defaults__[0][0] = 2"),
+    "defaults": ("def f(x, k=1): return x + k", "f.__defaults__ = (2,)"),
+    "a keyword's default": ("def f(x, *, k=1): return x + k", "f.__kwdefaults__['k'] = 2"),
+    "a function's attribute": ("def f(x): return x + f.k\nf.k = 1", "f.k = 2"),
+    "a function's code": ("def g(x): return x\nf = lambda x: g(x)", "g.__code__ = (lambda x: -x).__code__"),
+    "a class's attribute": ("class A: k = 1\nf = lambda x: x + A.k", "A.k = 2"),
+    "an attribute of the class of what is called": (
+        "class A:\n k = 1\n def __call__(self, x): return x + self.k\nf = A()",
+        "A.k = 2",
+    ),
+    "a class's method": ("class A:\n def __call__(self, x): return x\nf = A()", "A.__call__ = lambda self, x: -x"),
+    "the class above": (
+        "class B: k = 1\nclass A(B):\n def __call__(self, x): return x + self.k\nf = A()",
+        "B.k = 2",
+    ),
+    "an object's attribute": ("class A: pass\na = A()\na.k = 1\nf = lambda x: x + a.k", "a.k = 2"),
+    "an object's attribute that is new": ("class A: k = 1\na = A()\nf = lambda x: x + a.k", "a.k = 2"),
+    "an object's slot": (
+        "class A: __slots__ = 'k',\na = A()\na.k = 1\nf = lambda x: x + a.k",
+        "a.k = 2",
+    ),
+    "an object's state": (
+        "class A:\n def __getstate__(self): return {'k': list(self.k)}\na = A()\na.k = [1]\nf = lambda x: x + a.k[0]",
+        "a.k[0] = 2",
+    ),
+    "a list's attribute": ("class A(list): k = 1\na = A()\nf = lambda x: x + a.k", "a.append(2)"),
+    "what a partial is given": (
+        "import functools\nk = {'a': 1}\nf = functools.partial(lambda x, a: x + a['a'], a=k)",
+        "k['a'] = 2",
+    ),
+    "a partial's keyword": ("import functools\nf = functools.partial(lambda x, a: x + a, a=1)", "f.keywords['a'] = 2"),
+    "a method's object": ("class A:\n def g(self, x): return x + self.k\na = A()\na.k = 1\nf = a.g", "a.k = 2"),
+    "what a jitted function reads": ("k = [1]\nf = jax.jit(lambda x: x + k[0])", "k[0] = 2"),
+    "what a function that is read reads": ("k = [1]\ng = lambda x: x + k[0]\nf = lambda x: g(x)", "k[0] = 2"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_while_the_function_stays_is_seen(name):
+    source, change = CHANGES[name]
+    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np}
+    found = fingerprint(run(source, scope=scope))
+    assert found.holds() and found == fingerprint(scope["f"])
+    run(change, scope=scope)
+    assert not found.holds()
+    assert found != fingerprint(scope["f"])
+
+
+def test_what_cannot_be_read_is_to_be_the_same_object():
+    class Pair:
+        def __reduce__(self):
+            return Pair, (self.k, self.count)
+
+    pair = Pair()
+    pair.k, pair.count = (i for i in ()), 1
+    assert fingerprint(lambda x: (x, pair)).holds()
+
+
+@pytest.mark.parametrize("make", [lambda: tn.MLP((4, 2)), lambda: optax.inject_hyperparams(optax.adamw)(0.1), Net])
+def test_what_stays_as_it_is_holds_however_often_it_is_used(make):
+    thing = make()
+    found = fingerprint(thing)
+    model = thing if isinstance(thing, nn.Module) else tn.MLP((2,))
+    optimizer = optax.sgd(0.1) if model is thing else thing
+    tn.TurbaTrainState.swarm(model, optimizer, 2, 3).train(np.ones((2, 4, 3)), np.ones((2, 4, 2)), tn.mse)
+    assert found.holds()
 
 
 @pytest.mark.parametrize(

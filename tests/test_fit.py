@@ -1,5 +1,6 @@
 """fit against the same networks trained alone, by a plain Optax loop on the plain model."""
 
+import dataclasses
 import types
 
 import flax.linen as nn
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import plan as plan_module
@@ -25,7 +27,7 @@ def make(members=5, **kwargs):
 
 
 def train(swarm, **kwargs):
-    settings = {"epochs": 4, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 2), **kwargs}
+    settings = {"epochs": 4, "batch_size": 8, "progress": False, "plan": tn.Plan(DEVICES, 2), **kwargs}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **settings)
 
 
@@ -56,7 +58,7 @@ def close(rtol):
     return lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * 1e-2)
 
 
-PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(2, 2), tn.Plan(2, 3), tn.Plan()]
+PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 3), tn.Plan()]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
@@ -136,7 +138,7 @@ def test_fit_of_per_member_data_equals_shared_data(batch_size):
     own = np.tile(X, (5, 1, 1)), np.tile(Y, (5, 1))
     separate, b = tn.fit(
         make(), *own, tn.softmax_cross_entropy, epochs=4, batch_size=batch_size, per_member=True, progress=False,
-        plan=tn.Plan(2, 2),
+        plan=tn.Plan(DEVICES, 2),
     )  # fmt: skip
     np.testing.assert_allclose(a.train_loss, b.train_loss, rtol=1e-5)
     jax.tree.map(close(1e-4), shared.params, separate.params)
@@ -161,7 +163,7 @@ def test_fit_takes_pytrees():
         return (loss * y["weight"]).mean(), logits
 
     x, y = {"features": X}, {"label": Y, "weight": np.ones(30)}
-    _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(2, 2))
+    _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(DEVICES, 2))
     np.testing.assert_allclose(history.train_loss, train(make())[1].train_loss, rtol=1e-6)
 
 
@@ -257,7 +259,7 @@ def test_fit_compiles_once_for_equal_runs(compiled):
     ],
     ids=["plain", "patience", "monitor", "checkpoints"],
 )
-@pytest.mark.parametrize("plan", [tn.Plan(2, 2), tn.Plan(2, 1), tn.Plan(1, 1)], ids=["2x2", "2x1", "1x1"])
+@pytest.mark.parametrize("plan", [tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 1), tn.Plan(1, 1)], ids=["2x2", "2x1", "1x1"])
 def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, monkeypatch, tmp_path):
     held_out = {"validation": (X[:11], Y[:11])}
     found = []
@@ -270,8 +272,9 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
     assert_same_bits(*map(jax.tree.leaves, found))
 
 
+@pytest.mark.cpu
 def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
-    plan, orders, call = tn.Plan(2, 1), [], program.Compiled.__call__
+    plan, orders, call = tn.Plan(DEVICES, 1), [], program.Compiled.__call__
     program.forget()
     train(make(2), epochs=1, plan=plan)
     (made,) = [future.result() for future in program._programs().values() if hasattr(future, "result")]
@@ -306,7 +309,7 @@ def anew(rate=0.01, act=0.0, scale=1.0, opaque=None):
 
 def trained(swarm):
     """(the trained swarm, its losses)."""
-    found, history = tn.fit(swarm, X, Y, epochs=3, batch_size=8, progress=False, plan=tn.Plan(2, 2), segment=3)
+    found, history = tn.fit(swarm, X, Y, epochs=3, batch_size=8, progress=False, plan=tn.Plan(DEVICES, 2), segment=3)
     return found, history.train_loss
 
 
@@ -377,6 +380,56 @@ def test_a_global_that_changed_between_two_fits_counts(compiled):
     assert len(compiled) == 2
 
 
+def loop(carry, number):
+    return carry * FACTORS[0], number
+
+
+inner = jax.jit(lambda value: value * FACTORS[0])
+FACTORS = np.ones(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    "times", [inner, lambda value: jax.lax.scan(loop, value, jnp.arange(1))[0]], ids=["jit", "loop"]
+)
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train"])
+def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, call):
+    def made():  # the same code, and other functions
+        def scaled(*args):
+            value, logits = tn.softmax_cross_entropy(*args)
+            return times(value), logits
+
+        return scaled
+
+    def first(loss):
+        if call == "fit":
+            return tn.fit(swarm, X, Y, loss, epochs=1, progress=False)[1].train_loss
+        if call == "evaluate":
+            return tn.evaluate(swarm, X, Y, loss)
+        return swarm.train(*(np.stack([each] * len(swarm)) for each in (X, Y)), loss)[1]
+
+    swarm, loss = make(), made()
+    FACTORS[0] = 1
+    before = first(loss)
+    for other in (loss, made()):
+        FACTORS[0] *= 2
+        np.testing.assert_allclose(first(other), FACTORS[0] * before, rtol=1e-6)
+
+
+def test_a_loss_that_has_no_hash_is_read_at_each_call():
+    @dataclasses.dataclass
+    class Scaled:
+        scale: float
+
+        def __call__(self, *args):
+            value, logits = tn.softmax_cross_entropy(*args)
+            return self.scale * value, logits
+
+    loss = Scaled(1.0)
+    once = trained(make().set_loss_fn(loss))[1]
+    loss.scale = 2.0
+    np.testing.assert_allclose(trained(make().set_loss_fn(loss))[1][0], 2 * once[0], rtol=1e-6)
+
+
 def test_what_a_loss_reads_of_a_module_and_that_changed_counts():
     settings = types.ModuleType("settings_of_a_user")
     settings.scale = 1.0
@@ -409,7 +462,7 @@ def test_an_attribute_of_a_loss_that_changed_between_two_fits_counts():
 def test_another_precision_compiles_anew(compiled):
     swarm = make()
     train(swarm, segment=4)
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("high"):
         train(swarm, segment=4)
     assert len(compiled) == 2
 
@@ -487,7 +540,7 @@ def test_evaluate_counts_each_row_once():
 
 def test_predict_equals_the_plain_model():
     swarm = make()
-    for i, prediction in enumerate(tn.predict(swarm, X, plan=tn.Plan(2, 2))):
+    for i, prediction in enumerate(tn.predict(swarm, X, plan=tn.Plan(DEVICES, 2))):
         expected = MODEL.apply({"params": swarm.get_state(i).params}, jnp.asarray(X))
         np.testing.assert_allclose(prediction, expected, rtol=1e-5, atol=1e-6)
 
@@ -566,10 +619,11 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
     needs = []
     for rows in (10, 1000):
         program.forget()
-        monkeypatch.setattr(program, "ROWS", rows)
+        monkeypatch.setattr(program, "rows_at_once", lambda rows=rows: rows)
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
-        needs.append(program.fits(program.compiled(program.predict_rows, plan, plan.place(swarm), data), plan).bytes)
+        compiled = program.compiled(program.predict_rows, plan, plan.place(swarm), data)
+        needs.append(program.needs(compiled.executable, plan).bytes)
     assert 3 * needs[0] < needs[1]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from conftest import DEVICES
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
@@ -23,7 +24,7 @@ X = rng.normal(size=(60, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
 HELD_OUT = X[50:], Y[50:]
 X, Y = X[:50], Y[:50]
-HOW = {"epochs": 4, "progress": False, "plan": tn.Plan(2, 2)}
+HOW = {"epochs": 4, "progress": False, "plan": tn.Plan(DEVICES, 2)}
 
 
 def made(members=5, model=None):
@@ -265,7 +266,7 @@ def test_what_are_no_batches_is_refused(batches, message):
     ("how", "message"),
     [
         ({"epochs": 0}, "epochs must be a whole number"),
-        ({"plan": "auto"}, "measures on rows in memory"),
+        ({"plan": "auto"}, "plan must be a Plan"),
         ({"patience": 3}, "follow the validation loss"),
         ({"callbacks": print}, "list of functions"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),
@@ -407,10 +408,10 @@ def test_a_loader_that_sets_the_state_of_its_next_iterator_goes_on(tmp_path, mon
 
 
 def test_blocks_are_halved_where_memory_is_short(monkeypatch):
-    whole = train(in_order(10), plan=tn.Plan(2, 1))
+    whole = train(in_order(10), plan=tn.Plan(DEVICES, 1))
     answers = iter([Need(1, False)])
     original = training.fits
     monkeypatch.setattr(training, "fits", lambda *what: next(answers, None) or original(*what))
-    ours = train(in_order(10), plan=tn.Plan(2, 2))
+    ours = train(in_order(10), plan=tn.Plan(DEVICES, 2))
     assert ours[1].plan.block == 1
     equal(ours, whole)

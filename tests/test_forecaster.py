@@ -189,6 +189,12 @@ def test_one_network_of_series_that_end_at_different_times_has_no_origin(how):
             "Series b has 4 values, .* needs 5",
         ),
         (lambda rows: rows.groupby("unique_id").head(2), "too few to tell"),
+        (lambda rows: rows.assign(price=1.0, day=2), "has price, day too, which no network sees: drop it"),
+        (lambda rows: pd.concat([rows, rows[["y"]]], axis=1), "has y too"),
+        (lambda rows: rows.assign(ds=rows.index > 3), "ds holds no dates that pandas reads"),
+        (lambda rows: rows.assign(ds=rows.ds.dt.to_period("D")), "ds holds no dates that pandas reads"),
+        (lambda rows: rows.assign(y=rows.ds), "y must be real numbers, got datetime64"),
+        (lambda rows: rows.assign(y=1j), "y must be real numbers, got complex128"),
     ],
 )
 def test_tables_that_are_none_of_series_are_refused(change, message):
@@ -278,3 +284,17 @@ def test_networks_forecast_a_year_of_co2_better_than_the_year_before():
     found = Forecaster(horizon=12, window=24, progress=False).cross_validation(data, windows=3)
     errors = found[["LSTM", "Naive", "SeasonalNaive"]].sub(found.y, axis=0).abs().mean()
     assert errors.LSTM < 0.6 * errors.SeasonalNaive < 0.6 * errors.Naive  # .34, 1.41 and 1.95 when this was written
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, "Int8"])
+def test_small_whole_numbers_have_room_for_what_follows(dtype):
+    last = np.iinfo(np.uint8 if dtype == np.uint8 else np.int8).max
+    ds = pd.array(np.arange(last - 9, last + 1), dtype=dtype)
+    table = pd.DataFrame({"unique_id": "a", "ds": ds, "y": np.arange(10.0)})
+    assert panel.read(table).coming(2)[0].tolist() == [last + 1, last + 2]
+
+
+def test_a_frequency_of_whole_numbers_is_refused():
+    table = pd.DataFrame({"unique_id": "a", "ds": range(10), "y": np.arange(10.0)})
+    with pytest.raises(ValueError, match="which are 1 apart, and freq='D' came too: leave freq out"):
+        panel.read(table, "D")

@@ -46,6 +46,18 @@ def pairs(fitness, rule, generations=400):
     return np.concatenate([parents[rule.elites :] for parents in found])
 
 
+def test_what_a_crossover_reads_and_that_changed_counts():
+    share = [0.0]
+
+    def cross(key, one, other):
+        return jax.tree.map(lambda a: a * share[0], one)
+
+    rule, swarm = Genetic(scale=0.0, crossover=cross, elites=0), make(8)
+    assert not jax.tree.leaves(rule(KEY, swarm, np.arange(8)).params)[1].any()
+    share[0] = 1.0
+    assert jax.tree.leaves(rule(KEY, swarm, np.arange(8)).params)[1].any()
+
+
 def test_both_parents_of_a_truncation_are_drawn_evenly_and_differ():
     found = pairs(FITNESS, Genetic(selection=Truncation(0.5), crossover="layer"))  # 1, 5 and 3
     counts = np.array([[(found == (first, second)).all(axis=1).mean() for second in (1, 5, 3)] for first in (1, 5, 3)])

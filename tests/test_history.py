@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training.history import History
+from turbanet.training.history import History, diverged
 
 NAN = np.nan
 
@@ -123,3 +123,40 @@ def test_the_sum_after_a_segment_that_nobody_finished():
     first = history([[1.0], [2.0], [NAN], [NAN]])
     both = first + history([[3.0]], begun=2)
     np.testing.assert_array_equal(both.train_loss[:, 0], [1, 2, 3, NAN])
+
+
+def blown(rates, **how):
+    """Members of these learning rates, trained on a straight line: of which some are too large."""
+    x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), sgd, len(rates), sample_input=x[:1])
+    swarm = tn.with_hyperparameters(swarm, learning_rate=rates)
+    return tn.fit(swarm, x, 2 * x, tn.mse, progress=False, plan=tn.Plan(1, 2), **how)
+
+
+def test_members_that_diverged_are_named_once_a_call(caplog):
+    for _ in range(2):
+        caplog.clear()
+        swarm, history = blown([0.1, 1e38, 0.1, 1e30], epochs=5)
+        (said,) = [record.message for record in caplog.records if "diverged" in record.message]
+        assert said.startswith("Of 4 member(s) 1, 3 diverged, with a NaN or infinite loss or weight: take a smaller")
+    assert diverged(swarm, history).tolist() == [False, True, False, True]
+
+
+def test_weights_that_break_in_the_last_step_are_seen(caplog):
+    swarm, history = blown([3e38, 0.1], epochs=1)
+    assert np.isfinite(history.train_loss).all() and not np.isfinite(swarm.params["Dense_0"]["kernel"][0]).all()
+    assert "Of 2 member(s) 0 diverged" in caplog.text
+
+
+def test_that_the_first_weights_came_back_is_said(caplog):
+    x = np.ones((4, 1), np.float32)
+    blown([1e38, 0.1], epochs=6, patience=2, validation=(x, x))
+    assert (
+        "Of 2 member(s) 0 diverged" in caplog.text and "weights of their best epoch again, or the first" in caplog.text
+    )
+
+
+def test_nobody_who_is_well_is_named(caplog):
+    blown([0.1, 0.2], epochs=2)
+    assert "diverged" not in caplog.text

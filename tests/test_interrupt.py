@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import interrupt, program
@@ -21,7 +22,7 @@ Y = rng.integers(0, 2, 12)
 
 def train(**how):
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 3, sample_input=X[:1])
-    job = {"epochs": 8, "segment": 2, "progress": False, "plan": tn.Plan(2, 1)}
+    job = {"epochs": 8, "segment": 2, "progress": False, "plan": tn.Plan(DEVICES, 1)}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
 
 

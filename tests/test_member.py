@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 from flax import nnx
 
 import turbanet as tn
@@ -16,7 +17,7 @@ from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
-PLANS = [tn.Plan(1, 2), tn.Plan(2, 3), tn.Plan(2, 1)]
+PLANS = [tn.Plan(1, 2), tn.Plan(DEVICES, 3), tn.Plan(DEVICES, 1)]
 
 
 class Normed(nn.Module):
@@ -136,7 +137,7 @@ def test_validation_uses_running_statistics_and_changes_nothing():
 
 
 def test_a_members_randomness_is_its_own():
-    few, many = (train(made(Normed(), size), plan=tn.Plan(2, 2))[1].train_loss for size in (4, 8))
+    few, many = (train(made(Normed(), size), plan=tn.Plan(DEVICES, 2))[1].train_loss for size in (4, 8))
     np.testing.assert_array_equal(few, many[:, :4])
     assert len(np.unique(few[0])) == 4
 

@@ -1,12 +1,29 @@
 """Metrics of each member's own held-out rows, against scikit-learn on these rows alone."""
 
+from functools import partial
+
 import numpy as np
 import optax
 import pytest
-from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
+import torch
+from conftest import DEVICES
+from sklearn.metrics import (
+    accuracy_score,
+    adjusted_mutual_info_score,
+    average_precision_score,
+    brier_score_loss,
+    f1_score,
+    log_loss,
+    make_scorer,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+    top_k_accuracy_score,
+)
 
 import turbanet as tn
-from turbanet.training import metrics
+from turbanet.training import metrics, run
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3)).astype(np.float32)
@@ -18,7 +35,7 @@ EVEN = np.array([range(10), range(10, 20), range(20, 30)])
 
 def train(y=Y, outputs=1, loss=tn.mse, **how):
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, outputs)), optax.adam(0.01), 3, sample_input=X[:1])
-    job = {"epochs": 4, "batch_size": 8, "plan": tn.Plan(2, 1), "progress": False, "validation": (X, y)}
+    job = {"epochs": 4, "batch_size": 8, "plan": tn.Plan(DEVICES, 1), "progress": False, "validation": (X, y)}
     return tn.fit(swarm, X, y, loss, **job | how)
 
 
@@ -92,7 +109,7 @@ def test_segments_plans_and_stopping_do_not_change_a_metric():
 def test_a_metric_of_each_members_own_targets():
     own = np.stack([Y, 2 * Y, -Y])
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.adam(0.01), 3, sample_input=X[:1])
-    job = {"epochs": 2, "plan": tn.Plan(2, 1), "progress": False, "per_member": (False, True)}
+    job = {"epochs": 2, "plan": tn.Plan(DEVICES, 1), "progress": False, "per_member": (False, True)}
     trained, history = tn.fit(
         swarm, X, own, tn.mse, validation=(X, own), validation_rows=RAGGED, metric=r2_score, **job
     )
@@ -133,3 +150,63 @@ def test_a_weighted_y_is_named_to_accuracy():
 
 def test_scikit_learns_order_is_known():
     assert metrics.on_host("r2", r2_score)(Y * 2, Y) == r2_score(Y, Y * 2) != r2_score(Y * 2, Y)
+
+
+THREE = np.arange(30) % 3
+
+
+def softmaxed(logits):
+    return torch.softmax(torch.tensor(np.asarray(logits)), -1).numpy()
+
+
+WANTED = {
+    "accuracy": (accuracy_score, lambda y, logits: accuracy_score(y, logits.argmax(-1))),
+    "f1": (partial(f1_score, average="macro"), lambda y, logits: f1_score(y, logits.argmax(-1), average="macro")),
+    "mutual": (adjusted_mutual_info_score, lambda y, logits: adjusted_mutual_info_score(y, logits.argmax(-1))),
+    "log": (log_loss, lambda y, logits: log_loss(y, softmaxed(logits))),
+    "top": (partial(top_k_accuracy_score, k=2), lambda y, logits: top_k_accuracy_score(y, softmaxed(logits), k=2)),
+    "area": (
+        partial(roc_auc_score, multi_class="ovr"),
+        lambda y, logits: roc_auc_score(y, softmaxed(logits), multi_class="ovr"),
+    ),
+}
+
+
+def test_scikit_learns_metrics_get_classes_or_probabilities():
+    asked = {name: metric for name, (metric, _) in WANTED.items()}
+    swarm, history = train(THREE, 3, tn.softmax_cross_entropy, metric=asked, epochs=1)
+    logits = np.asarray(tn.predict(swarm, X))
+    for name, (_, by_hand) in WANTED.items():
+        expected = [by_hand(THREE, of_member) for of_member in logits]
+        np.testing.assert_allclose(history.validation_metric[name][-1], expected, rtol=1e-5)
+
+
+def test_scikit_learns_metrics_of_two_classes_by_two_outputs_and_by_one():
+    two = {"area": roc_auc_score, "precision": average_precision_score, "brier": brier_score_loss}
+    swarm, history = train(CLASSES, 2, tn.softmax_cross_entropy, metric=two, epochs=1)
+    probability = softmaxed(tn.predict(swarm, X))[..., 1]
+    for name, metric in two.items():
+        expected = [metric(CLASSES, of_member) for of_member in probability]
+        np.testing.assert_allclose(history.validation_metric[name][-1], expected, rtol=1e-5)
+    one = {"area": roc_auc_score, "right": accuracy_score, "error": mean_squared_error}
+    swarm, history = train(CLASSES, 1, tn.binary_cross_entropy, metric=one, epochs=1)
+    probability = 1 / (1 + np.exp(-np.asarray(tn.predict(swarm, X))[..., 0]))
+    by_hand = roc_auc_score, lambda y, p: (y == (p > 0.5)).mean(), lambda y, p: ((y - p) ** 2).mean()
+    expected = [[score(CLASSES, p) for score in by_hand] for p in probability]
+    found = np.transpose([history.validation_metric[name][-1] for name in one])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (mean_squared_error, r"cannot score predictions and y of shapes \(30, 3\) and \(30,\): y_true and y_pred"),
+        ({"area": roc_auc_score}, "The metric area cannot score .*: multi_class must be in"),
+        (lambda prediction, y: prediction["mean"], "cannot score predictions .*: only integers"),
+        (make_scorer(accuracy_score), "The metric validation_metric cannot score"),
+    ],
+)
+def test_a_metric_that_cannot_score_is_refused_before_the_training(metric, message, monkeypatch):
+    monkeypatch.setattr(run.Training, "__init__", None)
+    with pytest.raises(ValueError, match=message):
+        train(THREE, 3, tn.softmax_cross_entropy, metric=metric)

@@ -246,7 +246,9 @@ def late_listings(tmp_path_factory):
     store.prepare("stocks", root=folder, source="file", tickers=6, days=160)
     (folder / "build/source").mkdir(parents=True)
     shutil.copy(ROOT / "notebooks/stocks.ipynb", folder / "build/source")
-    notebook.run("stocks", root=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # compilation is most of it
+        notebook.run("stocks", root=folder)
     return folder / "reports/stocks"
 
 
@@ -272,3 +274,25 @@ def test_report_names_the_tickers_that_the_data_and_the_stocks_stage_left_out(la
     said = "a file. carried forward: C 2016-01-06 excluded: B, ends on 2016-01-12. left out: D."
     said += " listed too late for a training window, left out: EE, NA." if late else ""
     assert names["provenance"].notes.tolist() == [said]
+
+
+def leaves(value):
+    """The values in a value of params.yaml, a list of lists at the most."""
+    return [leaf for each in value for leaf in leaves(each)] if isinstance(value, list) else [value]
+
+
+def branches(size, stage):
+    """{parameter: (whether it is on, the words in it)} of a stage at a size; a 0 anywhere in it is off."""
+    values = notebook._overlay(PARAMS, PARAMS["sizes"].get(size, {}), size)[stage] or {}
+    for variant in [name for name, value in values.items() if isinstance(value, dict)]:
+        values = values | {f"{variant}.{name}": value for name, value in values[variant].items()}
+    parts = {name: leaves(value) for name, value in values.items() if not isinstance(value, dict)}
+    return {name: (all(part), {each for each in part if isinstance(each, str)}) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("stage", [name for name in PARAMS if name not in notebook.SECTIONS])
+def test_smoke_takes_the_branches_of_the_defaults_and_turns_on_what_another_size_does(stage):
+    smoke, default, published = (branches(size, stage) for size in ("smoke", "default", "published"))
+    for name, (on, words) in smoke.items():
+        assert on or not (default[name][0] or published[name][0]), f"{name} is 0 in smoke alone"
+        assert words == default[name][1], f"{name} leaves names out"

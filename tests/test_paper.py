@@ -49,11 +49,11 @@ def folder(tmp_path):
     return tmp_path / "reports"
 
 
-def render(folder, text=TEXT, values=VALUES, tables=None, latex=None):
+def render(folder, text=TEXT, values=VALUES, tables=None, latex=None, **how):
     template = folder.parent / "text.md.j2"
     template.write_text(text)
     tables = {"times": FRAME} if tables is None else tables
-    return paper.render(template, values, tables=tables, pictures=folder, latex=latex)
+    return paper.render(template, values, tables=tables, pictures=folder, latex=latex, **how)
 
 
 def test_numbers_come_from_the_values(folder):
@@ -67,6 +67,14 @@ def test_figures_and_tables_are_numbered_and_mentioned_before_they_stand(folder)
         "![**Figure 1.** What to see. Three repeats.](mnist/figures/losses.png){#figure-mnist-losses width=50%}" in text
     )
     assert ": **Table 1.** Seconds of each way." in text and "| PyTorch loop | 12.3 | never |" in text
+
+
+def test_a_stage_that_was_not_run_is_marked_in_the_text_and_in_its_captions(folder):
+    more = '{{ as_committed("stocks") }}|{{ as_committed("sweep", "mnist") }}|{{ not_run | join(", ") }}'
+    text = render(folder, TEXT + more, not_run=["mnist", "kfold"])
+    sentence = "**Not run here: mnist. Its results are those that were committed.**"
+    assert text.endswith(f"|{sentence}|mnist, kfold") and f"Three repeats. {sentence}](mnist/" in text
+    assert "Not run" not in render(folder, not_run=["kfold"])
 
 
 def test_numbers_count_each_kind_in_order(folder):

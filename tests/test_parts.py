@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import parts, program
@@ -26,7 +27,7 @@ def made():
 
 def train(schedule=None, **how):
     swarm = made() if schedule is None else tn.with_schedule(made(), schedule)
-    job = {"epochs": 5, "batch_size": 8, "progress": False, "plan": tn.Plan(2, 1), "validation": (X, Y)}
+    job = {"epochs": 5, "batch_size": 8, "progress": False, "plan": tn.Plan(DEVICES, 1), "validation": (X, Y)}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
 
 
@@ -111,7 +112,7 @@ def long(rows, members=4, size=8, batch_size=8, model=None, x=None):
     x = np.zeros((rows, size), np.float32) if x is None else x
     swarm = tn.TurbaTrainState.swarm(model or tn.MLP((size, 2)), optax.sgd(0.1), members, sample_input=x[:1])
     data = prepare(swarm, x, np.zeros(len(x), int))
-    return parts.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data)
+    return parts.is_long(program.Train(tn.softmax_cross_entropy, batch_size), swarm, data, tn.Plan())
 
 
 def test_what_is_long_goes_by_the_weights_and_rows_of_an_epoch(monkeypatch):
@@ -145,10 +146,3 @@ def test_the_operations_of_an_image_are_counted_once(monkeypatch):
     monkeypatch.setattr(parts.member, "predict", None)
     assert not long(64, model=tn.LeNet(classes=7), x=images)
     assert long(64, model=tn.LeNet(classes=8), x=images)  # what cannot be counted may be long
-
-
-def test_a_plan_is_searched_between_parts(in_parts, tmp_path, monkeypatch):
-    monkeypatch.setenv("TURBANET_CACHE", str(tmp_path))
-    monkeypatch.setattr(training.autoplan, "SHARE", 1e6)
-    _, history = train(plan="auto", epochs=20)
-    assert history.plan.candidates and np.isfinite(history.train_loss).all()

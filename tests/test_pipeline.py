@@ -24,9 +24,10 @@ SWEEP = {
 FRAMEWORKS = ("pytorch_ddp", "jax", "keras", "tensorflow", "mxnet", "horovod_pytorch", "horovod_tensorflow")
 SCALING = ("throughput_1", "throughput_2", "efficiency_2", "test_accuracy")
 KFOLD = ("speedup_vs_serial", "speedup_vs_processes", "accuracy", "serial_accuracy")
+QUIET = {"quick": True, "capture_output": True, "text": True}
 METRICS = {
     "kfold": {
-        *(f"{model}_{name}" for model in ("lenet", "alexnet", "vgg") for name in KFOLD),
+        *(f"{model}_{name}" for model in ("lenet", "lenet5", "vgg") for name in KFOLD),
         "swarm_cpu_utilisation",
         "serial_cpu_utilisation",
         "data_source",
@@ -55,7 +56,7 @@ METRICS = {
     "federated": {
         "lr_mnist_seconds",
         "lr_mnist_cold_seconds",
-        "torch_over_turbanet_lr_ratio",
+        *(f"torch_over_turbanet_{network}_ratio" for network in ("lr", "2nn", "cnn")),
         "accuracy_two_classes",
         "client_accuracy_tuned_by_its_client",
         "private_epsilon",
@@ -114,13 +115,13 @@ def status():
 
 def repro(folder, *arguments):
     """The stages that `dvc repro` ran."""
-    ran = notebook.repro(folder, *arguments, quick=True, capture_output=True, text=True)
+    ran = notebook.repro(folder, *arguments, **QUIET)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return running(ran)
+
+
+def running(ran):
     return re.findall("^Running stage '(.+)'", ran.stdout, re.M)
-
-
-def metrics(folder, stage):
-    return json.loads((folder / "reports" / stage / "metrics.json").read_text())
 
 
 def sweep(folder):
@@ -129,7 +130,7 @@ def sweep(folder):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The rebuilt copy: (its folder, the stages that ran, git's status before)."""
+    """The rebuilt copy: (its folder, what `dvc repro` said, git's status before). A stage that failed has not `ran`."""
     before, folder = status(), tmp_path_factory.mktemp("study") / "smoke"
     notebook.copy_study(ROOT, folder, "smoke")
     for link in folder.glob("data/external/*/[!.]*"):
@@ -138,18 +139,28 @@ def study(tmp_path_factory):
     for name in params["data"]:
         params["data"][name]["source"] = "embedded"
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    return folder, repro(folder), before
+    return folder, notebook.rebuild(folder, **QUIET), before
+
+
+def made(study, stage):
+    """The folder of a stage's results; it fails with the stage's last words if there are none."""
+    folder, said, _ = study
+    last = [line for line in said.stderr.splitlines() if line.startswith(f"notebook {stage.replace('/', ' ')}:")]
+    assert (folder / "reports" / stage / "executed.ipynb").exists(), last or said.stdout[-2000:] + said.stderr[-4000:]
+    return folder / "reports" / stage
 
 
 def test_repro_runs_every_stage_and_leaves_the_working_tree(study):
-    _, ran, before = study
-    assert {stage.partition("@")[0] for stage in ran} == set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+    _, said, before = study
+    ran = {"report", *(stage.partition("@")[0] for stage in running(said))}  # which waits for all the others
+    assert ran == set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
     assert status() == before
 
 
 @pytest.mark.parametrize("stage", METRICS)
 def test_metrics_are_flat_and_have_the_promised_names(study, stage):
-    found, largest = metrics(study[0], stage), max(sweep(study[0])["small"]["swarm_sizes"])
+    found = json.loads((made(study, stage) / "metrics.json").read_text())
+    largest = max(sweep(study[0])["small"]["swarm_sizes"])
     assert found.keys() >= {name.format(largest=largest) for name in METRICS[stage]}
     assert all(isinstance(value, str if name == "data_source" else int | float) for name, value in found.items())
 
@@ -163,13 +174,13 @@ def stand_in(stage):
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
-    """A copy of the study in which code is copied as always and nothing else is computed, run once."""
+    """A copy of the study in which code and notebooks are copied as always and nothing is computed, run once."""
     folder = tmp_path_factory.mktemp("pipeline") / "copy"
     notebook.copy_study(ROOT, folder, "smoke")
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())
     for name, stage in stages["stages"].items():
         stage = stage.get("do", stage)
-        if name != "code":
+        if name not in ("code", "source"):
             stage["cmd"] = stand_in(stage)
     (folder / "dvc.yaml").write_text(yaml.safe_dump(stages))
     repro(folder)
@@ -180,10 +191,7 @@ STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scal
 STUDIES |= {"agents", "federated", "evolution", "cluster"}
 USERS = {  # what an edit of a module makes stale, beside `code` and `report`
     "selection/search.py": {"benchmark", "search", "kfold", "evolution"},
-    "training/program.py": {"sweep@small", "sweep@large", *STUDIES},
     "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
-    "lab/published.csv": {"scaling", "agents"},
-    "cluster/engine.py": {"cluster"},
 }
 
 
@@ -210,7 +218,35 @@ def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline,
     said = capfd.readouterr().out
     assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
     stale = re.search("stale, .*: (.+)", said)[1].split(", ")
-    assert set(stale) == USERS["training/program.py"] - {"mnist"}
+    assert set(stale) == {"sweep@small", "sweep@large", *STUDIES} - {"mnist"}
+
+
+def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
+    file = pipeline / "notebooks/mnist.ipynb"
+    book = nbformat.read(file, as_version=4)
+    for i, cell in enumerate(book.cells):
+        cell.id = f"by-hand-{i}"
+        if cell.cell_type == "code":
+            cell.execution_count, cell.metadata.execution = i, {"iopub.execute_input": "2020-01-01"}
+            cell.outputs = [nbformat.v4.new_output("stream", text="seen")]
+    book.metadata.language_info = {"name": "python", "version": "3.14.0"}
+    book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
+    nbformat.write(book, file)
+    assert repro(pipeline) == ["source@mnist"]
+
+
+def test_a_stage_that_fails_takes_no_other_with_it(pipeline, monkeypatch, capfd):
+    monkeypatch.chdir(pipeline)
+    stages = yaml.safe_load((pipeline / "dvc.yaml").read_text())
+    stages["stages"]["mnist"]["cmd"] = "false"
+    stages["stages"]["stocks"]["cmd"] += " && true"
+    (pipeline / "dvc.yaml").write_text(yaml.safe_dump(stages))
+    monkeypatch.setattr(rebuild, "lines", lambda *_: [])
+    assert rebuild.main([]) != 0
+    said = capfd.readouterr().out
+    assert {"mnist", "stocks", "report"} <= set(re.findall("^Running stage '(.+)'", said, re.M))
+    assert said.splitlines()[-2] == "did not run here, and in the report as committed: mnist"
+    assert any((pipeline / "reports/mnist/figures").iterdir())
 
 
 def test_default_sweep_measures_what_its_promised_metrics_need():
@@ -221,7 +257,7 @@ def test_default_sweep_measures_what_its_promised_metrics_need():
 
 
 def test_report_is_complete_and_says_that_the_data_are_stand_ins(study):
-    reports = study[0] / "reports"
+    reports = made(study, "report").parent
     assert all((reports / name).stat().st_size for name in notebook.PUBLIC)
     page = (reports / "README.md").read_text()
     assert "stand-in" in page.split("\n## ")[0].lower()
@@ -230,7 +266,7 @@ def test_report_is_complete_and_says_that_the_data_are_stand_ins(study):
 
 
 def test_every_number_of_the_abstract_stands_in_the_report(study):
-    page = (study[0] / "reports/README.md").read_text()
+    page = (made(study, "report").parent / "README.md").read_text()
     abstract, rest = page.split("## Abstract")[1].split("## Introduction")
 
     def numbers(text):
@@ -239,30 +275,26 @@ def test_every_number_of_the_abstract_stands_in_the_report(study):
     assert len(numbers(abstract)) > 8 and numbers(abstract) - numbers(rest) == set()
 
 
-def test_second_repro_runs_nothing(study):
-    assert repro(study[0]) == []
+def test_second_repro_runs_nothing_but_what_failed(study):
+    failed = re.findall("failed to reproduce '(.+?)'", study[1].stderr)
+    assert set(running(notebook.repro(study[0], "--dry", "--keep-going", **QUIET))) == set(failed)
 
 
-def test_notebook_run_by_hand_makes_only_its_source_stale(study):
-    file = study[0] / "notebooks/mnist.ipynb"
-    book = nbformat.read(file, as_version=4)
-    for i, cell in enumerate(book.cells):
-        cell.id = f"by-hand-{i}"
-        if cell.cell_type == "code":
-            cell.execution_count, cell.metadata.execution = i, {"iopub.execute_input": "2020-01-01"}
-            cell.outputs = [nbformat.v4.new_output("stream", text="seen")]
-    book.metadata.language_info = {"name": "python", "version": "3.14.0"}
-    book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
-    nbformat.write(book, file)
-    assert repro(study[0]) == ["source@mnist"]
-
-
-@pytest.mark.parametrize("stage", ["mnist", "stocks"])
-def test_scores_repeat(study, stage):
-    first = metrics(study[0], stage)
-    assert repro(study[0], "--force", "--single-item", stage) == [stage]
-    again = metrics(study[0], stage)
+def test_scores_repeat(study):
+    first = json.loads((made(study, "mnist") / "metrics.json").read_text())
+    assert repro(study[0], "--force", "--single-item", "mnist") == ["mnist"]
+    again = json.loads((made(study, "mnist") / "metrics.json").read_text())
     always = [{name for name in found if "break_even" not in name} for found in (first, again)]  # it may be never
     assert always[0] == always[1]
     scores = [name for name in first if not TIMED.search(name)]
     assert len(scores) > 3 and {name: first[name] for name in scores} == {name: again[name] for name in scores}
+
+
+def test_report_marks_a_stage_that_did_not_run(study, tmp_path):
+    ran, aside = made(study, "federated") / "executed.ipynb", tmp_path / "executed.ipynb"
+    ran.rename(aside)
+    repro(study[0], "--force", "--single-item", "report")
+    aside.rename(ran)
+    first, *sections = (study[0] / "reports/README.md").read_text().split("\n### ")
+    assert "**Not run here: federated." in first
+    assert [one.split("\n")[0] for one in sections if "Not run here: federated." in one] == ["Federated clients"]

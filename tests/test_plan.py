@@ -25,16 +25,19 @@ def in_a_new_process(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.cpu
 def test_plan_takes_all_devices_by_default():
     assert tn.Plan().devices == tuple(jax.devices()) and len(jax.devices()) == 2
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("devices", [0, 3])
 def test_plan_refuses_devices_that_do_not_exist(devices):
     with pytest.raises(ValueError, match=f"devices must be 1 to 2 .*, got {devices}"):
         tn.Plan(devices)
 
 
+@pytest.mark.cpu
 def test_plan_takes_a_platform_by_name():
     assert tn.Plan("cpu").devices == tuple(jax.devices("cpu"))
     with pytest.raises(ValueError, match="no 'abacus' device here; it has: cpu"):
@@ -51,14 +54,17 @@ def test_resolve_keeps_a_given_block_so_that_bits_do_not_depend_on_the_number_of
     assert tn.Plan(2, 64).resolve(swarm(10)).block == 64
 
 
+@pytest.mark.cpu
 def test_resolve_balances_its_blocks():
     assert tn.Plan(1).resolve(swarm(10)).block == 5  # the rule says 8: 8 + 2 would leave one near-empty
 
 
+@pytest.mark.cpu
 def test_resolve_takes_fewer_members_when_they_are_large():
     assert tn.Plan(1).resolve(swarm(8, (400, 400, 2))).block < tn.Plan(1).resolve(swarm(8)).block
 
 
+@pytest.mark.cpu
 def test_resolve_takes_one_where_two_or_three_would_fit():
     members = swarm(8, (200, 200, 2))
     bytes_of_one = 16 * sum(leaf.size // 8 for leaf in jax.tree.leaves(members.params))  # weights, gradients, moments
@@ -72,19 +78,21 @@ def test_place_pads_with_the_last_member_and_splits_over_devices():
     assert len(placed.sharding.device_set) == 2
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "plan, members, expected",
     [
-        (tn.Plan(2, 2), 5, [range(4), range(4, 8)]),
-        (tn.Plan(1, 3), 3, [range(3)]),
-        (tn.Plan(2, 1), 32, [range(begin, begin + 2) for begin in range(0, 32, 2)]),
-        (tn.Plan(2, 1), 33, [range(34)]),  # too many calls
-        (tn.Plan(2, 8), 64, [range(64)]),  # small networks, whose calls are short
-        (tn.Plan(2, 2), 0, [range(0)]),
+        ((2, 2), 5, [range(4), range(4, 8)]),
+        ((1, 3), 3, [range(3)]),
+        ((2, 1), 32, [range(begin, begin + 2) for begin in range(0, 32, 2)]),
+        ((2, 1), 33, [range(34)]),  # too many calls
+        ((2, 8), 64, [range(64)]),  # small networks, whose calls are short
+        ((2, 2), 0, [range(0)]),
     ],
     ids=str,
 )
 def test_few_blocks_of_large_networks_are_calls_of_their_own(plan, members, expected):
+    plan = tn.Plan(*plan)
     assert plan.rounds(members) == expected
     if members:
         placed = [plan.place(np.arange(members), round) for round in plan.rounds(members)]
@@ -93,6 +101,7 @@ def test_few_blocks_of_large_networks_are_calls_of_their_own(plan, members, expe
         np.testing.assert_array_equal(plan_module.gathered(*placed, members=members), range(members))
 
 
+@pytest.mark.cpu
 def test_a_swarm_of_which_few_are_left_is_called_as_it_began():
     assert tn.Plan(1, 1).rounds(12) == [range(place, place + 1) for place in range(12)]
     assert tn.Plan(1, 1).rounds(12, of=40) == [range(12)]
@@ -100,7 +109,7 @@ def test_a_swarm_of_which_few_are_left_is_called_as_it_began():
 
 
 def test_what_lies_on_other_devices_than_the_hosts_is_resized_there(monkeypatch):
-    monkeypatch.setattr(plan_module, "_on_host", lambda leaf: False)
+    monkeypatch.setattr(plan_module, "is_on_host", lambda leaf: False)
     leaf, before = jnp.arange(5, dtype=jnp.int16), plan_module._resized_on_devices._cache_size()
     placed = [tn.Plan(2, 2).place(leaf, round) for round in tn.Plan(2, 2).rounds(5)]
     np.testing.assert_array_equal(np.concatenate(placed), [0, 1, 2, 3, 4, 4, 4, 4])
@@ -110,8 +119,9 @@ def test_what_lies_on_other_devices_than_the_hosts_is_resized_there(monkeypatch)
     assert plan_module._resized_on_devices._cache_size() == known > before  # nothing compiles again
 
 
-@pytest.mark.parametrize("plan", [tn.Plan(1, 4), tn.Plan(2, 2)], ids=["one device", "two"])
+@pytest.mark.parametrize("plan", [(1, 4), (2, 2)], ids=["one device", "two"])
 def test_a_program_that_is_given_what_was_placed_leaves_the_callers(plan):
+    plan = tn.Plan(*plan)
     leaf = jnp.arange(4 * 4096.0).reshape(4, 4096)
     placed = plan.place(leaf)
     after = jax.jit(lambda leaf: leaf.at[:, 0].set(-1), donate_argnums=0)(placed)
@@ -121,6 +131,7 @@ def test_a_program_that_is_given_what_was_placed_leaves_the_callers(plan):
     np.testing.assert_array_equal(leaf, np.arange(4 * 4096.0).reshape(4, 4096))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
 def test_what_lies_on_several_devices_is_gathered_where_jax_takes_it_over(dtype):
     given = {"w": jnp.arange(4 * 30).reshape(4, 5, 6).astype(dtype), "none": jnp.zeros((4, 0), dtype)}
@@ -131,8 +142,9 @@ def test_what_lies_on_several_devices_is_gathered_where_jax_takes_it_over(dtype)
     assert back.unsafe_buffer_pointer() == whole["w"].ctypes.data
 
 
-@pytest.mark.parametrize("plan", [tn.Plan(1, 3), tn.Plan(2, 1), tn.Plan(2, 2)])
+@pytest.mark.parametrize("plan", [(1, 3), (2, 1), (2, 2)])
 def test_vectorise_maps_over_members(plan):
+    plan = tn.Plan(*plan)
     own, shared = plan.place(jnp.arange(6.0)), plan.share(jnp.array(10.0))
     out = jax.jit(plan.vectorise(lambda member, common: member * common))(own, shared)
     np.testing.assert_array_equal(out[:6], np.arange(6) * 10)
@@ -148,6 +160,7 @@ def test_use_cores_again_with_the_same_number_is_fine():
     assert tn.use_cores(2) == 2
 
 
+@pytest.mark.cpu
 def test_use_cores_makes_devices_in_a_new_process():
     done = in_a_new_process("import turbanet, jax; print(turbanet.use_cores(3), len(jax.devices()))")
     assert done.stdout.split() == ["3", "3"], done.stderr
@@ -186,6 +199,7 @@ def test_use_cores_leaves_a_cache_that_jax_was_told_of(tmp_path, monkeypatch):
     assert jax.config.jax_compilation_cache_dir == told and not any(tmp_path.iterdir())
 
 
+@pytest.mark.cpu
 def test_fit_on_one_device_of_many_cores_advises_once(caplog, monkeypatch):
     monkeypatch.setattr(plan_module.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(plan_module.jax, "devices", lambda kind: [None])
@@ -204,6 +218,7 @@ def test_import_turbanet_loads_nothing_heavy():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.cpu
 def test_import_turbanet_does_not_start_jax():
     code = "import turbanet, jax; jax.config.update('jax_num_cpu_devices', 2); print(jax.device_count())"
     assert in_a_new_process(code).stdout.strip() == "2"

@@ -61,6 +61,11 @@ def test_who_copied_explores_within_limits():
     assert len(set(zip(np.asarray(after["a"])[:100], np.asarray(after["b"])[:100], strict=True))) == 4
 
 
+def test_whole_numbers_are_not_explored():
+    with pytest.raises(ValueError, match="multiplies floating-point numbers, a holds int32"):
+        explore(KEY, {"a": np.arange(1, 5)}, np.ones(4, bool), factors=(0.8, 1.25), limits={})
+
+
 def test_the_history_tells_what_was_copied_and_tried():
     _, history = run(share=0.34)
     for round in (1, 2):
@@ -148,6 +153,7 @@ def test_agents_are_tuned_while_they_learn():
     [
         ({"rounds": 0}, "rounds must be a whole number"),
         ({"share": 0.0}, "share is at most a half"),
+        ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
         ({"share": 0.6}, "share is at most a half"),
         ({"share": 0.1}, "of 6 members at least one"),
         ({"factors": ()}, "factors are numbers above 0"),

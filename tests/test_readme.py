@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import turbanet
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/turbanet"
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "docs/design.md")}
@@ -162,8 +164,8 @@ def test_changelog_sends_readers_to_modules_that_are_there():
 def test_version_is_the_same_everywhere():
     changelog = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    assert changelog == citation == PROJECT["version"]
-    assert f"Version {PROJECT['version'].rpartition('.')[0]}" in PAGES["README.md"]
+    assert changelog == citation == turbanet.__version__
+    assert f"Version {turbanet.__version__.rpartition('.')[0]}" in PAGES["README.md"]
 
 
 def test_citation_has_what_the_format_requires():

@@ -44,13 +44,14 @@ def asked(monkeypatch):
     """The arguments of each `dvc repro`, none of which is run."""
     calls = []
 
-    def repro(folder, *arguments):
+    def repro(folder, *arguments, quick):
         calls.append(arguments)
         return subprocess.CompletedProcess(arguments, 0)
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(notebook, "repro", repro)
     monkeypatch.setattr(rebuild.doctor, "stale", lambda root: "stocks, kfold")
+    monkeypatch.setattr(rebuild, "unmade", lambda known: [])
     return calls
 
 
@@ -59,13 +60,18 @@ def test_stages_are_those_with_a_notebook():
 
 
 def test_the_whole_study_is_one_repro(asked):
-    assert rebuild.main(["--force"]) == 0 and asked == [("--force",)]
+    assert rebuild.main(["--force"]) == 0 and asked == [("--keep-going", "--force")]
 
 
 def test_a_stage_is_rebuilt_with_what_it_needs_then_the_report_alone(asked, capsys):
     assert rebuild.main(["--stage", "mnist"]) == 0
-    assert asked == [("mnist", "code", "source", "data"), ("--single-item", "report")]
+    assert asked == [("--keep-going", "mnist", "code", "source", "data"), ("--single-item", "report")]
     assert "stale, and in the report as they were: stocks, kfold\n" in capsys.readouterr().out
+
+
+def test_the_report_alone_is_told_the_same(asked):
+    rebuild.main(["--stage", "report", "--force"])
+    assert asked == [("--keep-going", "code", "source", "data", "--force"), ("--single-item", "report", "--force")]
 
 
 def test_an_unknown_stage_gets_one_sentence_with_the_known_ones(asked, capsys):
@@ -73,9 +79,25 @@ def test_an_unknown_stage_gets_one_sentence_with_the_known_ones(asked, capsys):
     assert capsys.readouterr().err == f"report: Unknown stage 'minst'; known: {', '.join(KNOWN)}.\n"
 
 
-def test_a_failed_repro_ends_it(asked, monkeypatch, capsys):
-    monkeypatch.setattr(notebook, "repro", lambda *_: subprocess.CompletedProcess((), 7))
-    assert rebuild.main([]) == 7 and capsys.readouterr().out == ""
+def test_after_a_failed_stage_the_report_is_made_by_itself_and_the_status_is_the_failures(asked, monkeypatch):
+    def repro(folder, *arguments, quick):
+        asked.append(arguments)
+        return subprocess.CompletedProcess(arguments, 7 * (len(asked) == 1))
+
+    monkeypatch.setattr(notebook, "repro", repro)
+    assert rebuild.main([]) == 7
+    assert asked == [("--keep-going",), ("--single-item", "report", "--force")]
+
+
+def test_unmade_names_the_stages_without_a_run_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
+    ran(tmp_path, "sweep/small", 11, 1.0)
+    ran(tmp_path, "report", 11, 1.0)
+    known = ["sweep", "sweep@small", "sweep@large", "mnist", "report"]
+    assert rebuild.unmade(known) == ["did not run here, and in the report as committed: sweep/large, mnist"]
+    (tmp_path / "reports/report/executed.ipynb").unlink()
+    assert rebuild.unmade(known)[1:] == ["the report could not be made: what is there is an earlier one"]
 
 
 def test_lines_name_seconds_and_data_and_what_is_from_before(tmp_path):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import checkpoint, saved, schedules
@@ -42,7 +43,7 @@ def made(model=None, schedule=("warm", "cosine", "reduce")):
 
 
 def train(swarm):
-    how = {"epochs": 3, "batch_size": 8, "segment": 3, "plan": tn.Plan(2, 2), "validation": (X[:9], Y[:9])}
+    how = {"epochs": 3, "batch_size": 8, "segment": 3, "plan": tn.Plan(DEVICES, 2), "validation": (X[:9], Y[:9])}
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, progress=False, **how)[0]
 
 
@@ -220,6 +221,16 @@ def test_what_cannot_be_read_is_said(tmp_path, caplog):
         tn.TurbaTrainState.swarm(model, optax.sgd(0.1), 2, input_size=3).save(tmp_path)
         load(tmp_path, model)
     assert "The model holds generator" in caplog.text and "is not checked" in caplog.text
+
+
+def test_a_rate_that_began_as_an_int_and_was_set_is_loaded(tmp_path):
+    whole = optax.inject_hyperparams(optax.sgd)(learning_rate=1)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), whole, 3, sample_input=X[:1])
+    rates = np.float32([0.25, 0.5, 1.0])
+    tn.with_schedule(tn.with_hyperparameters(swarm, learning_rate=rates), "warm").save(tmp_path)
+    again = load(tmp_path, tn.MLP((2,)), whole)
+    for found in (tn.hyperparameters(again)["learning_rate"], again.schedule.base["learning_rate"]):
+        np.testing.assert_array_equal(found, rates)
 
 
 def test_a_schedule_of_ones_own_is_given_again(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import schedules
@@ -22,7 +23,15 @@ def made(size=3, optimizer=None):
 
 def train(swarm, epochs=3, **more):
     return tn.fit(
-        swarm, X, Y, tn.softmax_cross_entropy, epochs=epochs, batch_size=8, progress=False, plan=tn.Plan(2, 2), **more
+        swarm,
+        X,
+        Y,
+        tn.softmax_cross_entropy,
+        epochs=epochs,
+        batch_size=8,
+        progress=False,
+        plan=tn.Plan(DEVICES, 2),
+        **more,
     )
 
 
@@ -59,6 +68,71 @@ def test_each_member_trains_with_its_own_hyperparameters():
 def test_hyperparameters_may_be_tensors():
     swarm = tn.with_hyperparameters(made(), learning_rate=torch.tensor([0.5, 0.25, 0.125], requires_grad=True))
     assert tn.hyperparameters(swarm)["learning_rate"].tolist() == [0.5, 0.25, 0.125]
+
+
+def test_what_was_given_as_an_int_may_become_any_number():
+    swarm = made(optimizer=ADAMW(learning_rate=1, weight_decay=0))
+    rates, decays = [0.1, 0.01, 1.0], [0.0, 0.1, 0.5]
+    changed = tn.with_hyperparameters(swarm, learning_rate=rates, weight_decay=decays)
+    _, history = train(changed)
+    _, expected = train(tn.with_hyperparameters(made(), learning_rate=rates, weight_decay=decays))
+    np.testing.assert_array_equal(history.train_loss, expected.train_loss)
+
+
+def test_an_int_that_is_set_to_an_int_stays_one():
+    every = optax.inject_hyperparams(lambda k: optax.apply_every(k))(k=3)
+    assert tn.hyperparameters(tn.with_hyperparameters(made(optimizer=every), k=[1, 2, 3]))["k"].dtype == jnp.int32
+
+
+def test_a_schedule_of_a_rate_that_was_given_as_an_int():
+    swarm = tn.with_schedule(made(optimizer=optax.inject_hyperparams(optax.sgd)(1)), "cosine")
+    trained, history = train(swarm, epochs=4)
+    np.testing.assert_allclose(tn.hyperparameters(trained)["learning_rate"], (1 + np.cos(0.3 * np.pi)) / 2, rtol=1e-5)
+    expected = alone(swarm, 1, lambda epoch: optax.sgd(float(schedules.cosine(epoch, 1.0))), 4)
+    np.testing.assert_allclose(history.train_loss[:, 1], expected, rtol=1e-4)
+
+
+def two_rates(head, body):
+    """SGD with a learning rate for each of two layers."""
+
+    def layer_of(params):
+        return {name: "body" if name == "Dense_0" else "head" for name in params}
+
+    return optax.multi_transform({"head": head, "body": body}, layer_of)
+
+
+def of_two_rates():
+    sgd = optax.inject_hyperparams(optax.sgd)
+    return made(optimizer=optax.chain(optax.clip(1.0), two_rates(sgd(0.5), sgd(0.1))))
+
+
+def test_two_learning_rates_are_told_apart_by_where_they_are():
+    swarm = tn.with_hyperparameters(of_two_rates(), **{"1.head.learning_rate": [1.0, 2.0, 3.0]})
+    found = {name: value.tolist() for name, value in tn.hyperparameters(swarm).items()}
+    assert found == {"1.head.learning_rate": [1.0, 2.0, 3.0], "1.body.learning_rate": pytest.approx([0.1] * 3)}
+
+
+def test_a_schedule_changes_each_of_two_learning_rates_from_its_own():
+    swarm = tn.with_hyperparameters(of_two_rates(), **{"1.head.learning_rate": [0.2, 0.3, 0.4]})
+    swarm = tn.with_schedule(swarm, "cosine")
+    swarm = tn.with_hyperparameters(swarm, **{"1.body.learning_rate": 0.05})
+    _, history = train(swarm, epochs=4)
+
+    def of_epoch(epoch):
+        rates = (float(schedules.cosine(epoch, base)) for base in (0.3, 0.05))
+        return optax.chain(optax.clip(1.0), two_rates(*map(optax.sgd, rates)))
+
+    np.testing.assert_allclose(history.train_loss[:, 1], alone(swarm, 1, of_epoch, 4), rtol=1e-4)
+
+
+def test_a_rate_set_under_reduce_leaves_the_others_where_they_are():
+    swarm = tn.with_schedule(of_two_rates(), "reduce")
+    halved = swarm.schedule.plateau._replace(scale=jnp.full(3, 0.5))
+    swarm = swarm.replace(schedule=swarm.schedule.replace(plateau=halved))
+    swarm = tn.with_hyperparameters(swarm, **{"1.head.learning_rate": 1.0})
+    state = schedules.begin_epoch(swarm.get_state(0))
+    rates = {name: float(value) for name, value in tn.hyperparameters(state).items()}
+    assert rates == {"1.head.learning_rate": 1.0, "1.body.learning_rate": pytest.approx(0.05)}
 
 
 def test_hyperparameters_of_text_are_refused_by_name():
@@ -152,6 +226,10 @@ def test_reduce_in_fit_follows_the_validation_loss():
     "call, message",
     [
         (lambda: tn.with_hyperparameters(made(), momentum=0.9), "no hyperparameter 'momentum'; it has .*weight_decay"),
+        (
+            lambda: tn.with_hyperparameters(of_two_rates(), learning_rate=0.1),
+            r"several .*'learning_rate'; it has \['1.body.learning_rate', '1.head.learning_rate'\]; say which, by \*\*",
+        ),
         (lambda: tn.with_hyperparameters(made(), learning_rate=[0.1, 0.2]), "one number or 3 of them"),
         (lambda: tn.with_hyperparameters(made(optimizer=optax.sgd(0.1)), learning_rate=0.1), "wrap the optimizer"),
         (lambda: tn.with_schedule(made(optimizer=optax.sgd(0.1)), "cosine"), "needs a learning_rate as data; wrap"),

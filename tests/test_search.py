@@ -80,3 +80,28 @@ def test_halving_of_members_that_share_their_numbers():
 def test_a_short_list_is_drawn_from_with_repetition():
     arrays, table = tn.draw(10, learning_rate=[0.1, 0.01])
     assert len(table) == len(arrays["learning_rate"]) == 10
+
+
+@pytest.mark.parametrize("pair", [(1e-4, 1e-1), (1, 8)])
+def test_a_pair_is_no_range(pair):
+    with pytest.raises(
+        ValueError, match=r"may be a range or two values: .*loguniform\((0.0001, 0.1|1, 8)\).* the list"
+    ):
+        tn.draw(60, learning_rate=pair)
+
+
+@pytest.mark.parametrize("values", ["adam", [], 0.1, {0.1, 0.2}, {"a": 0.1}, loguniform(1e-4, 1e-1)])
+def test_what_holds_no_values_in_order_is_refused(values):
+    with pytest.raises(ValueError, match="learning_rate must be a list of at least one value, got "):
+        tn.grid(learning_rate=values)
+    if not hasattr(values, "rvs"):
+        with pytest.raises(ValueError, match="learning_rate must be a list of at least one value, got "):
+            tn.draw(3, learning_rate=values)
+
+
+def test_halving_leaves_out_who_has_no_finite_score():
+    score = np.array([np.nan, 3.0, np.inf, np.nan, np.nan, -np.inf, 1.0, np.nan])
+    best, table = tn.halving(swarm(), lambda members, rung: (members, score[np.asarray(members.id)]), rungs=2)
+    assert best.id.tolist() == [1, 6] and len(table) == 10
+    with pytest.raises(ValueError, match="All 8 members of rung 0 have a NaN or infinite score: nobody can go on"):
+        tn.halving(swarm(), lambda members, rung: (members, np.full(8, np.nan)), rungs=1)

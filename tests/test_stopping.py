@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.training import parts, stopping
@@ -27,7 +28,7 @@ def made():
 
 
 def train(swarm, patience=3, epochs=30, **more):
-    how = {"batch_size": 10, "progress": False, "plan": tn.Plan(2, 2), "segment": 2, **more}
+    how = {"batch_size": 10, "progress": False, "plan": tn.Plan(DEVICES, 2), "segment": 2, **more}
     data = X, Y, tn.softmax_cross_entropy
     return tn.fit(swarm, *data, epochs=epochs, validation=(X_VAL, Y_VAL), patience=patience, **how)
 
@@ -82,7 +83,7 @@ def test_who_trains_on_is_not_changed_by_who_stops(monkeypatch):
 
 def test_stopped_members_are_set_aside(monkeypatch):
     sizes, place = [], training.Training._place
-    monkeypatch.setattr(training.Training, "_place", lambda self, s, p: sizes.append(len(s)) or place(self, s, p))
+    monkeypatch.setattr(training.Training, "_place", lambda self, s: sizes.append(len(s)) or place(self, s))
     train(made())
     assert sizes[0] == 8 and sizes[-1] <= 4 and sizes == sorted(sizes, reverse=True)
 

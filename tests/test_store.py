@@ -157,15 +157,31 @@ def test_prepare_does_not_fall_through_from_a_named_source(tmp_path, offline, so
 
 
 def test_prepare_embedded_digits_are_split_by_class(tmp_path):
-    from sklearn.datasets import load_digits
-
     store.prepare("mnist", root=tmp_path, source="embedded")
     arrays, provenance = store.load("mnist", tmp_path)
-    x = np.concatenate([arrays["x_train"], arrays["x_test"]])
-    assert arrays["x_train"].shape == (1437, 8, 8) and x.dtype == np.uint8 and x.max() == 255
+    assert len(arrays["x_train"]) == 1437 and arrays["x_train"].dtype == np.uint8
     assert np.bincount(arrays["y_test"]).min() >= 34
-    assert sorted(x.sum(axis=(1, 2))) == sorted(np.rint(load_digits().data * 255 / 16).sum(axis=1))
-    assert provenance["arrays"]["x_train"]["shape"] == [1437, 8, 8]
+    assert provenance["arrays"]["x_train"]["shape"] == [1437, 28, 28]
+
+
+def test_embedded_digits_are_the_small_ones_enlarged_amid_a_margin(tmp_path):
+    from scipy.ndimage import zoom
+    from sklearn.datasets import load_digits
+
+    arrays, facts = store.module("mnist").embedded()
+    x = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    inner = x[:, 4:24, 4:24]
+    assert x.sum() == inner.sum() and "enlarged" in facts["notes"][0]
+    small = load_digits().images * 255 / 16
+    expected = zoom(small, (1, 2.5, 2.5), order=1, mode="nearest", grid_mode=True)
+    np.testing.assert_allclose(sorted(inner.sum((1, 2))), sorted(expected.sum((1, 2))), rtol=0.01)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mnist", (28, 28)), ("cifar10", (32, 32, 3))])
+def test_a_stand_in_has_the_shape_of_what_it_stands_for(name, shape):
+    arrays, facts = store.module(name).embedded()
+    assert not facts["real"] and "stand-in" in facts["title"]
+    assert {arrays[f"x_{part}"].shape[1:] for part in ("train", "test")} == {shape}
 
 
 def test_prepare_keeps_the_date_of_an_equal_set_only(tmp_path):

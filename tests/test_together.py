@@ -81,6 +81,21 @@ def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
     assert finite.tolist() == [True, True, True, True, False, True]
 
 
+def test_what_a_world_reads_and_that_changed_counts():
+    factor = [1.0]
+
+    class Paying(Foraging):
+        def step(self, key, state, action):
+            observation, state, reward = super().step(key, state, action)
+            return observation, state, factor[0] * reward
+
+    world = Paying(agents=2, size=4, sight=1, food=0.5, growth=0.1, limit=8)
+    before = evaluate_together(world, episodes=2)
+    factor[0] = 2.0
+    assert before.any()
+    np.testing.assert_allclose(evaluate_together(world, episodes=2), 2 * before, rtol=1e-6)
+
+
 def test_bad_input_is_refused():
     swarm, _ = train()
     with pytest.raises(ValueError, match="A member is an agent: the swarm has 6, and 1 act"):
@@ -93,3 +108,6 @@ def test_bad_input_is_refused():
         evaluate_together(WORLD, swarm[[0, 1]])
     with pytest.raises(ValueError, match="episodes must be a whole number"):
         evaluate_together(WORLD, episodes=0)
+    for call in (lambda: train(seed=2**32), lambda: evaluate_together(WORLD, seed=-1)):
+        with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646"):
+            call()

@@ -1,6 +1,7 @@
 """The public TurbaNet surface, and its faults left behind."""
 
 import copy
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,21 @@ def test_swarm_refuses_a_size_that_is_no_count(size):
 def test_swarm_needs_exactly_one_description_of_the_input(given):
     with pytest.raises(ValueError, match="either input_size"):
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, **given)
+
+
+@pytest.mark.parametrize("seed", [2**32, [1, 1, 1, 1 + 2**32], -1, 2**31, 0.5, "3"])
+def test_seeds_that_int32_would_cut_to_another_ones_are_refused(seed):
+    with pytest.raises(ValueError, match="seed must be one int or 4 ints from 0 to 2147483646, got"):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 4, 3, seed=seed)
+
+
+def test_new_ids_are_none_that_int32_cuts():
+    ids = [2**31 - 2, 5]
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), ids, 3)
+    rule = partial(turbanet.Genetic(), jax.random.key(0), fitness=np.arange(2))
+    for grow in (lambda swarm: swarm.append(swarm), lambda swarm: swarm.merge(), lambda swarm: rule(swarm)):
+        with pytest.raises(ValueError, match="A new member would have the id 214748364.*, ids go up to 2147483646"):
+            grow(swarm)
 
 
 def test_swarm_refuses_seeds_of_another_length():
@@ -449,3 +465,25 @@ def test_an_equal_model_made_anew_compiles_nothing(monkeypatch):
     for number, how in enumerate(({"width": 8}, {"rate": 0.2}, {"rows": 2}, {"name": "sin"})):
         made(**how)
         assert len(compiled) == 2 + number, how
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_swarm_of_one_takes_rows_with_and_without_the_member_axis(rows):
+    one = TurbaTrainState.swarm(MLP((3,)), optax.sgd(0.1), 1, input_size=4)
+    x, y = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4), np.arange(rows)
+    layer = one.params["Dense_0"]
+    logits = x @ np.asarray(layer["kernel"][0]) + np.asarray(layer["bias"][0])
+    for bare in (x, x[None]):
+        np.testing.assert_allclose(one.predict(bare), logits[None], rtol=1e-5)
+    losses = -jax.nn.log_softmax(logits)[np.arange(rows), y]
+    for data in ((x, y), (x[None], y[None]), (x, np.eye(3)[y]), (x[None], np.eye(3)[y][None])):
+        np.testing.assert_allclose(one.evaluate(*data, softmax_cross_entropy)[0], [losses.mean()], rtol=1e-5)
+        assert one.train(*data, softmax_cross_entropy)[2].shape == (1, rows, 3)
+
+
+def test_a_loss_of_no_rows_is_refused():
+    swarm = TurbaTrainState.swarm(MLP((3,)), optax.sgd(0.1), 2, input_size=4)
+    empty = np.zeros((2, 0, 4)), np.zeros((2, 0), int)
+    for call in (swarm.train, swarm.evaluate):
+        with pytest.raises(ValueError, match=r"x has shape \(2, 0, 4\): a loss needs at least one row of each member"):
+            call(*empty, softmax_cross_entropy)

@@ -5,4 +5,5 @@ The public names stand in `__init__.pyi` beside this file; each is loaded when i
 
 import lazy_loader
 
+__version__ = "0.6.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

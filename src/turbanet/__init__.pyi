@@ -52,7 +52,7 @@ from .selection.search import draw, grid, halving
 from .training.augment import Chain, RandomCrop, RandomFlip, augmented
 from .training.callbacks import TrainingView
 from .training.checkpoint import Checkpoints
-from .training.fit import batch_order, evaluate, fit, measured_plan, predict
+from .training.fit import batch_order, evaluate, fit, predict
 from .training.fit_batches import fit_batches
 from .training.history import History
 from .training.interrupt import Interrupted
@@ -140,7 +140,6 @@ __all__ = [
     "matmul_conv",
     "mean_confusion",
     "mean_over_rows",
-    "measured_plan",
     "member_scores",
     "mse",
     "negative_log_likelihood",

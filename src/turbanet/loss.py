@@ -12,12 +12,15 @@ from turbanet.training.weights import mean_over_rows
 from turbanet.training.weights import weighted as weighted  # where code looks for losses
 
 ROUNDED = 0.001  # by how much a probability may be off 0 and 1
+SUMMED = 0.01  # by how much a sum of them may be, in half precision
 LossAndPrediction = tuple[jax.Array, jax.Array]
 
 
 def _classes(y, prediction):
-    """Whole numbers are classes, which count from 0; others are their probabilities."""
-    if not jnp.issubdtype(_array(y).dtype, jnp.integer):
+    """Whole numbers, one a row, are classes, which count from 0; others are their probabilities."""
+    if _array(y).ndim >= len(prediction.shape):
+        return _distributions(y, prediction)
+    if not jnp.issubdtype(y.dtype, jnp.integer):
         return _probabilities(y, prediction)
     classes = prediction.shape[-1]
     return [(y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs")]
@@ -25,6 +28,25 @@ def _classes(y, prediction):
 
 def _probabilities(y, prediction):
     return [(y, ~_is_probability(_array(y)), "0, 1 or a probability between them")]
+
+
+def _distributions(y, prediction):
+    """Each row's probabilities of the classes; one of nothing but 0 costs nothing."""
+    advice = "probabilities that sum to one over classes; binary_cross_entropy takes each class for itself"
+    return [*_probabilities(y, prediction), (y, ~_sums_to_one(y) & (y != 0).any(-1, keepdims=True), advice)]
+
+
+def _both_distributions(y, prediction):
+    advice = "probabilities that sum to one: softmax_cross_entropy takes logits, or end the model in a softmax"
+    return [*_distributions(y, prediction), (prediction, _is_no_distribution, advice)]
+
+
+def _is_no_distribution(prediction):
+    return ~(_is_probability(prediction) & _sums_to_one(prediction))
+
+
+def _sums_to_one(array):
+    return abs(array.sum(-1, keepdims=True) - 1) < SUMMED
 
 
 def _is_probability(y):
@@ -135,7 +157,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     return optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0), logits
 
 
-@expects(_probabilities)
+@expects(_both_distributions)
 @mean_over_rows
 def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of probabilities, finite at a probability of 0.
@@ -155,6 +177,8 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     Raises
     ------
     ValueError : for a target of another shape than the probabilities.
+
+    `fit` and `evaluate` refuse rows of y, and predictions, that are no probabilities, such as logits.
     """
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)

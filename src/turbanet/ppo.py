@@ -39,7 +39,7 @@ class PPOConfig(NamedTuple):
     clip_range : how far the ratio of new to old probability may move before it no longer counts [member]
     ent_coef, vf_coef : weights of the entropy and of the values' loss [member]
     max_grad_norm : norm that gradients are clipped to [member]
-    total_timesteps : transitions of the whole training
+    total_timesteps : transitions of the whole training, in whole rollouts: what is left over of them is not made
     anneal : names of settings marked [member] that go down to 0 along a line, such as ("lr", "clip_range")
     clip_values : whether values, too, may move by `clip_range` alone
     normalize_observations, normalize_rewards : whether observations are taken from their running mean over their

@@ -19,12 +19,14 @@ from flax.errors import ScopeParamShapeError
 from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
+from turbanet.backend import on_accelerator, platform
 from turbanet.training import member, saved
-from turbanet.training.arrays import as_array, as_arrays, check_ids, check_whole, is_key
+from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
+from turbanet.training.optimizers import check_optimizer
 from turbanet.training.plan import resized, say_once
-from turbanet.training.program import read, remembered
+from turbanet.training.program import Evaluate, read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -46,15 +48,16 @@ def _by_public_names(method: Method) -> Method:
 
 def _each(function, fixed, swarm, x, *y):
     """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
+    known = read(Evaluate(fixed), swarm.apply_fn, swarm.tx)
     try:
-        return _compiled_each(function, fixed, swarm, x, *y)
+        return _compiled_each(function, fixed, known, swarm, x, *y)
     except ScopeParamShapeError as error:
         came, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
         raise ValueError(f"The model cannot take x of shape {came}; the swarm was made for {made}, a batch.") from error
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _compiled_each(function, fixed, swarm, *data):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled_each(function, fixed, known, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
@@ -110,8 +113,9 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, and
-            for what is no optimizer.
+        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, for
+            a model without parameters or with whole numbers for them, and for what is no optimizer or one that asks for
+            more than gradients, parameters and the loss.
 
         Examples
         --------
@@ -134,11 +138,9 @@ class TurbaTrainState(TrainState):
         if sample_input is None:
             sample_input = input_size if as_array(input_size, "input_size").ndim else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
-        seeds = np.asarray(0 if seed is None else seed)
+        seeds = check_seed(0 if seed is None else seed, members=members)
         ids = np.arange(members) if seeds.ndim == 0 else np.zeros(members, int)
         seeds = np.full(members, seeds) if seeds.ndim == 0 else seeds
-        if seeds.shape != (members,) or not np.issubdtype(seeds.dtype, np.integer):
-            raise ValueError(f"seed must be one int or {members} ints, got {seed!r}.")
         if own_ids is not None:
             ids = own_ids
             if np.unique([seeds, ids], axis=1).shape[1] < members:
@@ -152,15 +154,16 @@ class TurbaTrainState(TrainState):
             def create(identity):  # without the functions, as an equal model and optimizer get the same program
                 return create_member(identity).replace(apply_fn=None, tx=None)
 
+            if on_accelerator():
+                return jax.jit(jax.vmap(create))
             # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
             # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
-            quick = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+            quick = {"xla_backend_optimization_level": 1}
             return jax.jit(partial(jax.lax.map, create), compiler_options=quick)
 
         leaves, tree = jax.tree.flatten(sample)
-        program = remembered(
-            (cls, read(member.initial, model.apply, optimizer), fingerprint(leaves), tree), all_members
-        )
+        identity = read(member.initial, model.apply, optimizer), fingerprint(leaves), tree, platform()
+        program = remembered((cls, *identity), all_members)
         swarm = program({"seed": seeds, "id": ids}).replace(apply_fn=model.apply, tx=optimizer)
         known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
         return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
@@ -170,7 +173,10 @@ class TurbaTrainState(TrainState):
         """A function of {"seed": ..., "id": ...}, that member as it is before its training."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
-        carried, idle = member.survey(model, jax.eval_shape(initial, 0, 0, sample), sample)
+        shapes = jax.eval_shape(initial, 0, 0, sample)
+        if optimizer is not saved.PREDICTS:
+            check_optimizer(optimizer, shapes.get("params", {}))
+        carried, idle = member.survey(model, shapes, sample)
         for sentence in idle:
             say_once(sentence)
 
@@ -199,11 +205,12 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for params that do not lead with one member axis.
+        ValueError : for params that do not lead with one member axis, and for what `swarm` refuses of params and tx
         """
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
+        check_optimizer(tx, jax.eval_shape(partial(jax.tree.map, lambda leaf: leaf[0]), params))
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
         zeros = jnp.zeros(len(swarm), jnp.int32)
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
@@ -274,12 +281,12 @@ class TurbaTrainState(TrainState):
         tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
         names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
         """
-        return _each(member.train_step, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _each(member.evaluate, self.loss(loss_fn), self, self._lead(x, "x"), self._lead(y, "y"))
+        return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -287,7 +294,7 @@ class TurbaTrainState(TrainState):
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
-        return _each(_predict, bool(capture_intermediates), self, self._lead(x, "x"))
+        return _each(_predict, bool(capture_intermediates), self, *self._lead(x))
 
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
         """One optimizer update by `grads`; on a swarm, of each member by itself.
@@ -315,6 +322,7 @@ class TurbaTrainState(TrainState):
         for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):
             ids.append(1 + max(i for s, i in taken if s == seed) if (seed, id) in taken else id)
             taken.add((seed, ids[-1]))
+        check_next_ids(ids, 0)
         # The first one's structure: the functions in it may be equal but not identical.
         other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.array(ids, jnp.int32))
@@ -322,6 +330,8 @@ class TurbaTrainState(TrainState):
 
     def merge(self) -> Self:
         """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""
+
+        check_next_ids(self.id, 1)
 
         def mean(leaf):
             if is_key(leaf):
@@ -370,7 +380,8 @@ class TurbaTrainState(TrainState):
 
     def cost_analysis(self, x: Any) -> dict[str, float] | None:
         """XLA's estimate of the forward pass of one member on x [batch, feature]: floating-point operations, bytes."""
-        return jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x")).cost_analysis()
+        lowered = jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x"))
+        return lowered.cost_analysis() or lowered.compile().cost_analysis()  # a GPU's only tells when compiled
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -420,18 +431,28 @@ class TurbaTrainState(TrainState):
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 
-    def _lead(self, data, name):
-        """`data` as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
-        members = len(self)
+    def _lead(self, x, *y):
+        """x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
+        data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
+        if len(self) == 1:
+            data = self._lead_one(*data)
+        for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):
+            if leaf.shape[:1] != (len(self),):
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}; it must lead with the {len(self)} members.")
+            if y and 0 in leaf.shape[:2]:
+                raise ValueError(f"{path[0].key} has shape {leaf.shape}: a loss needs at least one row of each member.")
+        return data
 
-        def lead(leaf):
-            if members == 1 and leaf.shape[:1] != (1,):
-                leaf = leaf[None]
-            if leaf.shape[:1] != (members,):
-                raise ValueError(f"{name} has shape {leaf.shape}; it must lead with the {members} members.")
-            return leaf
-
-        return jax.tree.map(lead, as_arrays(data, name))
+    def _lead_one(self, x, *y):
+        """The data of a swarm of one, which may come without the member axis: the rank of its sample tells it of x."""
+        leaves, tree = jax.tree.flatten(x)
+        samples = jax.tree.leaves(self.sample)
+        ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
+        bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
+        is_one_row = any(it and leaf.shape[:1] == (1,) for it, leaf in zip(bare, leaves, strict=True))
+        led = [leaf[None] if it else leaf for it, leaf in zip(bare, leaves, strict=True)]
+        of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
+        return [jax.tree.unflatten(tree, led), *of_y]
 
 
 def _unpickled(kind, held):

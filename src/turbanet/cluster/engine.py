@@ -8,14 +8,18 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import psutil
 
 from turbanet.training.plan import say_once
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for what is stopped to end
 AHEAD = 2  # tasks handed to Ray for each worker, so that it never waits for the next
 LOOK_SECONDS = 1  # between two looks at the nodes
+START_SECONDS = 300  # in which a start of Ray's own processes that failed is tried again; one takes Ray up to 60
 NODE_SECONDS = 300  # that a cluster without a node for these tasks is waited for
 NO_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame of HTTP/2, whose fourth byte is its kind (RFC 9113, 4.1 and 6.5)
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_SETTINGS  # which a server answers with such a frame (3.4)
@@ -42,17 +46,65 @@ def connected(address: str | None) -> Iterator[ModuleType]:
             raise ValueError(f"This process is connected to Ray at {here}, not at {address}: ray.shutdown() first.")
         yield ray
         return
-    _check_answers(address)
-    try:
-        with warnings.catch_warnings():  # Ray's processes are forked and at once replaced: JAX's threads do not matter
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            ray.init(address or "local", log_to_driver=False, include_dashboard=None if address else False)
-    except ConnectionError as error:
-        raise ConnectionError(f"No Ray cluster answers at {address!r} ({error}): {ADVICE}.") from None
+    if address is None:
+        started(ray.init, "local", log_to_driver=False, include_dashboard=False)
+    else:
+        _check_answers(address)
+        try:
+            ray.init(address, log_to_driver=False)
+        except ConnectionError as error:
+            raise ConnectionError(f"No Ray cluster answers at {address!r} ({error}): {ADVICE}.") from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def started(start: Callable, *arguments: Any, **options: Any) -> Any:
+    """What `start(*arguments, **options)` returns, which begins processes of Ray's on this machine.
+
+    Ray gives a node half a minute to begin, which a busy machine may not have for it. So what such a start left is
+    ended and it is tried again, for START_SECONDS; then ConnectionError with Ray's last words. Wrong options are not
+    tried again.
+    """
+    import ray
+
+    connected = ray.is_initialized()
+    begin = time.monotonic()
+    for attempt in itertools.count(1):
+        before = set(_processes(ray))
+        try:
+            with warnings.catch_warnings():  # Ray's processes are forked and at once replaced: threads do not matter
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                return start(*arguments, **options)
+        except (TypeError, ValueError):
+            raise
+        except Exception as error:  # a node that timed out raises no class of its own
+            left = set(_processes(ray)) - before
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=WAIT_SECONDS)
+            if not connected:
+                ray.shutdown()
+            taken = time.monotonic() - begin
+            if taken > START_SECONDS:
+                tried = f"{attempt} times in {taken:.0f} s"
+                raise ConnectionError(
+                    f"Ray's processes did not start on this machine, tried {tried} ({error}): "
+                    "call again when it has less to do, or begin one (ray start --head) and give its address."
+                ) from error
+            time.sleep(LOOK_SECONDS)
+
+
+def _processes(ray):
+    """The processes that this one has begun of Ray's own programs; what those began ends with them."""
+    home = str(Path(ray.__file__).parent)
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            found += [process] if home in " ".join(process.cmdline()) else []
+    return found
 
 
 def _check_answers(address):

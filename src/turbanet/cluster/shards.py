@@ -15,11 +15,10 @@ import numpy as np
 from turbanet.cluster import given
 from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
-from turbanet.training import autoplan
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
-from turbanet.training.places import is_address, place, remove, write_whole
+from turbanet.training.places import place, remove, write_whole
 from turbanet.training.plan import use_cores
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -84,8 +83,6 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
         return line
     job.count(number)
     use_cores(job.cores, cache=True)
-    if not is_address(job.checkpoints.folder):  # nodes of a kind measure a plan once
-        os.environ[autoplan.FOLDER] = str(place(job.checkpoints.folder) / "plans")
     data = given.named(job.of_ids(ids)) if job.of_ids else given.joined(shared, own)
     swarm = given.members(job.make_swarm, ids) if states is None else given.swarm_of(job.make_swarm, states)
     return _train(job, job.folder(number), number, swarm, data, begin)

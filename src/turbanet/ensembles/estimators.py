@@ -80,9 +80,7 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         outputs = len(classes)
         rows, held_out = self._train(x, index, outputs, softmax_cross_entropy, weight, classes=index, goes_on=goes_on)
         if self.oob_score:
-            self.oob_decision_function_ = out_of_bag(self._probabilities(x), rows)
-            self.oob_decision_function_[held_out if held_out is not None else []] = np.nan
-            seen = ~np.isnan(self.oob_decision_function_[:, 0])
+            self.oob_decision_function_, seen = self._unseen_by_some(self._probabilities(x), rows, held_out)
             chosen = self.oob_decision_function_[seen].argmax(axis=1)
             weight = self._weights(x, sample_weight)  # without those of classes
             weights = {} if weight is None else {"sample_weight": weight[seen]}
@@ -115,7 +113,7 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """The mean over members of the probabilities: [row, class]."""
-        return np.asarray(ensemble_mean(self._members(X)), dtype=np.float64)
+        return np.asarray(ensemble_mean(self._of_sound(self._members(X))), dtype=np.float64)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """The logarithm of `predict_proba`: [row, class]."""
@@ -183,7 +181,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The mean over members: [row] or [row, target]."""
-        return self.predict_members(X).mean(axis=0)
+        return self._of_sound(self.predict_members(X)).mean(axis=0)
 
     def predict_interval(self, X: ArrayLike, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """(low, high) in y's unit, each of the shape of `predict`, between which `level` of new targets fall.
@@ -200,7 +198,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
             raise ValueError(f"level is the share of targets inside, between 0 and 1; got {level}.")
         if not len(self.oob_deviations_):
             raise ValueError(f"No row was unseen by {UNSEEN_BY} members, too few to differ: take about 20.")
-        members = self.predict_members(X)
+        members = self._of_sound(self.predict_members(X))
         factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
         factor = factors[0] if self._single else factors
@@ -227,10 +225,9 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
 
     def _score_out_of_bag(self, members, rows, held_out, targets, weight):
         """Of the members' scaled predictions [member, row, target] for the rows that each did not see."""
-        centre = out_of_bag(members, rows)
-        centre[held_out if held_out is not None else []] = np.nan
+        centre, seen = self._unseen_by_some(members, rows, held_out)
+        members, rows = self._of_sound(members), self._of_sound(rows)
         self.oob_prediction_ = self._unscaled(centre)
-        seen = ~np.isnan(centre).any(axis=1)
         weights = {} if weight is None else {"sample_weight": weight[seen]}
         self.oob_score_ = r2_score(targets[seen], self.oob_prediction_[seen], **weights)
         unseen_by = sum((np.bincount(of_member, minlength=len(targets)) == 0).astype(int) for of_member in rows)

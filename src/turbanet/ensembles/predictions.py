@@ -54,6 +54,8 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     if array.shape[-2] != len(true):
         raise ValueError(f"prediction has {array.shape[-2]} rows, y has {len(true)}.")
     classes = array.shape[-1]
+    if classes == 1:
+        raise ValueError(f"prediction has shape {array.shape}, one output a row: give an output for each class.")
     if not isinstance(true, jax.core.Tracer) and len(bad := np.flatnonzero((true < 0) | (true >= classes))):
         raise ValueError(f"y holds {true[bad[0]]} in row {bad[0]}; the prediction has the classes 0 to {classes - 1}.")
     return array, true

@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from turbanet.ensembles.combine import out_of_bag
 from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import weighted
 from turbanet.networks import convnets, models
@@ -24,7 +25,7 @@ from turbanet.training import fit as fit_module
 from turbanet.training.arrays import check_whole
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import predict
-from turbanet.training.history import History
+from turbanet.training.history import History, diverged
 from turbanet.training.plan import Plan
 from turbanet.training.schedules import with_hyperparameters
 from turbanet.turba_train_state import TurbaTrainState
@@ -56,7 +57,7 @@ class SwarmEstimator(BaseEstimator):
     n_iter_no_change: int = 10
     tol: float = 1e-4
     warm_start: bool = False
-    plan: Plan | str | None = None
+    plan: Plan | None = None
     cluster: Any = None
     random_state: int | np.random.RandomState | None = None
 
@@ -66,7 +67,7 @@ class SwarmEstimator(BaseEstimator):
 
     def predict_std(self, X: ArrayLike) -> np.ndarray:
         """How far the members differ: the standard deviation over them, of the shape of their mean."""
-        return self.predict_members(X).std(axis=0)
+        return self._of_sound(self.predict_members(X)).std(axis=0)
 
     def _train(self, x, y, outputs, loss_fn, weight, *, classes=None, goes_on=False, epochs=None):
         """Train on the rows of x and y with a weight above 0: (rows of each member, those of early stopping or None).
@@ -84,6 +85,10 @@ class SwarmEstimator(BaseEstimator):
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         made = self.model, (*self.hidden, outputs), optimizer, identity
         goes_on = goes_on and hasattr(self, "swarm_")
+        unseen: dict[str, Any] = {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
+        unseen |= {"validation_fraction": self.validation_fraction} if self.early_stopping else {}
+        if goes_on:
+            self._check_unseen(unseen)
         swarm = with_hyperparameters(self._same_members(made), **optimizer) if goes_on else _untrained(*made)
         found = one_prediction(swarm, x, [x.shape[1:]]).shape
         if found != (1, outputs):
@@ -98,12 +103,26 @@ class SwarmEstimator(BaseEstimator):
             rows, held_out = self._draw(random, len(x), weight, classes)
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
-        done, self.swarm_, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
+        done, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, how), self.cluster)
+        self._sound = ~diverged(trained, history)
+        if not self._sound.any():
+            came = f"All {self.members} members diverged, their losses or weights are NaN or infinite"
+            raise ValueError(f"{came}: take a smaller learning_rate than {self.learning_rate}, or scale X.")
+        self.swarm_ = trained
         self._drawn = len(x), done.rows, done.validation
         self.history_ = self.history_ + history if goes_on else history
         self.n_iter_ = int(self.history_.epochs.max())
         self._made = made
+        self._unseen = unseen
         return done.rows, done.validation
+
+    def _check_unseen(self, now):
+        """ValueError where what goes on would be scored on rows that were trained on; `oob_score` may end."""
+        before = getattr(self, "_unseen", now)  # not there in older pickles
+        if now != before | {"oob_score": now["oob_score"] and before["oob_score"]}:
+            was, here = (", ".join(f"{name}={value}" for name, value in each.items()) for each in (before, now))
+            came = f"The members were trained with {was} and are to go on with {here}"
+            raise ValueError(f"{came}, which needs other rows to be unseen: set warm_start=False to begin anew.")
 
     def _drawn_before(self, length):
         """What `_draw` returned the last time, so that rows that members have not seen stay unseen."""
@@ -178,6 +197,19 @@ class SwarmEstimator(BaseEstimator):
         x, *rest = found if isinstance(found, tuple) else (found,)
         dense = x.toarray() if hasattr(x, "toarray") else x
         return (dense, *rest) if rest else dense
+
+    def _of_sound(self, members):
+        """[member, ...] without the members that diverged, which `turbanet.fit` has named."""
+        return members[getattr(self, "_sound", slice(None))]
+
+    def _unseen_by_some(self, prediction, rows, held_out):
+        """`out_of_bag` of the sound members, NaN in rows held out, and in which rows it has numbers, bool [row]."""
+        found = out_of_bag(self._of_sound(prediction), self._of_sound(rows))
+        found[held_out if held_out is not None else []] = np.nan
+        some = ~np.isnan(found).any(axis=1)
+        if not some.any():
+            raise ValueError("oob_score needs rows that some member did not see, there are none: take more members.")
+        return found, some
 
     def _members(self, x):
         check_is_fitted(self, "swarm_")

@@ -219,11 +219,9 @@ def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate:
     }
 
 
-def chosen_plan(work: Workload, *, seconds: float = 20.0, devices=None):
-    """The plan that `plan="auto"` takes for the workload: measured, or remembered from an earlier measurement."""
-    how = {"per_member": work.per_member, "devices": devices, "seconds": seconds, **_batch(work)}
-    with cold():
-        return tn.measured_plan(work.swarm(), work.x, work.y, work.loss_fn, **how)
+def chosen_plan(work: Workload, *, devices=None):
+    """The plan that `fit` takes for the workload."""
+    return tn.Plan(devices).resolve(work.swarm())
 
 
 def measured(name: str):

@@ -42,9 +42,12 @@ def _begun(workers, *, cores=None):
     """Inside, (Ray of this machine's cores that keeps so many workers, seconds that it took to begin)."""
     import ray
 
+    from turbanet.cluster.engine import started
+
     begin = time.perf_counter()
     keep = {"num_workers_soft_limit": workers}  # without it Ray ends all but one a core when they have nothing to do
-    ray.init("local", num_cpus=cores, log_to_driver=False, include_dashboard=False, _system_config=keep)
+    how = {"num_cpus": cores, "log_to_driver": False, "include_dashboard": False, "_system_config": keep}
+    started(ray.init, "local", **how)
     try:
         yield ray, time.perf_counter() - begin
     finally:

@@ -4,13 +4,14 @@ import contextlib
 import io
 import logging
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from turbanet.cluster.engine import started
 
 ONE, WHOLE, KILLED = "one process", "two nodes", "a node killed"
 ECHO = 0.6  # the strongest coefficient of a series
@@ -148,14 +149,6 @@ def _of_the_dead(table, killed_at):
     return int(gone.idxmax()) if len(gone) else -1
 
 
-@contextlib.contextmanager
-def _forks():
-    """Inside, Ray may fork: its processes are at once replaced, so that JAX's threads do not matter to them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-        yield
-
-
 class Nodes:
     """A Ray cluster on this machine, of this process: its own node without a CPU, and nodes with one worker each.
 
@@ -167,17 +160,18 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         begin = time.perf_counter()
-        with _forks():
-            self.cluster = Cluster(initialize_head=True, head_node_args=DRIVER | STORE)
-            self.nodes = [self.cluster.add_node(num_cpus=1, **STORE) for _ in range(count)]
-            ray.init(self.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
+        self.cluster = started(Cluster, initialize_head=True, head_node_args=DRIVER | STORE)
+        self.nodes = [self._another() for _ in range(count)]
+        ray.init(self.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
         self.startup_seconds = time.perf_counter() - begin
+
+    def _another(self):
+        return started(self.cluster.add_node, num_cpus=1, **STORE)
 
     def replace_one(self) -> None:
         """Kill a node, and add another in its place."""
-        with _forks():
-            self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
-            self.nodes.append(self.cluster.add_node(num_cpus=1, **STORE))
+        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+        self.nodes.append(self._another())
 
     def close(self) -> None:
         """Leave nothing running."""

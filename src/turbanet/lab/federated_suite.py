@@ -32,17 +32,22 @@ class Protocol:
     seed: int = 0
     side: int = 28
 
+    def model(self):
+        """The network, before it has weights."""
+        import turbanet as tn
+
+        cnn = tn.LeNet(features=(32, 64), padding=2, hidden=(512,))
+        return {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: cnn}[self.network]
+
     def swarm(self):
         """The server's network, whose optimizer is the clients'."""
         import optax
 
         import turbanet as tn
 
-        cnn = tn.LeNet(features=(32, 64), padding=2, hidden=(512,))
-        models = {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: cnn}
         sample = self.seen(np.zeros((1, self.side, self.side, 1), np.float32))
         optimizer = optax.sgd(self.learning_rate)
-        return tn.TurbaTrainState.swarm(models[self.network], optimizer, 1, sample_input=sample, seed=self.seed)
+        return tn.TurbaTrainState.swarm(self.model(), optimizer, 1, sample_input=sample, seed=self.seed)
 
     def rows(self, labels):
         """Each client's rows of these labels, int [client, row]."""

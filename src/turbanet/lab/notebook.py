@@ -106,9 +106,9 @@ def copy_study(root, folder, size):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    before = [*root.glob("reports/benchmark/*/machine.json"), *root.glob("reports/peers/throughput.json")]
-    for suite in before:  # what `make bench` and `make peers` measured
-        shutil.copytree(suite.parent, folder / suite.parent.relative_to(root))
+    # What `make bench` and `make peers` measured, and for a stage that cannot run its committed results.
+    made = shutil.ignore_patterns("executed.ipynb", "report.docx")
+    shutil.copytree(root / "reports", folder / "reports", ignore=made)
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +126,22 @@ def repro(folder, *arguments, quick=False, **how):
     environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"} if quick else {}
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, **how)
+
+
+def rebuild(folder, targets=(), *arguments, quick=False, **how):
+    """`repro` of all that can run, then, if any stage failed, of the report by itself; what the first one ended with.
+
+    A stage that fails takes those with it that need what it makes. But the report needs every stage: it is made of the
+    results that are there then, and says which stages did not run (`not_run`).
+
+    targets : stages that the report does not wait for, as it is always made by itself then; without, the whole study
+    arguments : of `repro`, both times
+    """
+    done = repro(folder, "--keep-going", *targets, *arguments, quick=quick, **how)
+    if done.returncode or targets:
+        forced = ["--force"] * bool(done.returncode)  # as it may have changed in what it says of stages alone
+        repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **how)
+    return done
 
 
 def publish(folder, name, *, root="."):
@@ -206,9 +222,8 @@ def main(arguments=None):
     except (ValueError, OSError, RuntimeError, yaml.YAMLError) as error:
         print(f"notebook {name}: {error}", file=sys.stderr)
         return 1
-    status = repro(folder, quick=given.size == "smoke").returncode
-    if status == 0:
-        print(f"The report at this size is {folder / 'reports/report.html'}")
+    status = rebuild(folder, quick=given.size == "smoke").returncode
+    print(f"The report at this size is {folder / 'reports/report.html'}" + ", but not all of it ran" * bool(status))
     return status
 
 

@@ -1,6 +1,7 @@
 """The report's pages: a Jinja template over the stages' results, set by pandoc and, for the PDF, by typst."""
 
 import re
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,20 @@ class _Numbers:
 
 
 def render(
-    template: Path, values: dict[str, Any], *, tables: dict[str, Any], pictures: Path, latex: Path | None = None
+    template: Path,
+    values: dict[str, Any],
+    *,
+    tables: dict[str, Any],
+    pictures: Path,
+    latex: Path | None = None,
+    not_run: Collection[str] = (),
 ) -> str:
     r"""The template's text in pandoc's Markdown, its figures and tables numbered.
 
     Beside `values`, a template has `figure("mnist/losses", "What to see.")` for figures/losses.png of a stage and
-    `table("scores", "What it shows.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, and the
-    filters `digits(n)` and `percent(decimals)`. A figure's note ends its caption.
+    `table("scores", "What it shows.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, the
+    filters `digits(n)` and `percent(decimals)`, the list `not_run`, and `as_committed("mnist")`, a sentence if that
+    stage is in it, else nothing. A figure's note ends its caption, which also says whether its stage was not run.
 
     Parameters
     ----------
@@ -48,6 +56,7 @@ def render(
     tables : {name: pandas frame}, columns named as people read them
     pictures : the folder that the stages' folders lie in
     latex : a folder, if any, for `<name>.tex` of each table that is shown, with its caption and \\label{tab:<name>}
+    not_run : stages whose results are not of this run but those that were committed, named as their folders are
 
     Raises
     ------
@@ -62,7 +71,12 @@ def render(
     numbers = _Numbers({})
     for _ in range(2):  # the first round finds the numbers that the second one mentions
         numbers = _Numbers(numbers.placed)
-        shown = {"figure": partial(_figure, numbers, pictures), "table": partial(_table, numbers, tables, latex)}
+        shown = {
+            "figure": partial(_figure, numbers, pictures, not_run),
+            "table": partial(_table, numbers, tables, latex),
+            "as_committed": partial(_as_committed, not_run),
+            "not_run": list(not_run),
+        }
         text = source.render(values | shown, see=numbers.see)
     if unknown := numbers.mentioned - numbers.placed.keys():
         raise ValueError(f"The report mentions {', '.join(sorted(unknown))}, which it does not show.")
@@ -90,7 +104,13 @@ def pages(text: str, folder: Path, *, assets: Path, pictures: Path) -> None:
     typst.compile(typ.encode(), output=str(folder / "report.pdf"), root=str(pictures))
 
 
-def _figure(numbers, pictures, name, caption, width=100):
+def _as_committed(not_run, *stages):
+    """What a text that shows results of these stages begins with."""
+    found = [stage for stage in stages if stage in not_run]
+    return f"**Not run here: {', '.join(found)}. Its results are those that were committed.**" if found else ""
+
+
+def _figure(numbers, pictures, not_run, name, caption, width=100):
     """A figure: `name` is stage/name, `width` the share of the page's in percent."""
     stage, _, figure = name.rpartition("/")
     path = f"{stage}/figures/{figure}.png"
@@ -98,7 +118,7 @@ def _figure(numbers, pictures, name, caption, width=100):
         raise FileNotFoundError(f"There is no figure {path} in {pictures}.")
     note = (pictures / path).with_suffix(".txt")
     number = numbers.place("Figure", name)
-    whole = f"**{number}.** {caption} {note.read_text() if note.exists() else ''}"
+    whole = f"**{number}.** {caption} {note.read_text() if note.exists() else ''} {_as_committed(not_run, stage)}"
     return f"![{' '.join(whole.split())}]({path}){{#{_anchor(number, name)} width={width}%}}"
 
 

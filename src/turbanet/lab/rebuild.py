@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from turbanet.lab import doctor, notebook
+from turbanet.lab import doctor, notebook, reports
 from turbanet.lab.paths import repository
 
 INPUTS = ("code", "source", "data")  # what the report needs, beside the results that are there, takes seconds
@@ -25,17 +25,16 @@ def stages(root: Path) -> list[str]:
     return found
 
 
-def commands(stage: str | None, known: list[str]) -> list[list[str]]:
-    """What `dvc repro` is told: nothing for the whole study; one stage with what it needs, then the report alone.
+def targets(stage: str | None, known: list[str]) -> list[str]:
+    """What `dvc repro` is told before the report: nothing for the whole study; one stage with what it needs.
 
     Raises ValueError for a stage that is not in `known`.
     """
     if stage is None:
-        return [[]]
+        return []
     if stage not in known:
         raise ValueError(f"Unknown stage {stage!r}; known: {', '.join(known)}.")
-    needed = [*INPUTS] if stage == "report" else [stage, *INPUTS]
-    return [needed, ["--single-item", "report"]]
+    return [*INPUTS] if stage == "report" else [stage, *INPUTS]
 
 
 def lines(root: Path, since: datetime.datetime) -> list[str]:
@@ -48,6 +47,15 @@ def lines(root: Path, since: datetime.datetime) -> list[str]:
         source = json.loads(metrics.read_text()).get("data_source", "none") if metrics.exists() else "none"
         said.append(f"{folder.relative_to(reports)!s:<14}{_seconds(folder, since):<24}{source}")
     return said
+
+
+def unmade(known: list[str]) -> list[str]:
+    """What there is to say of those stages of `known` that nobody ran here, or that failed: at most two lines."""
+    groups = {name.partition("@")[0] for name in known if "@" in name}
+    missing = reports.not_run(name.replace("@", "/") for name in known if name not in groups)
+    others = [name for name in missing if name != "report"]
+    said = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
+    return said + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
 
 
 def _seconds(folder, since):
@@ -67,19 +75,20 @@ def main(arguments=None):
     begun, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
     try:
         root = repository()
-        todo = commands(given.stage, stages(root))
+        known = stages(root)
+        todo = targets(given.stage, known)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    for targets in todo:
-        if status := notebook.repro(root, *targets, *others).returncode:
-            return status
+    status = notebook.rebuild(root, todo, *others).returncode
     print("\n".join(lines(root, since)))
     print(f"{'all of it':<14}{time.perf_counter() - begun:6.0f} s")
     if given.stage:
         print(f"stale, and in the report as they were: {doctor.stale(root)}")
+    for line in unmade(known):
+        print(line)
     print(BACK)
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -91,6 +91,11 @@ def read_peers(part):
     return pd.read_csv(table), here | {"measured": f"measured on {here['date']} by make peers on {here['machine']}"}
 
 
+def not_run(stages):
+    """Those of `stages`, named as for `read_metrics`, that nobody ran here, or that failed: what they have is older."""
+    return [stage for stage in stages if not (repository() / "reports" / stage / "executed.ipynb").is_file()]
+
+
 def _existing(stage, name, made_by="dvc repro"):
     path = repository() / "reports" / stage / name
     if not path.is_file():

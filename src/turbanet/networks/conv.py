@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from turbanet.backend import on_accelerator
 from turbanet.networks import winograd
 from turbanet.networks.products import bilinear, product
 
@@ -101,8 +102,8 @@ def matmul_conv(
 
 
 def default_conv() -> Callable | None:
-    """`matmul_conv` where JAX's default backend is the CPU, else None, with which `nn.Conv` takes XLA's own."""
-    return matmul_conv if jax.default_backend() == "cpu" else None
+    """`matmul_conv` in a program for a CPU, else None, with which `nn.Conv` takes XLA's own."""
+    return None if on_accelerator() else matmul_conv
 
 
 def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):

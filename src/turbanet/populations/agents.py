@@ -12,11 +12,11 @@ from turbanet.populations import environments, learning
 from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.data import Data
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, gathered, home, say_once
+from turbanet.training.plan import Plan, check_plan, gathered, home, say_once
 from turbanet.training.run import Training
 from turbanet.training.scores import apply
 from turbanet.turba_train_state import TurbaTrainState
@@ -98,7 +98,8 @@ def train_agents(
         `networks.policies`); None: `Agent`, for the actions that the environment takes
     params : of the environment; None: its own. A number in them that has become an array [member], where
         `env.default_params` has one number, is each member's own
-    evaluations : how often in the training, the last time at its end, each agent plays `episodes` greedy episodes
+    evaluations : how often in the training, evenly and the last time at its end, each agent plays `episodes` greedy
+        episodes; where they do not divide the updates, the first ones have an update fewer before them
     episodes : of an evaluation
     solved : the mean return of an evaluation from which on an agent stops, and costs nothing
     checkpoints : a folder or `Checkpoints` that keeps the training after each evaluation, or each tenth of it: killed
@@ -132,8 +133,7 @@ def train_agents(
     environments.check(env)
     config = config or PPOConfig()
     updates = count_updates(config)
-    if isinstance(plan, str):
-        raise ValueError(f"Agents train by a Plan or by rule (None), got {plan!r}: try another Plan(block=...).")
+    check_plan(plan)
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     if solved is not None and not evaluations:
@@ -144,26 +144,27 @@ def train_agents(
     if evaluations > updates:
         raise ValueError(f"There are {updates} updates in {config.total_timesteps} timesteps; got {evaluations=}.")
     count = int(members) if isinstance(members, int | np.integer) else len(members)
-    every = updates // evaluations if evaluations else 1
-    epochs = updates // every
-    data, one = _data(env, config, params, count, updates=epochs * every)
+    epochs = evaluations or updates
+    every = -(-updates // epochs)
+    data, one = _data(env, config, params, count, updates=updates, epochs=epochs)
     if isinstance(members, int | np.integer):
         actions, continuous = environments.actions(env, one)
         observed = jax.eval_shape(env.reset, jax.random.key(0), one)[0]
         members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observed.shape, seed)
     swarm = into_swarm(members, data.x["settings"])
-    program = learning.learner(config, env, every=every, episodes=episodes if evaluations else 0)
+    how: dict[str, Any] = {"every": every, "episodes": episodes if evaluations else 0, "uneven": updates % epochs > 0}
+    program = learning.learner(config, env, **how)
     life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), program.begun(swarm.get_state(0), one))
     active = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
     start = swarm.replace(underway=life, stopping=active)
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
-    how: dict[str, Any] = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
+    how = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
     run = Training(program, start, (data, None), metrics={}, between=None, **how)
     interrupted = run.finish(
-        lambda: {"return": _last(run.losses[-1][2])}, progress=progress, unit="update", units=every
+        lambda: {"return": _last(run.losses[-1][2])}, progress=progress, unit="update", units=updates / epochs
     )
     state = run.end()
-    history = _history(run, program, swarm)
+    history = _history(run, program, swarm, updates_of_epochs(updates, epochs))
     name_the_lost(history, "it stopped with the weights it had before")
     state = gathered(state.replace(stopping=None))
     state = jax.device_put(state, jax.tree.map(home, swarm))
@@ -208,7 +209,7 @@ def evaluate_agents(
     environments.check(env)
     check_whole(episodes=episodes)
     params, is_own = environments.parameters(env, params, len(swarm))
-    x = {"params": params, "seed": np.int32(seed)}
+    x = {"params": params, "seed": check_seed(seed)}
     own = {"params": is_own, "seed": False}
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
 
@@ -222,10 +223,12 @@ def new_swarm(model: Any, config: PPOConfig, members: int, observed: tuple[int, 
     )
 
 
-def _data(env, config, params, members, *, updates):
+def _data(env, config, params, members, *, updates, epochs):
     """The members' settings and environment parameters as `Data`, and one member's parameters."""
     params, is_own = environments.parameters(env, params, members)
     settings = of_members(config, members, updates=updates)
+    each = updates_of_epochs(updates, epochs)
+    settings["shorter"] = each[each < each.max()].sum(dtype=np.int32)
     own = {"settings": {name: value.ndim > 0 for name, value in settings.items()}, "params": is_own}
     one = jax.tree.map(lambda leaf, is_it: leaf[0] if is_it else leaf, params, is_own)
     return _as_data({"settings": settings, "params": params}, own, config.batch_size), one
@@ -235,18 +238,27 @@ def _as_data(x, own, length):
     return Data(x, None, None, None, is_own=tuple(jax.tree.leaves(own)), length=length, ragged=False)
 
 
+def updates_of_epochs(updates: int, epochs: int) -> np.ndarray:
+    """int [epoch], how many updates each has of all: those that have one more than others come last."""
+    few, more = divmod(updates, epochs)
+    return few + (np.arange(epochs) >= epochs - more)
+
+
 def _last(seen):
     """The mean return over the members that ended an episode in the last update."""
-    last = seen["train_return"][-1, :, -1]
+    last = seen["train_return"][-1]  # [member, update]
+    made = ~np.isnan(seen["episodes"][-1]).all(0)
+    last = last[:, made.nonzero()[0].max(initial=0)]
     return np.nan if np.isnan(last).all() else np.nanmean(last)
 
 
-def _history(run, program, swarm):
+def _history(run, program, swarm, made):
+    """What a run saw; made: int [epoch], how many updates each has, of the room for `program.every` of them."""
     losses, _, found = run.seen()
     nothing = np.zeros((0, len(swarm), program.every), np.float32)  # interrupted before anything was seen
 
     def by_update(leaf):  # [epoch, member, update of it]
-        return np.moveaxis(leaf, 2, 1).reshape(-1, leaf.shape[1])
+        return np.moveaxis(leaf, 2, 1)[np.arange(program.every) < made[: len(leaf), None]]
 
     seen = {name: by_update(found.get(name, nothing)) for name in program.seen if name != "evaluation"}
     losses = by_update(losses if found else nothing)

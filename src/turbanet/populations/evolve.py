@@ -13,6 +13,7 @@ from turbanet.populations.generations import check_follows, check_names, generat
 from turbanet.populations.genetics import Genetic
 from turbanet.training.arrays import check_whole
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import check_plain
 
 
 def evolve(
@@ -67,6 +68,7 @@ def evolve(
     """
     check_whole(generations=generations)
     check_names(swarm)
+    check_plain(swarm, "evolve")
     is_strategy = all(callable(getattr(rule, name, None)) for name in ("init", "ask", "tell"))
     if isinstance(rule, type) or not (is_strategy or callable(rule)):
         known = "a Genetic, a function (key, swarm, fitness) -> swarm, or an object with init, ask and tell"

@@ -12,11 +12,13 @@ import optax
 
 from turbanet.populations.rounds import Rounds, apart, run
 from turbanet.training import metrics, schedules
-from turbanet.training.arrays import check_whole, floating
+from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data, check_masks
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, home
+from turbanet.training.optimizers import check_plain
+from turbanet.training.plan import Plan, check_plan, home, say_once
+from turbanet.training.program import fitting_block
 from turbanet.training.sampling import check_rows
 
 
@@ -155,6 +157,7 @@ def federated(
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"federated trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
+    check_plain(swarm, "federated")
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" follows a validation loss after each epoch, which clients have not.')
     loss_fn = swarm.loss(loss_fn)
@@ -193,8 +196,12 @@ def federated(
     carry = plan.share((state, rule.server.init(shared_layers), own_layers))
     numbers = {"proximal": proximal, "drop_out": drop_out, "clip": clip or 0.0, "noise": noise}
     numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
-    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(seed), numbers))
+    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(check_seed(seed)), numbers))
     ready = rule.compiled(plan, carry, given)
+    while (block := fitting_block(ready, plan)) != plan.block:
+        say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")
+        plan = Plan(plan.devices, block)
+        ready = rule.compiled(plan, carry, given)
     jax.block_until_ready(given)
     begun = time.perf_counter()
     (state, _, own_layers), seen = run(ready, carry, given, rounds, progress=progress)
@@ -239,8 +246,7 @@ def _swarm(swarm, state, own, clients):
 
 def _plan(plan, swarm, sampled):
     """The devices, no more than there are clients in a round, and the block of so many of them."""
-    if not (plan is None or isinstance(plan, Plan)):
-        raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
+    check_plan(plan)
     plan = plan or Plan()
     plan = Plan(plan.devices[:sampled], plan.block)
     each = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((sampled, *leaf.shape[1:]), leaf.dtype), swarm)

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from turbanet.populations.genealogy import EvolutionHistory, joined
 from turbanet.populations.genetics import read_fitness
+from turbanet.training.arrays import check_seed
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
@@ -38,10 +39,11 @@ def generations_of(
     """
     seen = [] if history is None else [history]
     begin = len(history.fitness) if history is not None else 0
+    breed = jax.random.fold_in(jax.random.key(check_seed(seed)), BREED)
     with tqdm(total=generations, unit=unit, disable=not progress) as bar:
         for generation in range(begin, begin + generations):
             started = time.perf_counter()
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), BREED), generation)
+            key = jax.random.fold_in(breed, generation)
             try:
                 born, parents, state, values = rule.follow(key, swarm, seen[-1] if seen else None)
                 trained, fitness = _checked(train(born, generation, values), born)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ from flax import struct
 
 from turbanet.populations.genealogy import NOBODY
 from turbanet.populations.variation import CROSSOVERS, gaussian
-from turbanet.training.arrays import as_array, check_whole
+from turbanet.training.arrays import as_array, check_next_ids, check_whole
 from turbanet.training.member import Swarm
+from turbanet.training.program import read
 
 
 def share_of(share: float, members: int) -> float:
@@ -99,7 +101,8 @@ class Genetic:
         two parents to cross.
         """
         self.check(swarm)
-        return _offspring(self, key, swarm, costs(fitness, len(swarm)))
+        check_next_ids(swarm.id, len(swarm))
+        return _offspring(self, key, swarm, costs(fitness, len(swarm)), known=read(ranked, self.crossover))
 
     def check(self, swarm: Swarm) -> None:
         """ValueError for a rule that a swarm like this one cannot follow."""
@@ -155,9 +158,9 @@ def ranked(key: jax.Array, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
     return order, jnp.maximum((~jnp.isnan(costs)).sum(), 1)
 
 
-@jax.jit
-def _offspring(rule, key, swarm, costs):
-    """`Genetic.offspring`, written for one child."""
+@partial(jax.jit, static_argnames="known")
+def _offspring(rule, key, swarm, costs, *, known):
+    """`Genetic.offspring`, written for one child; known: the fingerprint of what it computes."""
     members, elites = len(swarm), rule.elites
     order, worth = ranked(key, costs)
     among = jnp.minimum(rule.selection.parents(members), worth)

@@ -13,7 +13,7 @@ from turbanet.populations import environments
 from turbanet.populations.settings import into_optimizer, without_numbers
 from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
 from turbanet.training import member, stopping
-from turbanet.training.program import Train
+from turbanet.training.program import Train, room
 from turbanet.training.sampling import epoch_order
 
 IN_LOSS = "clip_range", "ent_coef", "vf_coef"
@@ -61,12 +61,13 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learn(Train):
-    """Some epochs of one agent, each of `every` updates and an evaluation: (state, data) -> (state, what was seen)."""
+    """Some epochs of one agent, each of some updates and an evaluation: (state, data) -> (state, what was seen)."""
 
     env: Any
     config: PPOConfig  # without the numbers that may be each member's own
-    every: int
+    every: int  # updates of an epoch
     episodes: int  # of an evaluation
+    uneven: bool = False  # whether the first epochs have an update fewer, as the epochs do not divide them
 
     @property
     def seen(self):
@@ -88,15 +89,21 @@ class Learn(Train):
         return Life(worlds, observation, nothing, nothing, spread, jnp.int32(0))
 
     def _epoch(self, state, data):
-        def update(state, _):
-            return self._update(state, data.x["settings"], data.x["params"])
+        settings = data.x["settings"]
+        shape = jax.eval_shape(self._update, state, settings, data.x["params"])[1]
+        count = self.every - (state.underway.updates < settings["shorter"]) if self.uneven else self.every
 
-        state, losses = jax.lax.scan(update, state, None, length=self.every)
-        return state, (losses, data.x["params"])
+        def update(number, carry):
+            state, every = carry
+            state, losses = self._update(state, settings, data.x["params"])
+            return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, losses)
+
+        state, losses = jax.lax.fori_loop(0, count, update, (state, room(shape, self.every)))
+        return state, (losses, jnp.arange(self.every) < count, data.x["params"])
 
     def _end(self, before, after, seen, held_out):
         """An evaluation, and whether the member learns on; one that has lost its numbers stays where it was."""
-        losses, params = seen
+        losses, made, params = seen
         sane = jnp.isfinite(losses["loss"]).all()
         evaluation = jnp.float32(jnp.nan)
         if self.episodes:
@@ -107,8 +114,8 @@ class Learn(Train):
         goes_on = active & sane & ~(evaluation >= before.stopping.at)
         after = stopping.choose(active & sane, after.replace(epoch=after.epoch + 1), before)
         after = after.replace(stopping=before.stopping.replace(active=goes_on))
-        losses = losses | {"evaluation": evaluation}
-        losses = jax.tree.map(lambda value: jnp.where(active, value, jnp.nan), losses)
+        losses = {name: jnp.where(active & made, value, jnp.nan) for name, value in losses.items()}
+        losses["evaluation"] = jnp.where(active, evaluation, jnp.nan)
         return after, (losses.pop("loss"), None, losses, None)
 
     def _update(self, state, settings, params):
@@ -210,7 +217,7 @@ def _flat(leaf):
     return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
 
 
-def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0) -> Learn:
+def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0, uneven: bool = False) -> Learn:
     """What learns by these settings: see `Learn`."""
     return Learn(
         Loss(config.clip_values),
@@ -219,4 +226,5 @@ def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0) -
         config=without_numbers(config),
         every=every,
         episodes=episodes,
+        uneven=uneven,
     )

@@ -19,6 +19,7 @@ from turbanet.training.arrays import check_whole, floating
 from turbanet.training.checks import check_data
 from turbanet.training.data import prepare
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import deal
 
@@ -98,6 +99,7 @@ def local_sgd(
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"local_sgd trains one network by many workers, got a swarm of {len(swarm)}: swarm[[id]].")
+    check_plain(swarm, "local_sgd")
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)
@@ -186,9 +188,9 @@ class _Averaging:
         def of_leaves(own, shared, first, last):
             return jax.tree.leaves(rounds(*map(jax.tree.unflatten, trees, (own, shared)), first, last))
 
-        jitted = jax.jit(of_leaves, donate_argnums=0, compiler_options=plan.compiler_options)
         number = jax.ShapeDtypeStruct((), np.int32)
-        return jitted.lower(jax.tree.leaves(own), jax.tree.leaves(shared), number, number).compile()
+        leaves = jax.tree.leaves(own), jax.tree.leaves(shared)
+        return plan.lower(of_leaves, *leaves, number, number, donate_argnums=0).compile()
 
 
 def _mean(tree, axes):

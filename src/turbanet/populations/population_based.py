@@ -41,10 +41,12 @@ def explore(
 
     limits : {name: (least, most)}, which none of them leaves
     """
+    values = {name: jnp.asarray(value) for name, value in values.items()}
+    if whole := [name for name, value in values.items() if not jnp.issubdtype(value.dtype, jnp.floating)]:
+        raise ValueError(f"explore multiplies floating-point numbers, {whole[0]} holds {values[whole[0]].dtype}.")
     keys = dict(zip(sorted(values), jax.random.split(key, len(values)), strict=True))
 
     def changed(name, value):
-        value = jnp.asarray(value)
         moved = value * jax.random.choice(keys[name], jnp.asarray(factors, value.dtype), value.shape)
         return jnp.where(copied, jnp.clip(moved, *limits.get(name, (None, None))), value)
 

@@ -182,9 +182,9 @@ class Rounds:
             carry, seen = run(*map(jax.tree.unflatten, trees, (carry, given)), *numbers)
             return jax.tree.leaves(carry), seen
 
-        jitted = jax.jit(of_leaves, donate_argnums=0, compiler_options=plan.compiler_options)
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * 3
-        return jitted.lower(jax.tree.leaves(carry), jax.tree.leaves(given), *numbers).compile()
+        leaves = jax.tree.leaves(carry), jax.tree.leaves(given)
+        return plan.lower(of_leaves, *leaves, *numbers, donate_argnums=0).compile()
 
 
 def run(ready, carry, given, rounds, *, progress):

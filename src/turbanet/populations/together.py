@@ -16,7 +16,7 @@ from turbanet.populations.agents import AgentHistory, name_the_lost, new_swarm
 from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
 from turbanet.training import member, program
-from turbanet.training.arrays import check_whole
+from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import LARGEST_BLOCK, Plan, home
@@ -65,6 +65,7 @@ def train_together(
     """
     config = config or PPOConfig()
     check(world)
+    seed = int(check_seed(seed))
     updates = count_updates(config, world.agents if shared else 1)
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
@@ -205,9 +206,8 @@ class Together:
             return jax.tree.leaves(state), worlds, seen
 
         places = jax.tree.map(lambda leaf: leaf.sharding, (jax.tree.leaves(state), others[1]))
-        how = {"donate_argnums": 0, "out_shardings": (*places, None), "compiler_options": plan.compiler_options}
-        jitted = jax.jit(of_leaves, **how)
-        return jitted.lower(jax.tree.leaves(state), *others).compile()
+        settings: dict[str, Any] = {"donate_argnums": 0, "out_shardings": (*places, None)}
+        return plan.lower(of_leaves, jax.tree.leaves(state), *others, **settings).compile()
 
 
 def check(world: Any) -> None:
@@ -244,11 +244,12 @@ def play_together(
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
         swarm = swarm.replace(loss_fn=None, sample=None)
-    return _played(world, swarm, episodes, greedy, jax.random.key(seed))
+    known = program.read(check, world, getattr(swarm, "apply_fn", None))
+    return _played(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), known)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def _played(world, swarm, episodes, greedy, key):
+@partial(jax.jit, static_argnums=(0, 2, 3, 5))
+def _played(world, swarm, episodes, greedy, key, known):
     begin, later = jax.random.split(key)
     shape = episodes, world.agents
 
@@ -274,11 +275,14 @@ def _played(world, swarm, episodes, greedy, key):
 
 
 def _plan(members, devices):
-    """As many devices as divide the members, and as large a block as divides their share and is no larger than one."""
+    """As many devices as divide the members, in blocks of all of a share, or of the largest part of it on a CPU."""
     known: Any = Plan(devices).devices
     count = max(count for count in range(1, len(known) + 1) if members % count == 0)
     share = members // count
-    return Plan(known[:count], block=max(size for size in range(1, LARGEST_BLOCK + 1) if share % size == 0))
+    plan = Plan(known[:count], block=share)
+    if plan.on_accelerator:
+        return plan
+    return dataclasses.replace(plan, block=max(size for size in range(1, LARGEST_BLOCK + 1) if share % size == 0))
 
 
 def _history(found, swarm, config, compile_seconds, seconds, plan):

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
+from flax.errors import InvalidRngError
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import accuracy, confusion
+from turbanet.training.arrays import check_seed
 from turbanet.training.augment import augmented
 from turbanet.training.checkpoint import Checkpoints
+from turbanet.training.checks import one_prediction
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
 from turbanet.training.places import place
@@ -94,7 +97,7 @@ def cross_validate(
     augment: Any = None,
     checkpoints: str | Path | Checkpoints | None = None,
     cluster: Any = None,
-    plan: Plan | str | Mapping[str, Plan | str | None] | None = None,
+    plan: Plan | Mapping[str, Plan | None] | None = None,
     progress: bool = True,
 ) -> CrossValidation:
     """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on what each fold holds out.
@@ -102,7 +105,8 @@ def cross_validate(
     Parameters
     ----------
     models : {name: Flax model}, or one model
-    x, y : [row, ...], one copy for all; y int [row] are classes, anything else is regressed on
+    x, y : [row, ...], one copy for all; y int [row] are classes where the models have an output for each of them,
+        anything else is regressed on
     optimizer : Optax's; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
     loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
     epochs : passes over the rows that a fold trains on
@@ -147,7 +151,7 @@ def cross_validate(
         raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
-    seed = int(key) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
+    seed = int(check_seed(key, "key")) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
     x = np.asarray(x)
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
@@ -160,10 +164,13 @@ def cross_validate(
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=x[:1], seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
+    has_classes = _holds_classes(y) and all(_has_outputs(swarm, x) for swarm in swarms.values())
+    if has_classes:
+        _check_classes(y, pairs)
     loss = loss if augment is None else augmented(loss, augment)
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     unseen = held_out[members.fold.to_numpy()]
-    metric = accuracy if _holds_classes(y) else None
+    metric = accuracy if has_classes else None
     job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
     job |= {"rows": train[members.fold.to_numpy()], "validation": (x, y), "validation_rows": unseen, "metric": metric}
     where = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
@@ -175,9 +182,8 @@ def cross_validate(
     histories = {}
     predictions = {}
     tables = {}
-    measured = "auto" in where.values()
     for name in models:
-        if len(jobs) > 1 and not measured and cluster is None:  # the next one compiles while this one does and trains
+        if len(jobs) > 1 and cluster is None:  # the next one compiles while this one does and trains
             for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
                 each(compile_only=True)
         swarms[name], histories[name] = jobs.pop(name)()
@@ -209,8 +215,7 @@ def splits(
 
     Raises
     ------
-    ValueError : for folds that do not fit the rows, groups of another length, and a class that is missing from a
-        fold's training or held-out rows
+    ValueError : for folds that do not fit the rows, and groups of another length
     """
     from sklearn import model_selection
 
@@ -224,14 +229,26 @@ def splits(
         if stratified and folds > np.unique(y, return_counts=True)[1].min():
             raise ValueError(f"{folds} stratified folds need at least {folds} rows of each class.")
         splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
-        folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=int(seed) % 2**32)
-    pairs = list(folds.split(np.zeros(rows), y, groups))
-    for number, pair in enumerate(pairs if _holds_classes(y) else []):
+        folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=int(check_seed(seed)))
+    return list(folds.split(np.zeros(rows), y, groups))
+
+
+def _check_classes(y, pairs):
+    """ValueError for a class that is missing from a fold's training or held-out rows."""
+    for number, pair in enumerate(pairs):
         for verb, part in zip(("trains on", "holds out"), pair, strict=True):
             if len(missing := np.setdiff1d(y, y[part])):
                 raise ValueError(f"Fold {number} {verb} no row of class {missing[0]}: take fewer, or stratified=True.")
-    return pairs
 
 
 def _holds_classes(y):
     return np.issubdtype(y.dtype, np.integer) and y.ndim == 1
+
+
+def _has_outputs(swarm, x):
+    """Whether a model predicts [row, class], of two classes or more, and not counts [row] or [row, 1]."""
+    try:
+        prediction = one_prediction(swarm, x, [x.shape[1:]])
+    except InvalidRngError:  # a model that always draws predicts only in a loss
+        return True
+    return getattr(prediction, "ndim", 0) == 2 and prediction.shape[1] > 1

@@ -13,6 +13,7 @@ from sklearn.utils.validation import _check_method_params, indexable
 
 from turbanet.ensembles import jobs
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
+from turbanet.selection.search import check_no_range
 
 
 class TurbaSearchCV(BaseSearchCV):
@@ -26,7 +27,8 @@ class TurbaSearchCV(BaseSearchCV):
     Parameters
     ----------
     estimator : a `TurbaClassifier` or `TurbaRegressor`, or a `Pipeline` that ends in one
-    param_grid : {name: values}, or a list of such; with `n_iter` values may be SciPy's distributions
+    param_grid : {name: values}, or a list of such; with `n_iter` values may be SciPy's distributions, and no tuple of
+        two numbers, which may mean these two or a range
     n_iter : how many candidates are drawn; None: all combinations
     random_state : of the draws
     scoring, refit, cv, verbose, error_score, return_train_score : as in `GridSearchCV`
@@ -74,6 +76,9 @@ class TurbaSearchCV(BaseSearchCV):
         if not isinstance(last, SwarmEstimator):
             wanted = "TurbaSearchCV searches over a TurbaClassifier, a TurbaRegressor or a Pipeline that ends in one"
             raise TypeError(f"{wanted}, got {type(last).__name__}: take GridSearchCV for it.")
+        if self.n_iter is not None:
+            for grid in [self.param_grid] if isinstance(self.param_grid, Mapping) else self.param_grid:
+                check_no_range(grid)
         self._given = X, y, params
         try:
             return super().fit(X, y, **params)

@@ -16,7 +16,7 @@ from turbanet.series import panel as panels
 from turbanet.series.panel import Panel
 from turbanet.training.arrays import check_whole
 from turbanet.training.fit import fit, predict
-from turbanet.training.history import History
+from turbanet.training.history import History, diverged
 from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -54,7 +54,7 @@ class Forecaster:
     """Forecasts of many series, each by a network of its own ("local"), by one for all ("global"), or by their mean.
 
     Series are brought to mean 0 and deviation 1 by what they are trained on, windows to a last value of 0. All make as
-    many steps as the longest series: shorter ones go through their windows again.
+    many steps as the longest series: shorter ones go through their windows again (`equal_steps` of `fit`).
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Forecaster:
         loss: Callable = mse,
         features: int = 4,
         seed: int = 0,
-        plan: Plan | str | None = None,
+        plan: Plan | None = None,
         progress: bool = True,
     ):
         check_whole(horizon=horizon, window=window, epochs=epochs, batch_size=batch_size, features=features)
@@ -255,6 +255,9 @@ class _Trained:
             self.swarms[kind], self.histories[kind] = fit(
                 swarm, x, y, forecaster.loss, per_member=True, equal_steps=True, **forecaster.how
             )
+            if diverged(self.swarms[kind], self.histories[kind]).all():
+                came = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
+                raise ValueError(f"{came}: give an optimizer of a smaller learning rate.")
 
     def forecast(self, steps: int) -> list[np.ndarray]:
         """The mean over the kinds of networks, of each panel [series, step], in the unit of its series."""

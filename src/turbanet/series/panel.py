@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from turbanet.training.arrays import first_line
+
 COLUMNS = "unique_id", "ds", "y"
 SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4, "QE": 4, "QS": 4}  # of a frequency
 
@@ -62,10 +64,16 @@ def read(table: Any, freq: Any = None) -> Panel:
     """The series of a pandas table with the columns unique_id, ds (dates or whole numbers) and y, in any order.
 
     freq : pandas' name of the step from one ds to the next; None: as the longest series has it. ValueError for columns
-        that are missing, values that are no numbers, and series with a hole or a time that comes twice.
+        that are missing or further ones, values that are no numbers, and series with a hole or a time that comes twice.
     """
     if missing := [name for name in COLUMNS if name not in table]:
         raise ValueError(f"The table needs the columns {', '.join(COLUMNS)}; it has no {', '.join(missing)}.")
+    if len(table.columns) > len(COLUMNS):
+        further = list(table.columns)
+        for name in COLUMNS:
+            further.remove(name)
+        came = f"it has {', '.join(map(str, further))} too, which no network sees: drop it"
+        raise ValueError(f"The table has the columns {', '.join(COLUMNS)} alone; {came}.")
     if not len(table):
         raise ValueError("The table has no rows: give at least one series.")
     if table.unique_id.isna().any() or table.ds.isna().any():
@@ -73,12 +81,16 @@ def read(table: Any, freq: Any = None) -> Panel:
         raise ValueError(f"Row {one} of the table has no unique_id or no ds: fill it, or leave it out.")
     if pd.api.types.is_float_dtype(table.ds):
         raise ValueError("ds holds decimal numbers: make them dates, or whole numbers by .astype(int).")
+    if table.y.dtype.kind in "cmM":
+        raise ValueError(f"y must be real numbers, got {table.y.dtype}: convert it.")
     values = pd.to_numeric(table.y, errors="coerce").to_numpy(np.float64)
     if not (finite := np.isfinite(values)).all():
         one = table.iloc[int((~finite).argmax())]
         raise ValueError(f"y is {one.y} in series {one.unique_id} at {one.ds}: fill it, or leave the series out.")
     whole = pd.api.types.is_integer_dtype(table.ds)
-    ds = table.ds if whole else pd.to_datetime(table.ds)
+    if whole and freq is not None:
+        raise ValueError(f"ds holds whole numbers, which are 1 apart, and freq={freq!r} came too: leave freq out.")
+    ds = table.ds.astype(np.int64) if whole else _dates(table.ds)  # a smaller type has no room for what follows
     tidy = pd.DataFrame({"unique_id": table.unique_id, "ds": ds, "y": values}).sort_values(["unique_id", "ds"])
     twice = tidy.duplicated(["unique_id", "ds"])
     if twice.any():
@@ -105,6 +117,14 @@ def seasonal_naive(values: np.ndarray, steps: int, season: int) -> np.ndarray:
     if len(values) < season:
         return np.full(steps, np.nan)
     return np.resize(values[-season:], steps)
+
+
+def _dates(ds):
+    try:
+        return pd.to_datetime(ds)
+    except (TypeError, ValueError) as error:
+        came = f"ds holds no dates that pandas reads ({first_line(error)})"
+        raise ValueError(f"{came}: make them dates, or whole numbers.") from error
 
 
 def _offset(times, freq):

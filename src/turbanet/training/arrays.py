@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+MOST = 2**31 - 2  # as a seed or an id: JAX in 32 bits would cut a larger one, and the next is of no member
+
 
 def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     """`value` as one array of numbers of a type that JAX computes in; `name` is what an error calls it.
 
     A JAX array comes back untouched. PyTorch tensors (also those that require gradients), pandas tables and columns,
     NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
-    tensors JAX arrays), without a copy where the type allows. With JAX in 32 bits, as it starts, int64 and float64
-    become int32 and float32. Raises ValueError for what holds no numbers, and for whole numbers outside of int32.
+    tensors JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits, as it
+    starts, int64 and float64 become int32 and float32. Raises ValueError for what holds no numbers, and for whole
+    numbers outside of int32.
     """
     if isinstance(value, jax.Array):
         return value
@@ -22,7 +25,7 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     dtype = array.dtype
     if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
-    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype), copy=False)
+    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         came = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
         raise ValueError(f"{name} holds {came}: make them smaller, or floats, or set jax_enable_x64.")
@@ -48,10 +51,33 @@ def check_whole(**numbers: Any) -> None:
 def check_ids(ids: Any, name: str) -> np.ndarray:
     """Members' ids, int32 [member]; ValueError for what are none, and for numbers that int32 does not hold."""
     ids = np.asarray(ids)
-    most = np.iinfo(np.int32).max
-    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > most:
-        raise ValueError(f"{name} must be a number, or ids int [member] from 0 to {most}; got {ids!s:.60}.")
+    if ids.ndim != 1 or not ids.size or not _are_names(ids):
+        raise ValueError(f"{name} must be a number, or ids int [member] from 0 to {MOST}; got {ids!s:.60}.")
     return ids.astype(np.int32)
+
+
+def check_seed(seed: Any, name: str = "seed", members: int | None = None) -> np.ndarray:
+    """One seed, int32, or one for each of so many members; ValueError where two larger ones would be the same seed."""
+    seeds = np.asarray(seed)
+    if seeds.shape not in ((), (members,)) or not _are_names(seeds):
+        wanted = "one int" if members is None else f"one int or {members} ints"
+        raise ValueError(f"{name} must be {wanted} from 0 to {MOST}, got {seed!s:.60}.")
+    return seeds.astype(np.int32)
+
+
+def check_next_ids(ids: Any, count: int) -> None:
+    """ValueError where so many new members, numbered on from the highest of `ids`, would have larger ones than fit."""
+    if not isinstance(ids, jax.core.Tracer) and (last := int(np.asarray(ids).max()) + count) > MOST:
+        raise ValueError(f"A new member would have the id {last}, ids go up to {MOST}: give members smaller ids.")
+
+
+def _are_names(numbers):
+    return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers <= MOST)).all())
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in its first line: of many it says more than one sentence has room for."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def floating(tree: Any) -> tuple[list, Callable]:

@@ -49,8 +49,7 @@ class TrainingView:
     @cached_property
     def swarm(self) -> Any:
         """All members as they are now (with `patience`, not their best weights): a copy, made when it is asked for."""
-        if self._run is None:
-            raise RuntimeError(f"The training has gone on from epoch {self.epoch}: read view.swarm in the callback.")
+        self._check_open("read view.swarm")
         now = self._run.everyone().replace(underway=None, stopping=None)
         return jax.tree.map(lambda leaf: leaf.copy() if is_key(leaf) else jnp.array(leaf, copy=True), now)
 
@@ -59,6 +58,7 @@ class TrainingView:
 
         They stay as they are now, or with `patience` as they were best; the others keep their bits.
         """
+        self._check_open("call view.stop")
         count = len(self.training)
         asked = np.ones(count, bool) if members is None else as_array(members, "members")
         if asked.shape == (0,):  # a list of nobody
@@ -75,11 +75,16 @@ class TrainingView:
 
     def set(self, **hyperparameters: Any) -> None:
         """Train on with these hyperparameters, each a number or [member]; see `with_hyperparameters`."""
+        self._check_open("call view.set")
         self.wanted |= hyperparameters
 
     def close(self) -> None:
         """The training goes on, and its states are its own again."""
         self._run = None
+
+    def _check_open(self, what):
+        if self._run is None:
+            raise RuntimeError(f"The training has gone on from epoch {self.epoch}: {what} in the callback.")
 
 
 def check_callbacks(callbacks: Any, on_interrupt: str) -> None:

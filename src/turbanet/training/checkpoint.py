@@ -5,12 +5,14 @@ import functools
 import os
 import sys
 import time
-from importlib.metadata import version
 from typing import Any
 
+import flax
 import jax
+import optax
 
-from turbanet.training.arrays import check_whole, is_key
+import turbanet
+from turbanet.training.arrays import check_whole, first_line, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.member import Swarm
 from turbanet.training.places import Mirror, is_address, place
@@ -70,14 +72,15 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
 
 def differences(kept: dict, here: dict) -> dict[str, str]:
     """{name: what it was and is} of the facts that are not what they were when they were kept."""
-    both = {name: (kept.get(name, "not there"), here.get(name, "not there")) for name in here | kept}
+    names = sorted(here | kept, key=lambda name: name.startswith("what "))  # at last, what only a digest tells
+    both = {name: (kept.get(name, "not there"), here.get(name, "not there")) for name in names}
     return {name: f"{name} was {was} and is {now}" for name, (was, now) in both.items() if was != now}
 
 
 def versions() -> dict[str, str]:
     """{name: version} of what a training computes with."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"Python": python, **{name: version(name) for name in ("turbanet", "jax", "flax", "optax")}}
+    return {"Python": python, **{each.__name__: each.__version__ for each in (turbanet, jax, flax, optax)}}
 
 
 def identified(swarm: Swarm, others: dict) -> dict[str, str]:
@@ -119,7 +122,7 @@ class Folder:
             here.mkdir(parents=True, exist_ok=True)
             self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**how))
         except OSError as error:
-            raise OSError(f"{what} cannot be kept in {folder} ({error}): name another folder.") from error
+            raise OSError(f"{what} cannot be kept in {folder} ({first_line(error)}): name another folder.") from error
 
     def about(self) -> dict:
         """What was last kept beside the arrays; FileNotFoundError if nothing was."""
@@ -138,7 +141,7 @@ class Folder:
             if self.mirror:
                 self.mirror.send(number)
         except (OSError, ValueError) as error:
-            raise OSError(f"{what} could not be written to {self.there} ({error}): {advice}.") from error
+            raise OSError(f"{what} could not be written to {self.there} ({first_line(error)}): {advice}.") from error
 
 
 class Keeper(Folder):
@@ -158,14 +161,25 @@ class Keeper(Folder):
             if self.facts[OPAQUE]:
                 say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
-        about = self.about()
+        about = self._read(self.about)
+        if "facts" not in about:
+            came = "a swarm that swarm.save wrote" if "swarm" in about else "what fit did not write"
+            raise ValueError(f"{self.there} holds {came}: checkpoints have a folder of their own, name another one.")
         if unread := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
             other = f"This training cannot be compared with the one that was kept in {self.there}"
             raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
         for other in differences(about["facts"], self.facts).values():
             came = f"The checkpoint in {self.there} is of another training: {other}"
             raise ValueError(f"{came}; name another folder, or remove this one.")
-        return self.arrays(), about["progress"]
+        return self._read(self.arrays), about["progress"]
+
+    def _read(self, read):
+        """What is kept, by about or arrays; ValueError where it is nothing that they can read."""
+        try:
+            return read()
+        except Exception as error:  # Orbax raises many kinds, for what it did not write and for what is not whole
+            came = f"What lies in {self.there} cannot be read as a checkpoint ({first_line(error)})"
+            raise ValueError(f"{came}: name another folder, or remove this one.") from error
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
         """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""

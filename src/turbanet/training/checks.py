@@ -11,7 +11,10 @@ from flax.errors import InvalidRngError
 
 from turbanet.training import member, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
-from turbanet.training.data import Data, pair, prepare
+from turbanet.training.data import Data, of_members, pair, prepare, targets
+from turbanet.training.program import read, rows_at_once
+
+SOME = 8  # rows whose prediction is looked at before the training
 
 
 class Checked(NamedTuple):
@@ -28,8 +31,10 @@ class Checked(NamedTuple):
 def expects(check: Callable) -> Callable:
     """A decorator that tells `fit` what the loss under it can use as targets.
 
-    check(y, prediction) yields (array, bad, expected) for arrays in y: bool of its shape where it holds what the loss
-    cannot use, and what the loss expects there. `prediction` is one member's, known by shape and type alone.
+    check(y, prediction) yields (array, bad, expected) for arrays in y: bool, which broadcasts to its shape, where it
+    holds what the loss cannot use, and what the loss expects there. `prediction` is one member's of a row, known by
+    shape and type alone, and leads with the member axis where y does; with it in the array's place, `bad` is a function
+    of some predictions that returns such a bool.
     """
 
     def mark(loss_fn):
@@ -51,9 +56,10 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         if jnp.issubdtype(array.dtype, jnp.inexact) and not _is_finite(array):
             bad = ~np.isfinite(np.asarray(array))
             _raise_for(name, array, own, bad, "numbers; mend or leave out such rows, or say allow_nan=True", data)
-    while isinstance(loss_fn, partial):
-        loss_fn = loss_fn.func
-    check = getattr(loss_fn, "check", None)
+    asked = loss_fn
+    while isinstance(asked, partial):
+        asked = asked.func
+    check = getattr(asked, "check", None)
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
     made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
     if check is None and shapes == made:
@@ -67,9 +73,14 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
             return
         came = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
         raise ValueError(f"The model cannot take {part}x with {came}.") from error
+    if next((own for name, _, own in examples if name.endswith("y")), False):
+        prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected in () if check is None else check(data.y, prediction):
+        if array is prediction:
+            _check_prediction(_of_first_member(swarm, data, loss_fn, SOME), bad, expected)
+            continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
-        _raise_for(name, array, own, np.asarray(bad), expected, data)
+        _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data)
 
 
 def check_fit(
@@ -119,6 +130,8 @@ def check_fit(
         check_masks(swarm, loss_fn, batch, f"batch_size={least} at the most, or equal_steps=True")
     in_program, on_host = metrics.split(metric)
     rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
+    if held_out and on_host and (prediction := _of_first_member(swarm, held_out, loss_fn)) is not None:
+        metrics.check(on_host, prediction, targets(held_out, 0))
     return Checked(loss_fn, data, held_out, in_program, on_host, rule)
 
 
@@ -158,17 +171,43 @@ def _raise_for(name, array, own, bad, expected, data):
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
 
 
+def _check_prediction(found, is_bad, expected):
+    """ValueError for predictions [row, class] that are there and `is_bad`."""
+    if found is not None and (bad := is_bad(found)).any():
+        came = np.array2string(found[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
+        raise ValueError(f"The model predicts {came} in a row, where this loss takes {expected}.")
+
+
+def _of_first_member(swarm, data, loss_fn, most=None):
+    """What the first member predicts in `loss_fn` for `most` of its rows; None where it fails or has other numbers."""
+    (own,) = of_members((data,), 0)
+    count = int(own.length if own.count is None else own.count)
+    rows = own.read(np.arange(count)[:most])
+    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, stopping=None)
+    try:
+        found = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
+    except Exception:  # the training will raise it, with all that is known there
+        return None
+    leaves = [leaf for leaf in jax.tree.leaves(found) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return found if all(map(_is_finite, leaves)) else None
+
+
+@partial(jax.jit, static_argnums=0)
+def _predicted_in(loss_fn, state, x, y):
+    return member.evaluate(loss_fn, state, x, y, rows_at_once=rows_at_once())[1]
+
+
 def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
     """One member's prediction of a row of x, whose leaves' rows have these `shapes`: known by shape and type."""
     leaves, x_tree = jax.tree.flatten(x)
     row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))
     one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in state)
-    return _predicted(tree, one, x_tree, row)
+    return _predicted(read(one_prediction, swarm.apply_fn), tree, one, x_tree, row)
 
 
 @lru_cache(maxsize=64)
-def _predicted(tree, state, x_tree, x):
+def _predicted(known, tree, state, x_tree, x):
     return jax.eval_shape(member.predict, jax.tree.unflatten(tree, state), jax.tree.unflatten(x_tree, x))
 
 

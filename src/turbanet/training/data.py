@@ -9,7 +9,7 @@ from flax import struct
 
 from turbanet.training.arrays import as_arrays
 from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan
+from turbanet.training.plan import Plan, taken
 from turbanet.training.sampling import check_rows, ragged
 
 
@@ -124,7 +124,7 @@ def join(own: Any, shared: Any) -> Any:
 def of_members(data: Any, positions: Any) -> Any:
     """The data of the members at these positions: a slice, or int or bool [member]."""
     own, shared = split(data)
-    return join(jax.tree.map(lambda leaf: np.asarray(leaf)[positions], own), shared)
+    return join(taken(own, positions), shared)
 
 
 def targets(data: Data, position: int) -> Any:

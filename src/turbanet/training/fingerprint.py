@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import types
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, distributions, version
 
@@ -19,6 +20,7 @@ import numpy as np
 from flax.training.train_state import TrainState
 
 from turbanet.training.arrays import is_key
+from turbanet.training.contents import MISSING, Parts, cells, contents, copied, is_pickled_by_parts, is_same, may_change
 
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)
 CODE = "code", "consts", "names", "varnames", "argcount", "kwonlyargcount", "flags", "exceptiontable"
@@ -46,6 +48,7 @@ def fingerprint(thing: object) -> "Fingerprint":
         found = Fingerprint(walk.unknown("what nests deeper than Python follows").hex())
     found.opaque = tuple(walk.opaque)
     found.read = tuple(walk.read)
+    found.held = tuple(walk.held)
     return found
 
 
@@ -55,23 +58,36 @@ def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
 
 
 class Fingerprint(str):
-    """A hex digest, the names of the parts that could not be read, and (scope, name, value) of what was looked up."""
+    """A hex digest, and what it takes to see whether it is still right.
+
+    opaque : the names of the parts that could not be read
+    read : (scope, name, value) of the globals and the modules' attributes that were looked up
+    held : (look, thing, found) of what can change while it stays the same object; look(thing) was `found`
+    """
 
     opaque: tuple[str, ...] = ()
     read: tuple[tuple[dict, str, object], ...] = ()
+    held: tuple[tuple[Callable, object, tuple | bytes], ...] = ()
 
     def holds(self) -> bool:
-        """Whether every global and attribute that was read has the value that it had, at far less than a new digest."""
-        return all(scope.get(name) is value for scope, name, value in self.read)
+        """Whether nothing that was read has changed since, at far less than a new digest.
+
+        What can change within is looked at, any other object, and a part that cannot be read, is to be the same one.
+        """
+        return all(scope.get(name, MISSING) is value for scope, name, value in self.read) and all(
+            is_same(look(thing), found) for look, thing, found in self.held
+        )
 
 
 class _Walk:
     """The digests of one object's parts, each part once."""
 
-    def __init__(self):
+    def __init__(self, *, holds=True):
         self.seen = {}  # id: (object, digest); while the object is held, no other one gets its id
         self.opaque = []
         self.read = []
+        self.held = []
+        self.holds = holds  # whether `held` is asked for
 
     def digest(self, thing, where=()) -> bytes:
         """The digest of what lies at `where`, the names of what it lies in ("" where that gives it none)."""
@@ -88,9 +104,12 @@ class _Walk:
         if type(thing) in PLAIN:
             return [repr(thing).encode()]
         if isinstance(thing, np.ndarray | np.generic | jax.Array) and thing.dtype != object:
-            held = np.ascontiguousarray(as_numbers(thing)).reshape(-1)
-            return f"{thing.dtype}{np.shape(thing)}".encode(), held.view(np.uint8)
-        if type(thing) is dict:
+            if isinstance(thing, np.ndarray):
+                self.keep(thing, _anew)
+            return _numbers(thing)
+        if type(thing) in (dict, Parts):
+            if type(thing) is dict:
+                self.keep(thing)
             return [self.digest(part, (*where, str(key))) for key, value in thing.items() for part in (key, value)]
         made_of = self.made_of(thing)
         if made_of is None:
@@ -101,6 +120,8 @@ class _Walk:
     def made_of(self, thing):
         """What to walk in place of `thing`; None if it cannot be read."""
         if type(thing) in (tuple, list) or isinstance(thing, set | frozenset):
+            if isinstance(thing, list | set):
+                self.keep(thing)
             return thing
         if type(thing) in HELD:
             return [getattr(thing, name) for name in HELD[type(thing)]]
@@ -109,49 +130,82 @@ class _Walk:
         if name := _public_name(thing):
             return [name]
         if isinstance(thing, types.FunctionType):
-            cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
-            held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-            read = _package(thing.__globals__.get("__name__", "")) or self.globals(thing.__code__, thing.__globals__)
-            return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, vars(thing), held, read]
+            closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
+            held = Parts((name, value) for name, value in closed if value is not MISSING)
+            package = _package(thing.__globals__.get("__name__", ""))
+            if package:  # whose own functions nobody changes
+                options = Parts(thing.__kwdefaults__ or {}), Parts(vars(thing))
+            else:
+                self.keep(thing)
+                options = thing.__kwdefaults__, vars(thing)
+            read = package or self.globals(thing.__code__, thing.__globals__)
+            return [thing.__code__, thing.__defaults__, *options, held, read]
         if isinstance(thing, type):
+            if not _package(thing.__module__):
+                self.keep(thing)
             kept = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
-            return [thing.__qualname__, *thing.__bases__, kept]
+            return [thing.__qualname__, *thing.__bases__, Parts(kept)]
         if isinstance(thing, nn.Module | TrainState):  # their pickles hold more, which differs from day to day
+            self.keep(thing)
             held = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.name != "parent"}
-            return [type(thing), held]
+            return [type(thing), Parts(held)]
         wraps = isinstance(thing, staticmethod | classmethod | functools._lru_cache_wrapper | jax.stages.Wrapped)
         if wraps and hasattr(thing, "__wrapped__"):
             return [thing.__wrapped__]
-        held = getattr(thing, "__dict__", {})
-        self.read += [(held, name, value) for name, value in held.items()]
-        return _pickled(thing)
+        made_of = _pickled(thing)
+        if is_pickled_by_parts(type(thing)):
+            self.keep(thing)
+            return made_of
+        if made_of and may_change(thing, made_of):
+            self.keep(thing, _anew)
+        return made_of and copied(made_of, depth=4)
+
+    def keep(self, thing, look=None):
+        """Note how to see whether `thing` has changed: by look(thing), as it is now."""
+        if self.holds:
+            look = look or contents
+            self.held.append((look, thing, look(thing)))
 
     def globals(self, code, scope) -> dict:
         """{name: value} of the globals that a code object and those inside it read, and of the modules they import."""
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
         read = {name: scope[name] for name in sorted(names & scope.keys())}
-        self.read += [(scope, name, value) for name, value in read.items()]
+        self.read += [(scope, name, scope.get(name, MISSING)) for name in names]
         for level, step in zip(steps, steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
                 read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
         read = {name: self.taken(value, set(code.co_names)) for name, value in read.items()}
         for inner in code.co_consts:
             read |= self.globals(inner, scope) if isinstance(inner, types.CodeType) else {}
-        return read
+        return Parts(read)
 
     def taken(self, value, names):
         """Of a module of the user's own, what code takes from it by these names; any other value as it is."""
         if not isinstance(value, types.ModuleType) or _package(value.__name__):
             return value
         self.read += [(vars(value), name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
-        return {
-            name: self.taken(getattr(value, name), names - {name}) for name in sorted(names) if hasattr(value, name)
-        }
+        found = ((name, getattr(value, name)) for name in sorted(names) if hasattr(value, name))
+        return Parts((name, self.taken(part, names - {name})) for name, part in found)
 
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
         return os.urandom(32)
+
+
+def _anew(thing):
+    """The digest of `thing` as it is now; of nothing where a part of it cannot be read."""
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return hashlib.sha256(_numbers(thing)[1]).digest()
+    walk = _Walk(holds=False)
+    found = walk.digest(thing)
+    return b"" if walk.opaque else found
+
+
+def _numbers(array):
+    """The bytes of an array's type and shape, and of its numbers."""
+    numbers = np.ascontiguousarray(as_numbers(array)).reshape(-1)
+    return f"{array.dtype}{np.shape(array)}".encode(), numbers.view(np.uint8)
 
 
 def _pickled(thing):

@@ -11,20 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import autoplan, mapped, metrics, processes, scores, stopping
-from turbanet.training.arrays import check_whole
+from turbanet.training import mapped, metrics, processes, stopping
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit, short
 from turbanet.training.data import prepare
 from turbanet.training.history import TRAIN_LOSS, History
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, home, say_once
+from turbanet.training.plan import Plan, choose, say_once
 from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
 from turbanet.training.sampling import check_rows, epoch_order, own_order, own_steps
-from turbanet.training.scores import apply
+from turbanet.training.scores import apply, evaluated
 from turbanet.training.streaming import Passing, Streaming
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
@@ -51,7 +50,7 @@ def fit(
     shuffle: bool = True,
     equal_steps: bool = False,
     allow_nan: bool = False,
-    plan: Plan | str | None = None,
+    plan: Plan | None = None,
     segment: int | None = None,
     progress: bool = True,
     on_interrupt: str = "raise",
@@ -90,8 +89,7 @@ def fit(
     equal_steps : whether members with fewer rows go through them again, until all have made as many steps of as many
         rows as the one that has most
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
-    plan : where members run: a `Plan`, None for one by rule, "auto" for one that is measured after the first segment if
-        the rest is long enough to spend 5 % of it on that, and remembered
+    plan : where members run: a `Plan`, or None for the rule, which goes by platform
     segment : epochs from one checkpoint to the next, and from one look at who has stopped; None: about a tenth of them
     progress : whether a bar shows the epochs done and the mean losses of the last one
     on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not cut (one of fewer
@@ -148,11 +146,8 @@ def fit(
     kept |= {"epochs": epochs, "segment": segment}
     run: Training
     if not shared and mapped.is_streamed(data, batch_size, choose(plan, swarm)):
-        if plan == "auto":
-            say_once("x or y is read from disk as it is needed, where no plan is measured: it is chosen by rule.")
         feed = mapped.Mapped(data, swarm, batch_size=batch_size, **orders)
-        by_rule = None if plan == "auto" else plan
-        run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=by_rule, **kept)
+        run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=plan, **kept)
     else:
         run = Training(program, *parts, plan=plan, **kept)
     if compile_only:
@@ -162,37 +157,6 @@ def fit(
     if shared:
         how["of_all"] = partial(processes.everyone, members=len(swarm), epochs=epochs)
     return record.finish(run, **how)
-
-
-def measured_plan(
-    swarm: Swarm,
-    x: Any,
-    y: Any,
-    loss_fn: Callable | None = None,
-    *,
-    batch_size: int | None = None,
-    rows: ArrayLike | None = None,
-    per_member: PerMember = False,
-    devices: int | str | Sequence | None = None,
-    seconds: float = 60.0,
-) -> Plan:
-    """The fastest plan for training on these data, measured; `fit(plan="auto")` takes it from then on.
-
-    Parameters
-    ----------
-    swarm, x, y, loss_fn, batch_size, rows, per_member : as `fit` takes them
-    devices : as `Plan` takes them
-    seconds : about how long the search may take
-
-    Returns
-    -------
-    Plan : `print` it to see every block that was tried
-    """
-    data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-    batch_size = data.length if batch_size is None else batch_size
-    check_whole(batch_size=batch_size)
-    program = Train(swarm.loss(loss_fn), min(batch_size, data.length))
-    return autoplan.search(program, swarm, data, choose(Plan(devices), swarm), seconds=seconds)
 
 
 def evaluate(
@@ -216,10 +180,7 @@ def evaluate(
     loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
-    if not scores.is_by_count(loss_fn, data):
-        return apply(Evaluate(loss_fn), swarm, data, plan)[0]
-    loss, *_ = scores.ByCount(Evaluate(loss_fn), data, choose(plan, swarm))(swarm)
-    return jax.device_put(loss, home(swarm.step))
+    return evaluated(Evaluate(loss_fn), swarm, data, plan)[0]
 
 
 def predict(

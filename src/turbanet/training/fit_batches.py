@@ -58,7 +58,7 @@ def fit_batches(
     checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator
         can say where it is (grain's `get_state`, a stateful loader's `state_dict`), else at the epoch's beginning, with
         whatever order the batches then come in. Batches are not compared with those that it began with
-    allow_nan, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them; a plan is not measured here
+    allow_nan, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them
 
     Returns
     -------
@@ -82,8 +82,6 @@ def fit_batches(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
-    if plan == "auto":
-        raise ValueError('plan="auto" measures on rows in memory: take measured_plan of some, or leave plan out.')
     if jax.process_count() > 1:
         raise ValueError("fit_batches trains in one process: under jax.distributed, fit shares members out.")
     given = Batches(batches, len(swarm))

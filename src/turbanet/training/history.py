@@ -1,9 +1,12 @@
 """What `fit` saw of each member in each epoch: as arrays, as a table, its best epochs, and call after call."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from turbanet.training import metrics, stopping
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAIN_LOSS = "train_loss"
+NAMED = 5  # of diverged members, at the most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +29,7 @@ class History:
     metrics {name: [epoch, member]}.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
     compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
-    plan: the last one, under which the training ended; None in what was unpickled.
+    plan: where the members ran, as it began; None in what was unpickled.
     epochs: int [member], how many each member trained for; its losses are NaN after that.
     begun: int [member], how many it had trained for before, which `frame` counts on from.
     followed: (monitor, mode, min_delta), by which `best` finds an epoch unless it is told another.
@@ -116,6 +120,37 @@ class History:
         costs = ("compile_seconds", "steady_seconds", "epochs")
         changed |= {name: getattr(self, name) + getattr(other, name) for name in costs}
         return dataclasses.replace(self, **changed, plan=other.plan, followed=other.followed)
+
+
+def diverged(swarm: Any, history: History) -> np.ndarray:
+    """bool [member], whose last training loss, or any weight, is NaN or infinite."""
+    epochs = np.broadcast_to(history.epochs, len(swarm))
+    lost = np.zeros(len(swarm), bool)
+    if len(history.train_loss):
+        last = np.take_along_axis(history.train_loss, np.maximum(epochs - 1, 0)[None], axis=0)[0]
+        lost |= ~np.isfinite(last) & (epochs > 0)
+    for leaf in jax.tree.leaves(swarm.params):
+        xp = np if isinstance(leaf, np.ndarray) else jnp  # where it lies
+        with np.errstate(all="ignore"):
+            of_members = leaf.reshape(len(leaf), -1)
+            finite = np.asarray(xp.isfinite(of_members.sum(axis=1)))
+            lost |= False if finite.all() else ~np.asarray(xp.isfinite(of_members).all(axis=1))
+    return lost
+
+
+def name_diverged(swarm: Any, history: History, *, restored: bool) -> None:
+    """Log which members have diverged, if any; `restored`: they have the weights of their best epoch again."""
+    lost = np.flatnonzero(diverged(swarm, history))
+    if not len(lost):
+        return
+    ids = history.member[lost].tolist()
+    of_seeds = zip(history.seed[lost].tolist(), ids, strict=True)
+    names = [f"{name}" for name in (ids if (history.seed == history.seed[0]).all() else of_seeds)]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    who = f"Of {len(swarm)} member(s) {', '.join(names[:NAMED])}{more} diverged, with a NaN or infinite loss or weight"
+    back = "; they have the weights of their best epoch again, or the first ones if none was good" if restored else ""
+    advice = "take a smaller learning rate, clip gradients, or leave them out of what follows"
+    logging.getLogger("turbanet").warning(f"{who}{back}: {advice}.")
 
 
 def _one_after_the_other(first, second, epochs, length):

@@ -7,20 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from turbanet.training import batches
 from turbanet.training.batches import Chunk
 from turbanet.training.data import Data
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import ALIGNED_BYTES, Plan
+from turbanet.training.program import memory
 from turbanet.training.sampling import epoch_order, own_order, own_steps
 
-OF_TOTAL, OF_FREE = 1 / 8, 1 / 2  # of the memory: what lies on disk and is smaller than both is copied into it
+OF_TOTAL, OF_FREE = 1 / 8, 1 / 2  # of the devices' memory: what lies on disk and is smaller than both is copied into it
 
 
 def is_streamed(data: Data, batch_size: int, plan: Plan) -> bool:
-    """Whether `fit` is to read these data as it goes: they lie on disk, and are much for this machine's memory.
+    """Whether `fit` is to read these data as it goes: they lie on disk, and are much for the devices' memory.
 
     A CPU reads most arrays where they lie, through the system's cache of files: JAX copies nothing of what is aligned.
     """
@@ -30,8 +30,8 @@ def is_streamed(data: Data, batch_size: int, plan: Plan) -> bool:
     size = sum(leaf.nbytes for leaf in mapped if not (on_cpu and _is_aligned(leaf)))
     if not size:
         return False
-    memory = psutil.virtual_memory()
-    is_much = size > min(OF_TOTAL * memory.total, OF_FREE * memory.available)
+    total, free = memory(devices)
+    is_much = size > min(OF_TOTAL * total, OF_FREE * free)
     return is_much and (batch_size < data.length or data.ragged)  # a step of all rows needs them all
 
 

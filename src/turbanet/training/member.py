@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+from turbanet.training.optimizers import evaluation_params
+
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
@@ -166,13 +168,15 @@ def evaluate(
 
     mask : as in `train_step`
     """
+    params = evaluation_params(state.opt_state, state.params)
     masked = {} if mask is None else {"mask": mask}
-    return checked(loss_fn(state.params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **masked))
+    return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **masked))
 
 
 def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
-    return Bound(state, train=False, rows_at_once=rows_at_once)({"params": state.params}, x, **kwargs)
+    params = evaluation_params(state.opt_state, state.params)
+    return Bound(state, train=False, rows_at_once=rows_at_once)({"params": params}, x, **kwargs)
 
 
 def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:

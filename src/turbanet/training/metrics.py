@@ -1,11 +1,15 @@
 """What `fit` scores held-out predictions by: compiled where a metric takes a mask, on the host where it does not."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
+from turbanet.training.arrays import first_line
 from turbanet.training.member import takes
 from turbanet.training.stopping import LOSS
 
@@ -42,11 +46,18 @@ def monitored(monitor: str, mode: str | None, names: list[str], patience: int | 
 
 
 def on_host(name: str, metric: Callable) -> Callable:
-    """metric(prediction, y) -> float of one member's exact rows; scikit-learn's (y_true, y_pred) are handed over so."""
-    first = next(iter(_parameters(metric)), "")
+    """metric(prediction, y) -> float of one member's exact rows; scikit-learn's (y_true, y_pred) are handed over so.
+
+    Where y holds classes, scikit-learn's get of logits what they are for: the likeliest classes, or probabilities.
+    """
+    first, second = [*_parameters(metric), "", ""][:2]
+    wanted = _wanted(metric, second)
 
     def of_member(prediction, y):
-        value = metric(y, prediction) if first in ("y_true", "labels_true") else metric(prediction, y)
+        if first in ("y_true", "labels_true"):
+            value = metric(y, wanted(prediction, y))
+        else:
+            value = metric(prediction, y)
         if np.ndim(value):
             raise ValueError(f"A metric returns one number; {name} returned an array of shape {np.shape(value)}.")
         return float(value)
@@ -54,7 +65,56 @@ def on_host(name: str, metric: Callable) -> Callable:
     return of_member
 
 
-def _parameters(metric):
+def check(metrics: Mapping[str, Callable], prediction: Any, y: Any) -> None:
+    """ValueError for a metric that the host calls and that cannot score one member's prediction of its rows."""
+    for name, metric in metrics.items():
+        try:
+            with warnings.catch_warnings():  # of what an untrained network predicts
+                warnings.simplefilter("ignore")
+                on_host(name, metric)(prediction, y)
+        except Exception as error:  # of the caller's own code
+            shapes = jax.tree.map(np.shape, (prediction, y))
+            came = f"The metric {name} cannot score predictions and y of shapes {shapes[0]} and {shapes[1]}"
+            raise ValueError(f"{came}: {first_line(error)}") from error
+
+
+def _wanted(metric, second):
+    """wanted(prediction, y) -> what a metric takes whose second parameter has this name: scikit-learn's by its kind."""
+    while isinstance(metric, partial):
+        metric = metric.func
+    ours = getattr(metric, "__module__", None) or ""
+    if not ours.startswith("sklearn.metrics") or ours.endswith("_regression") or second == "pred_decision":
+        return lambda prediction, y: prediction
+    takes_classes = second in ("y_pred", "labels_pred") and metric.__name__ != "log_loss"
+    return _likeliest if takes_classes else partial(_probabilities, of_one=second == "y_score")
+
+
+def _likeliest(prediction, y):
+    """Classes [row] of logits or probabilities [row, class], or of the probability of 1 [row] or [row, 1]."""
+    if not _holds_classes(y) or not np.issubdtype(prediction.dtype, np.inexact):
+        return prediction
+    if prediction.ndim > y.ndim and prediction.shape[-1] > 1:
+        return prediction.argmax(-1)
+    is_probability = (prediction >= 0).all() and (prediction <= 1).all()
+    return (prediction > 0.5).astype(int).reshape(y.shape) if is_probability else prediction
+
+
+def _probabilities(prediction, y, *, of_one):
+    """Probabilities [row, class] of logits, or of the last of two classes [row]."""
+    if not _holds_classes(y) or prediction.ndim == y.ndim or prediction.shape[-1] == 1:
+        return prediction
+    sums = prediction.sum(-1)
+    if (prediction < 0).any() or (abs(sums - 1) > 0.01).any():
+        prediction = np.exp(prediction - prediction.max(-1, keepdims=True), dtype=np.float64)
+        prediction /= prediction.sum(-1, keepdims=True)
+    return prediction[..., 1] if of_one and prediction.shape[-1] == 2 else prediction
+
+
+def _holds_classes(y):
+    return hasattr(y, "dtype") and y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+
+
+def _parameters(metric: Any) -> Mapping[str, Any]:
     try:
         return inspect.signature(metric).parameters
     except (TypeError, ValueError):  # written in C

@@ -12,11 +12,14 @@ from flax import struct
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import Data
 from turbanet.training.member import Swarm
+from turbanet.training.plan import Plan
 from turbanet.training.program import Train, known, remembered, room
 from turbanet.training.sampling import own_steps
 from turbanet.training.sums import added, zero
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
+LONG_ON_ACCELERATOR = 2e13  # likewise
+TOGETHER = 16  # steps, at the most, of the short epochs that an accelerator trains in one loop of known length
 IMAGES = 4  # axes: row, height, width, channel
 
 
@@ -78,7 +81,17 @@ def underway(members: int, order: Any = None) -> Underway:
     return Underway(order, jnp.zeros(members, jnp.int32), loss)
 
 
-def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
+def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan) -> int:
+    """How many short epochs a program trains in one loop of known length (see `Train.together`); 1 on a CPU."""
+    if not plan.on_accelerator or type(program) is not Train:
+        return 1
+    operations = _reckoned(program, swarm, data)[1]
+    return int(
+        max(1, min(TOGETHER // program.steps(data.length), program.epochs, LONG_ON_ACCELERATOR / 16 / operations))
+    )
+
+
+def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:
     """Whether an epoch takes far longer than a call should, by sizes alone.
 
     Each weight is multiplied twice on the way back, and once on the way forth at each position of a row. How often in
@@ -86,16 +99,26 @@ def is_long(program: Train, swarm: Swarm, data: Data) -> bool:
     """
     if program.batch_size == data.length:  # one step, which cannot be cut
         return False
-    rows = program.steps(data.length) * program.batch_size * len(swarm)
+    once, everywhere, x = _reckoned(program, swarm, data)
+    long = LONG_ON_ACCELERATOR if plan.on_accelerator else LONG
+    if once >= long or everywhere < long or max(leaf.ndim for leaf in jax.tree.leaves(x)) < IMAGES:
+        return everywhere >= long
+    return 3 * _rows(program, swarm, data) * _operations(program, swarm, x) >= long
+
+
+def _reckoned(program, swarm, data):
+    """Operations of an epoch of all members, a weight used once a row and at each position of it; a row's shape."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) // len(swarm)
     leaves, tree = jax.tree.flatten(data.x)
     shapes = [(1, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
     x = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
-    once = 6 * weights * rows
-    everywhere = once * max(map(_positions, jax.tree.leaves(x)))
-    if once >= LONG or everywhere < LONG or max(map(len, shapes)) < IMAGES:
-        return everywhere >= LONG
-    return 3 * rows * _operations(program, swarm, x) >= LONG
+    once = 6 * weights * _rows(program, swarm, data)
+    return once, once * max(map(_positions, jax.tree.leaves(x))), x
+
+
+def _rows(program, swarm, data):
+    """Rows of all steps of an epoch, of all members."""
+    return program.steps(data.length) * program.batch_size * len(swarm)
 
 
 def _operations(program, swarm, x):
@@ -104,7 +127,8 @@ def _operations(program, swarm, x):
 
     def count():
         try:
-            return jax.jit(member.predict).lower(state, x).cost_analysis()["flops"]
+            lowered = jax.jit(member.predict).lower(state, x)
+            return (lowered.cost_analysis() or lowered.compile().cost_analysis())["flops"]
         except Exception:  # it predicts in its loss alone
             return math.inf
 

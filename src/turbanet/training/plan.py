@@ -1,4 +1,4 @@
-"""Plan: where the members of a swarm run, over devices and in blocks that fit the cache."""
+"""Plan: where the members of a swarm run, over devices, in blocks: all at once on an accelerator, few on a core."""
 
 import dataclasses
 import logging
@@ -17,6 +17,7 @@ import platformdirs
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from turbanet.backend import tracing_for
 from turbanet.training.arrays import is_key
 from turbanet.training.member import Swarm
 
@@ -25,7 +26,7 @@ CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments 
 KEPT_SECONDS = 0.1  # of compilation from which on a program is worth keeping on disk
 MOST_CALLS = 16  # instead of a loop over blocks in the program, up to a fifth of what compiles; a call takes 1.5 ms
 SMALLEST_BLOCK = 4  # fewer are trained one by one: without vmap that is up to a tenth faster than two or three at once
-LARGEST_BLOCK = 8  # where the rule stops: the smallest networks gain up to a tenth beyond it, plan="auto" finds it
+LARGEST_BLOCK = 8  # where the CPU's rule stops: the smallest networks gain up to a tenth beyond it
 
 
 def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = False) -> int:
@@ -66,27 +67,16 @@ def _keep_programs(folder):
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A block that was tried: seconds per member and step (infinite: out of memory), seconds to compile, memory."""
-
-    block: int
-    seconds: float
-    compile_seconds: float
-    megabytes: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """`block` members train together on each of `devices`, block after block, each for a whole segment of epochs.
 
     devices: how many of JAX's default devices, "cpu" or "gpu", the devices themselves, or None for all. block: members,
-    or None for as many as fit the cache. Equal plans give equal bits; another plan changes roundings only. `print` it
-    to see why: `candidates` are the blocks that were measured, none where the block was given or is the rule's.
+    or None for the rule: on a CPU as many as fit a core's cache, on an accelerator all of the device's share, or as
+    many as its memory holds. Equal plans give equal bits; another plan changes roundings only.
     """
 
     devices: int | str | Sequence | None = None
     block: int | None = None
-    candidates: tuple[Candidate, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
@@ -108,6 +98,8 @@ class Plan:
         """The plan with its block chosen by rule if none was given; a given block is kept, and filled up if need be."""
         if self.block is not None:
             return self
+        if self.on_accelerator:
+            return dataclasses.replace(self, block=self._share(len(swarm)))
         leaves = jax.tree.leaves((swarm.params, swarm.params, swarm.opt_state))  # weights, gradients, moments
         member_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // len(swarm)
         block = min(CACHE_BYTES // member_bytes, LARGEST_BLOCK)
@@ -116,28 +108,47 @@ class Plan:
 
     def balanced(self, members: int) -> "Plan":
         """As many blocks a device as this plan's block makes, as equal as they can be: no near-empty one."""
-        share = -(-members // len(self.devices))
+        share = self._share(members)
         return dataclasses.replace(self, block=-(-share // -(-share // min(self.block, share))))
+
+    def shrunk(self, members: int, of: int) -> "Plan":
+        """The plan for the `members` that are left `of` those it began with: an accelerator's block halves with them.
+
+        A CPU's block stays. The sizes follow from the counts alone, so that a resumed training has them too.
+        """
+        block, share = self.block, self._share(of)
+        while self.on_accelerator and 1 < min(block, share) >= 2 * self._share(members):
+            block, share = -(-block // 2), -(-share // 2)
+        return dataclasses.replace(self, block=block)
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether the devices are accelerators, not the cores of a CPU."""
+        first: Any = next(iter(self.devices))
+        return first.platform != "cpu"
+
+    def _share(self, members):
+        """Members of each device."""
+        return -(-members // len(self.devices))
 
     def __reduce__(self):
         """For copy and pickle, which devices cannot pass through: they are found again by platform and number."""
-        return _found_again, ([(device.platform, device.id) for device in self.devices], self.block, self.candidates)
+        return _found_again, ([(device.platform, device.id) for device in self.devices], self.block)
 
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
-        how = "measured" if self.candidates else "not measured"
-        lines = [f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block} members ({how})"]
-        for c in self.candidates:
-            cost = "out of memory" if c.seconds == float("inf") else f"{1e6 * c.seconds:10.2f} us a member and step"
-            chosen = "  <- chosen" if c.block == self.block else ""
-            costs = f"{cost}, {c.megabytes:8.1f} MB, compiled in {c.compile_seconds:.1f} s"
-            lines.append(f"  block {c.block:>5}: {costs}{chosen}")
-        return "\n".join(lines)
+        return f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
 
     @property
     def compiler_options(self):
         """XLA uses 256-bit vectors on a CPU by default, also where it has wider ones."""
         return {"xla_cpu_prefer_vector_width": 512} if self.devices[0].platform == "cpu" else None
+
+    def lower(self, function: Callable, *args: Any, **settings: Any) -> jax.stages.Lowered:
+        """`function` of these arguments, traced for the devices, ready to compile; `settings` are of `jax.jit`."""
+        first: Any = next(iter(self.devices))
+        with tracing_for(first):
+            return jax.jit(function, compiler_options=self.compiler_options, **settings).lower(*args)
 
     def padded(self, members: int) -> int:
         """The number of members after filling every block on every device."""
@@ -147,11 +158,13 @@ class Plan:
     def rounds(self, members: int, of: int | None = None) -> list[range]:
         """Who trains in each call of a program, by position, with those that only fill a block.
 
-        A block on each device where blocks are small and the swarm makes few calls, else all members in one call, which
-        goes through the blocks. of: how many the swarm began with, as one that is resumed is to be called as before.
+        A block on each device where a CPU's blocks are small and the swarm makes few calls, else all members in one
+        call, which goes through the blocks. of: how many the swarm began with, as one that is resumed is to be called
+        as before.
         """
         padded, whole = self.padded(members), self.block * len(self.devices)
-        if self.block >= LARGEST_BLOCK or not members or self.padded(of or members) > MOST_CALLS * whole:
+        is_small = not self.on_accelerator and self.block < LARGEST_BLOCK
+        if not is_small or not members or self.padded(of or members) > MOST_CALLS * whole:
             return [range(padded)]
         return [range(begin, begin + whole) for begin in range(0, padded, whole)]
 
@@ -205,7 +218,7 @@ def resized(tree: Any, members: int, begin: int = 0) -> Any:
     What the host holds is resized by NumPy, which has nothing to compile.
     """
 
-    if all(map(_on_host, jax.tree.leaves(tree))):
+    if all(map(is_on_host, jax.tree.leaves(tree))):
         return _resized(gathered(tree), members, begin, xp=np)
     whole = begin == 0 and all(len(leaf) == members for leaf in jax.tree.leaves(tree))
     return tree if whole else _resized_on_devices(tree, members, begin)
@@ -228,7 +241,7 @@ def gathered(*rounds: Any, members: int | None = None) -> Any:
 
     From there it is moved in one piece.
     """
-    if all(map(_on_host, jax.tree.leaves(rounds))):
+    if all(map(is_on_host, jax.tree.leaves(rounds))):
         return jax.tree.map(partial(_joined, members), *rounds)
     tree = _concatenated(*rounds) if rounds[1:] else rounds[0]
     return tree if members is None else resized(tree, members)
@@ -237,6 +250,24 @@ def gathered(*rounds: Any, members: int | None = None) -> Any:
 @jax.jit
 def _concatenated(*rounds):
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rounds)
+
+
+def taken(tree: Any, positions: Any) -> Any:
+    """The members of a [member, ...] tree at these positions, int or bool [member] or a slice; each leaf where it is.
+
+    NumPy copies whole rows, XLA's gather on a CPU does not.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    there = [leaf for leaf in leaves if not is_on_host(leaf)]
+    if there:
+        moved = iter(_taken_on_devices(there, np.arange(len(there[0]))[positions]))
+    out = [np.asarray(leaf)[positions] if is_on_host(leaf) else next(moved) for leaf in leaves]
+    return jax.tree.unflatten(structure, out)
+
+
+@jax.jit
+def _taken_on_devices(leaves, positions):
+    return [leaf[positions] for leaf in leaves]
 
 
 def _joined(members, *parts):
@@ -262,16 +293,16 @@ def home(leaf: jax.Array | np.ndarray) -> Any:
     return leaf.sharding if isinstance(leaf, jax.Array) else jnp.zeros(0).sharding
 
 
-def _on_host(leaf):
+def is_on_host(leaf):
     """Whether NumPy reads an array where it lies."""
     return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))
 
 
-def _found_again(names, block, candidates):
+def _found_again(names, block, candidates=()):  # which plans of 0.6 had
     here = {(device.platform, device.id): device for device in jax.local_devices()}
     if missing := [name for name in names if name not in here]:
         raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(here)}.")
-    return Plan([here[name] for name in names], block, candidates)
+    return Plan([here[name] for name in names], block)
 
 
 @cache
@@ -282,8 +313,8 @@ def say_once(sentence: str) -> None:
 
 def check_plan(plan: Any) -> None:
     """ValueError for what `fit` does not take as its plan."""
-    if not (plan is None or plan == "auto" or isinstance(plan, Plan)):
-        raise ValueError(f'plan must be a Plan, "auto" (measured) or None (by rule), got {plan!r}.')
+    if not (plan is None or isinstance(plan, Plan)):
+        raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
 
 
 def choose(plan: Any, swarm: Swarm) -> Plan:

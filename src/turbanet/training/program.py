@@ -2,9 +2,10 @@
 
 import dataclasses
 import inspect
+import math
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -14,16 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
+from turbanet.backend import on_accelerator
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
 from turbanet.training.fingerprint import Fingerprint, fingerprint
 from turbanet.training.sampling import epoch_order, own_order, own_steps
 from turbanet.training.sums import added, zero
 
-ROWS = 1024  # of a member that are scored or predicted at a time: the layers' outputs of all of them need gigabytes
+ROWS = 1024  # of a member that a CPU scores or predicts at a time: the layers' outputs of all of them need gigabytes
+ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; where even that is too much, blocks get smaller
+HEADROOM = 0.9  # of an accelerator's free memory, that a block is made for
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
-Need = namedtuple("Need", "bytes enough")  # of memory, beside a program's arguments; whether its devices have it
+Need = namedtuple("Need", "bytes free")  # of memory, beside a program's arguments; what its devices have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +42,11 @@ class Train:
     batch_size: int
     epochs: int = 256  # of a call at the most, for which there is room in what was seen
     shuffle: bool = True
-    most_steps: int | None = None  # of an epoch, of drawn rows: for timing, as a whole shuffle would weigh on so few
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
     masked: bool = False  # whether some have fewer rows than a batch, of which a mask tells the loss
     equal_steps: bool = False  # whether those with fewer rows go through theirs again, to make as many steps as others
+    together: int = 1  # epochs of a loop whose length XLA knows: a GPU asks the host before each round of another one
 
     @property
     def seen(self) -> list[str]:
@@ -56,7 +60,7 @@ class Train:
 
     def steps(self, length: int) -> int:
         """Steps of an epoch for a member that sees `length` rows."""
-        return min(-(-length // self.batch_size), self.most_steps or length)
+        return -(-length // self.batch_size)
 
     def __call__(self, state, data, held_out=None, *, epochs):
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the loop
@@ -69,8 +73,19 @@ class Train:
             state, seen = epoch(state)
             return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
 
+        def some(first, carry):
+            """`together` epochs, of which those after the last one change nothing."""
+
+            def one(carry, number):
+                after, every = another(number, carry)
+                return (stopping.choose(number < epochs, after, carry[0]), every), None
+
+            return jax.lax.scan(one, carry, first * self.together + jnp.arange(self.together))[0]
+
         seen = room(jax.eval_shape(epoch, state)[1], self.epochs)
-        return jax.lax.fori_loop(0, epochs, another, (state, seen))
+        if self.together == 1:
+            return jax.lax.fori_loop(0, epochs, another, (state, seen))
+        return jax.lax.fori_loop(0, -(-epochs // self.together), some, (state, seen))
 
     def _epoch(self, state, data):
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
@@ -95,12 +110,18 @@ class Train:
             state, loss, _ = member.train_step(self.loss_fn, state, *data.read(order[number]), mask)
             return state, added(total, loss)
 
-        state, (total, _) = jax.lax.fori_loop(0, steps, step, (state, zero()))
+        def or_waits(carry, number):
+            return stopping.choose(number < steps, step(number, carry), carry), None
+
+        if self.together == 1:
+            state, (total, _) = jax.lax.fori_loop(0, steps, step, (state, zero()))
+        else:
+            (state, (total, _)), _ = jax.lax.scan(or_waits, (state, zero()), jnp.arange(len(order)))
         return state, total / steps
 
     def _is_own(self, data):
         """Whether each member makes a number of steps of its own."""
-        return data.ragged and not self.equal_steps and not self.most_steps
+        return data.ragged and not self.equal_steps
 
     def _mask(self, data):
         """Which rows of each batch of a member count, bool [batch]; None: all."""
@@ -110,8 +131,6 @@ class Train:
         """The positions of the rows of each step, int32 [step, batch]."""
         count = data.length if data.count is None else data.count
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
-        if self.most_steps:
-            return jax.random.randint(key, (self.steps(data.length), self.batch_size), 0, count)
         order = own_order if self._is_own(data) else epoch_order
         return order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
@@ -151,14 +170,14 @@ class Evaluate:
         mask = position < (data.count if data.ragged else data.length)
         x, y = data.read(jnp.where(mask, position, 0) if data.ragged else None)
         padded = mask if data.ragged else None
-        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=ROWS)
+        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=rows_at_once())
         metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
         return loss, metrics, prediction if self.predictions else None
 
 
 def predict_rows(state, data):
     """The prediction of one member for its rows."""
-    return member.predict(state, data.read()[0], rows_at_once=ROWS)
+    return member.predict(state, data.read()[0], rows_at_once=rows_at_once())
 
 
 @dataclasses.dataclass(eq=False)
@@ -218,11 +237,22 @@ def known(program: Any, state: Any) -> Fingerprint:
 
 def read(*functions: Any) -> Fingerprint:
     """The fingerprint of what the first of them holds and of the others, from memory if nothing of it changed."""
-    found = _read(*functions)
-    if not found.holds():
-        _read.cache_clear()
-        found = _read(*functions)
-    return found
+    known = _fingerprints()
+    try:
+        found = known.get(functions)
+    except TypeError:  # a function of no hash, such as an instance of a dataclass
+        return _fingerprint(functions)
+    if found and found.holds():
+        return found
+    changed = {others: _fingerprint(others) for others, before in known.items() if not before.holds()}
+    if any(known[others] != now for others, now in changed.items()):
+        jax.clear_caches()  # of loops and inner jitted functions JAX would take the traces of before
+    known |= changed
+    if functions not in known:
+        known[functions] = _fingerprint(functions)
+        if len(known) > KEPT:
+            del known[next(iter(known))]
+    return known[functions]
 
 
 def remembered(key: Any, make: Callable) -> Any:
@@ -237,21 +267,51 @@ def remembered(key: Any, make: Callable) -> Any:
 
 def forget():
     """Drop every compiled program: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _read.cache_clear()
+    _fingerprints.cache_clear()
     _programs.cache_clear()
     jax.clear_caches()
 
 
-def fits(program, plan, rounds: int = 1) -> Need:
-    """What so many rounds of a compiled program need against what is free: the device's, the system's for a CPU."""
-    while_it_runs, returned = _bytes(program.executable)
-    need = while_it_runs + rounds * returned
-    if plan.devices[0].platform == "cpu":  # the devices share one memory, and running out of it ends the process
-        need *= len(plan.devices)
-        return Need(need, need < psutil.virtual_memory().available)
-    stats = plan.devices[0].memory_stats() or {}
-    free = stats.get("bytes_limit", float("inf")) - stats.get("bytes_in_use", 0)
-    return Need(need, need < free)
+def rows_at_once() -> int:
+    """Rows of a member that the program traced now is to score or predict at a time."""
+    return ROWS_ON_ACCELERATOR if on_accelerator() else ROWS
+
+
+def memory(devices: Sequence[jax.Device]) -> tuple[float, float]:
+    """Bytes of memory, all and free: a device's own, the system's for the cores of a CPU."""
+    if devices[0].platform == "cpu":
+        system = psutil.virtual_memory()
+        return system.total, system.available
+    stats = devices[0].memory_stats() or {}
+    most = stats.get("bytes_limit", math.inf)
+    return most, most - stats.get("bytes_in_use", 0)
+
+
+def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
+    """What so many rounds of a compiled program need against what is free."""
+    while_it_runs, returned = _bytes(executable)
+    sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share one memory; without any, processes end
+    need = sharing * (while_it_runs + rounds * returned)
+    return Need(need, memory(plan.devices)[1])
+
+
+def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
+    """The plan's block, or a smaller one where this program of it needs more memory than is free.
+
+    A CPU's is halved. An accelerator's is reckoned from what this one needs: what grows with a block is what the
+    program uses while it runs. Raises MemoryError where not even one member at a time fits.
+    """
+    need = needs(executable, plan, rounds)
+    if need.bytes < need.free:
+        return plan.block
+    while_it_runs, returned = _bytes(executable)
+    left = HEADROOM * need.free - rounds * returned
+    reckoned = int(plan.block * left / max(while_it_runs, 1))
+    block = min(reckoned, plan.block - 1) if plan.on_accelerator else plan.block // 2
+    if block >= 1:
+        return block
+    most = f"Out of memory: {need.bytes / 2**30:.1f} GiB are needed, more than is free"
+    raise MemoryError(f"{most}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
 
 
 @lru_cache(maxsize=KEPT)
@@ -269,10 +329,16 @@ def _programs():
     return {}
 
 
-@lru_cache(maxsize=KEPT)
-def _read(program, *functions):
+@lru_cache
+def _fingerprints():
+    """{functions: their fingerprint}, the last ones of `read`."""
+    return {}
+
+
+def _fingerprint(functions):
     """The fingerprint of what a program holds and of a model's functions."""
-    return fingerprint((vars(program), *functions))
+    program, *others = functions
+    return fingerprint((vars(program), *others))
 
 
 def _begin(program, plan, state, data):
@@ -292,9 +358,9 @@ def _begin(program, plan, state, data):
         out = plan.vectorise(one_member)((state, own), (shared, said))
         return (jax.tree.leaves(out[0]), out[1]) if trains else out
 
-    jitted = jax.jit(all_members, donate_argnums=(0,) if trains else (), compiler_options=plan.compiler_options)
     began = time.perf_counter()
-    lowered = jitted.lower(jax.tree.leaves(state), jax.tree.leaves(data), said)
+    leaves = jax.tree.leaves(state), jax.tree.leaves(data)
+    lowered = plan.lower(all_members, *leaves, said, donate_argnums=(0,) if trains else ())
     with_thread = ThreadPoolExecutor(1, "turbanet-compile")
     found = with_thread.submit(lambda: Compiled(lowered.compile(), trains, time.perf_counter() - began))
     with_thread.shutdown(wait=False)

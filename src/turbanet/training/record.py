@@ -9,7 +9,7 @@ import numpy as np
 
 from turbanet.training import metrics, stopping
 from turbanet.training.callbacks import call
-from turbanet.training.history import History
+from turbanet.training.history import History, name_diverged
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import gathered, home
@@ -63,7 +63,9 @@ class Record:
             run.close()
         state, seen = of_all(run.end(), run.seen())
         history = self.history(run, state.epoch, seen)
+        has_best = state.stopping is not None and state.stopping.patience is not None
         state = gathered(stopping.restored(state))
+        name_diverged(state, history, restored=has_best)
         state = jax.device_put(state, jax.tree.map(home, self.swarm))
         if interrupted and on_interrupt == "raise":
             raise Interrupted(state, history)

@@ -11,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.training import autoplan, checkpoint, schedules, stopping
-from turbanet.training.arrays import is_key
+from turbanet.training import checkpoint, schedules, stopping
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
-from turbanet.training.parts import Part, is_long
-from turbanet.training.plan import Plan, choose, gathered, resized, say_once
-from turbanet.training.program import Evaluate, Train, begun, compiled, fits
+from turbanet.training.parts import Part, epochs_together, is_long
+from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
+from turbanet.training.program import Evaluate, Train, begun, compiled, fitting_block
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
-from turbanet.training.scores import ByCount, is_by_count
+from turbanet.training.scores import evaluated, is_by_count
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
@@ -60,19 +59,19 @@ class Training:
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
+        self.plan = choose(plan, swarm)
+        if self.plan.on_accelerator and not (checkpoints or between or swarm.stopping):
+            self.segment = epochs  # nothing looks at what one has trained, and a call costs as much as many epochs
         self._cut()
         known = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm  # they may come and go
         facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         kept = self.keeper and self.keeper.latest()
-        chosen = choose(plan, swarm)
-        remembered = autoplan.recall(program, swarm, data[0], devices=chosen.devices) if plan == "auto" else None
-        self.searches = plan == "auto" and not remembered and not kept
-        self.asked = chosen.block  # a resumed training keeps its plan where the caller's asks for the same again
+        self.asked = self.plan.block  # a resumed training keeps its plan where the caller's asks for the same again
         if kept:
-            self._resume(*kept, chosen, given=isinstance(plan, Plan))
+            self._resume(*kept, given=isinstance(plan, Plan))
         else:
-            self._place(self.start, remembered or chosen)
+            self._place(self.start)
 
     @property
     def goes_on(self) -> bool:
@@ -103,21 +102,21 @@ class Training:
     def compile(self):
         """Have the program compiled in a thread, if there is anything to train; no more comes of this object."""
         if self.goes_on:
-            begun(self.program, self.plan, self.states[0], self.placed[0])
+            begun(self.program, self.current, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.manager.close()
 
-    def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: int = 1) -> bool:
+    def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: float = 1) -> bool:
         """Train to the end, or to Ctrl-C: whether that came.
 
         A bar shows what is done, each epoch as so many `units`, and beside it what `shown` returns, {name: number}.
         """
         hidden = {} if progress else {"disable": True}
-        total, done = units * self.epochs, units * min(self.done, self.epochs)
+        total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
         with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
             while self.goes_on and not interrupted():
                 self.advance()
-                bar.n = units * self.progress
+                bar.n = round(units * self.progress, 2)
                 bar.update(0)
                 bar.set_postfix({name: f"{number:.4g}" for name, number in shown().items()})
             return interrupted()
@@ -125,7 +124,7 @@ class Training:
     def advance(self):
         """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
 
-        At the end of a segment set aside who has stopped, keep a checkpoint, and measure plans after the first.
+        At the end of a segment stopped members are set aside and a checkpoint is kept.
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(min(left, self.program.epochs))
@@ -135,9 +134,6 @@ class Training:
             self.between(self)
         self._set_aside()
         self._keep()
-        if self.searches and self.goes_on:
-            self._search()
-        self.searches = False
 
     def close(self) -> None:
         """Leave nothing running behind."""
@@ -157,8 +153,7 @@ class Training:
             return now
         apart = [(positions, part(state)) for positions, state in self.set_aside]
         positions, states = zip(*apart, (self.training, now), strict=True)
-        order = np.argsort(np.concatenate(positions))
-        return jax.tree.map(lambda *parts: (jnp if is_key(parts[0]) else np).concatenate(parts)[order], *states)
+        return taken(jax.tree.map(_concatenated, *states), np.argsort(np.concatenate(positions)))
 
     def still_training(self) -> np.ndarray:
         """int, the positions of the members that have not stopped."""
@@ -169,7 +164,7 @@ class Training:
     def stop(self, members: np.ndarray) -> None:
         """End the training of these members, bool [member], where it can (see `stopping.that_can_stop`)."""
         stay = ~members[self.training]
-        each = [self.plan.place(stay, round) for round in self._rounds()]
+        each = [self.current.place(stay, round) for round in self._rounds()]
         for place, (state, stays) in enumerate(zip(self.states, each, strict=True)):
             active = state.stopping.active & stays
             self.states[place] = state.replace(stopping=state.stopping.replace(active=active))
@@ -181,27 +176,33 @@ class Training:
         after = with_hyperparameters(before, **{name: np.asarray(asked[name])[self.training] for name in values})
         changed = [(state.opt_state, state.schedule) for state in (after, before)]
         opt_state, schedule = jax.vmap(stopping.choose)(self._active(), *changed)
-        self._place(before.replace(opt_state=opt_state, schedule=schedule), self.plan)
+        self._place(before.replace(opt_state=opt_state, schedule=schedule))
 
-    def _place(self, state, plan):
-        """Put the states of those who still train, and their data, where `plan` says."""
-        self.plan = plan
+    def _place(self, state):
+        """Put the states of those who still train, and their data, where the plan says."""
+        self.current = self.plan.shrunk(len(self.training), of=len(self.start))
         rounds = self._rounds()
-        self.states = [plan.place(state, round) for round in rounds]
-        self.placed = placed((self.data[0], None) if self.is_by_count else self.data, plan, rounds)
-        self.scores = None
+        self.states = [self.current.place(state, round) for round in rounds]
+        data, held_out = self.data
+        self.placed = placed((data, None if self.is_by_count else held_out), self.current, rounds)
+        if self.current.on_accelerator:  # from here on the data, too, stay there
+            ((data, there),) = self.placed
+            self.data = data, held_out if self.is_by_count else there
         self.ready = None
 
     def _cut(self):
         """See how many steps an epoch has, and cut it into parts if it is long."""
         data = self.data[0]
         self.steps = self.program.steps(data.length)
-        if is_long(self.program, self.start, data):
+        if is_long(self.program, self.start, data, self.plan):
             self.program = Part(**vars(self.program))
             self.start = self.program.begun(self.start, data.length)
+        else:
+            epochs = epochs_together(self.program, self.start, data, self.plan)
+            self.program = dataclasses.replace(self.program, together=epochs)
 
     def _rounds(self):
-        return self.plan.rounds(len(self.training), of=len(self.start))
+        return self.current.rounds(len(self.training), of=len(self.start))
 
     def _active(self):
         """bool, which of those in `self.training` have not stopped."""
@@ -216,7 +217,8 @@ class Training:
         in_parts = isinstance(self.program, Part)
         program = self._made_ready()
         left = self.steps - self.place if in_parts else most
-        many = max(1, min(left, int(CALL_SECONDS / program.pace / len(self.states))))
+        many = max(1, int(CALL_SECONDS / program.pace / len(self.states)))
+        many = min(left, -(-many // self.program.together) * self.program.together)
         said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
         seen = self._call(many, said)
         if seen is None:
@@ -241,9 +243,10 @@ class Training:
             rounds = zip(self.states, self.placed, strict=True)
             out = jax.block_until_ready([program(*round, **said) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" in repr(error) and self._halve_block():
-                return None
-            raise
+            if "RESOURCE_EXHAUSTED" not in repr(error) or not self._can_begin_anew or self.plan.block == 1:
+                raise
+            self._begin_anew(self.plan.block // 2)
+            return None
         self.states, seen = map(list, zip(*out, strict=True))
         del out  # the states, and what was seen, twice
         seconds = time.perf_counter() - begin
@@ -264,23 +267,27 @@ class Training:
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
-        program = compiled(self.program, self.plan, self.states[0], self.placed[0])
-        need = fits(program, self.plan, len(self.states))
-        if need.enough:
+        program = compiled(self.program, self.current, self.states[0], self.placed[0])
+        block = fitting_block(program.executable, self.current, len(self.states))
+        if block == self.current.block:
             return program
-        if self._halve_block():
-            return self._program()
-        most = f"Out of memory: training needs {need.bytes / 2**30:.1f} GiB, more than is free"
-        raise MemoryError(f"{most}; train fewer members at a time (Plan(block=...)) or smaller batches.")
+        if not self._can_begin_anew:
+            blocks = f"blocks of {self.current.block} members, which this training has had"
+            raise MemoryError(f"Out of memory with {blocks}: go on where more is free.")
+        self._begin_anew(block)
+        return self._program()
 
-    def _halve_block(self):
-        """Begin anew with half the block; False where it cannot be halved, or the training has begun under it."""
-        if self.done or self.place or self.plan.block == 1:
-            return False
-        plan = Plan(self.plan.devices, self.plan.block // 2)
-        say_once(f"Out of memory with blocks of {self.plan.block} members; going on with {plan.block}.")
-        self._place(self.start, plan)
-        return True
+    @property
+    def _can_begin_anew(self):
+        """Whether nothing has been trained under this plan, so that another one takes nothing back."""
+        return not self.done and not self.place
+
+    def _begin_anew(self, block):
+        """Begin with smaller blocks."""
+        before = self.plan
+        self.plan = Plan(before.devices, block).balanced(len(self.start))
+        say_once(f"Out of memory with blocks of {before.block} members; going on with {self.plan.block}.")
+        self._place(self.start)
 
     def _of_everyone(self, loss):
         """Losses [epoch, member, ...] of those who train, NaN for the others."""
@@ -290,12 +297,9 @@ class Training:
 
     def _by_count(self):
         """(validation loss, {name: metric}, predictions) [member, 1, ...] of those in training, NaN for the stopped."""
-        if self.scores is None:
-            program = self.program
-            self.scores = ByCount(
-                Evaluate(program.loss_fn, program.metrics, program.predictions), self.data[1], self.plan
-            )
-        *scores, predictions = jax.tree.map(lambda leaf: leaf[:, None], self.scores(self._state()))
+        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
+        found = evaluated(evaluate, self._state(), self.data[1], self.current)
+        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], found)
         if self.start.stopping is not None:
             active = self._active()[:, None]
             scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
@@ -309,7 +313,7 @@ class Training:
         loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
         if value is None and loss is None:
             return
-        of_rounds = resized((loss, value), self.plan.padded(len(self.training)))
+        of_rounds = resized((loss, value), self.current.padded(len(self.training)))
         for place, state in enumerate(self.states):
             here = slice(place * len(state), (place + 1) * len(state))
             last = [None if each is None else each[here, -1] for each in of_rounds]
@@ -335,12 +339,15 @@ class Training:
         if self.start.stopping is None:
             return
         active = self._active()
-        if 2 * self.plan.padded(active.sum()) <= self.plan.padded(len(self.training)):
+        goes_on, stopped = np.flatnonzero(active), np.flatnonzero(~active)
+        after = self.plan.shrunk(len(goes_on), of=len(self.start))
+        halves = 2 * after.padded(len(goes_on)) <= self.current.padded(len(self.training))
+        if halves or after.block < self.current.block:
             state = self._state()
-            self.set_aside.append((self.training[~active], _members(state, ~active)))
-            self.training = self.training[active]
-            self.data = of_members(self.data, active)
-            self._place(_members(state, active), self.plan)
+            self.set_aside.append((self.training[stopped], taken(state, stopped)))
+            self.training = self.training[goes_on]
+            self.data = of_members(self.data, goes_on)
+            self._place(taken(state, goes_on))
 
     def _keep(self, *, anyway=False):
         """A checkpoint of where they are, if any are kept, this one is due, and the last one is not of there."""
@@ -364,10 +371,13 @@ class Training:
         """What else a checkpoint tells, {name: what JSON can hold}."""
         return {}
 
-    def _resume(self, arrays, progress, plan, *, given):
+    def _resume(self, arrays, progress, *, given):
         """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
-        if progress["asked"] == plan.block or not given:  # less memory than it asks for may have made it smaller
-            plan = Plan(plan.devices[: progress["devices"]], progress["block"])
+        if (progress["done"], progress["place"]) > (self.epochs, 0):
+            came = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
+            raise ValueError(f"{came}: ask for more epochs, or name another folder.")
+        if progress["asked"] == self.plan.block or not given:  # less memory than it asks for may have made it smaller
+            self.plan = Plan(self.plan.devices[: progress["devices"]], progress["block"])
         self.segment = progress["segment"]
         self.done = progress["done"]
         self.place = progress["place"]
@@ -378,18 +388,8 @@ class Training:
         active = arrays.setdefault(".stopping.active", np.ones(len(self.start), bool))
         if self.start.stopping is None and not np.all(active):
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
-        self._place(checkpoint.named_leaves(arrays, self.start), plan)
+        self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
-
-    def _search(self):
-        """After the first segment its seconds are known, and so is what a search may cost."""
-        seconds = autoplan.SHARE * self.steady_seconds * self.epochs / self.done
-        costs = {"seconds": seconds, "compile_seconds": self.ready.seconds if self.ready else 0.0}
-        state = self._state().replace(underway=None)
-        found = autoplan.search(self.program, state, self.data[0], self.plan, **costs)
-        if found.block != self.plan.block:
-            self._place(self._state(), found)
-        self.plan = found
 
 
 def _told(state, loss, value):
@@ -402,6 +402,5 @@ def _told(state, loss, value):
     return stopping.choose(state.stopping.active, after, state)
 
 
-def _members(tree, positions):
-    """Those members of a [member, ...] tree, in the host's memory: NumPy copies whole rows, XLA's gather does not."""
-    return jax.tree.map(lambda leaf: (leaf if is_key(leaf) else np.asarray(leaf))[positions], tree)
+def _concatenated(*parts):
+    return (np if all(map(is_on_host, parts)) else jnp).concatenate(parts)

@@ -14,9 +14,10 @@ from turbanet.training import checkpoint
 from turbanet.training.arrays import as_arrays
 from turbanet.training.describe import model
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import has_averages
 from turbanet.training.places import is_address, place
 from turbanet.training.plan import say_once
-from turbanet.training.schedules import NAMED, PLATEAU, Schedule, hyperparameters
+from turbanet.training.schedules import NAMED, PLATEAU, Schedule, learning_rates
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not written to its end
@@ -42,6 +43,7 @@ def save(swarm: Swarm, folder: str | os.PathLike) -> None:
     swarm = jax.tree.map(jnp.asarray, swarm)
     names = {function: name for name, function in NAMED.items()}
     about = {"format": FORMAT, "versions": checkpoint.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
+    about["averages"] = has_averages(swarm.opt_state)
     about["schedules"] = [names.get(function) for function in getattr(swarm.schedule, "functions", ())]
     about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
     told = {"what": "The swarm", "advice": "make room, or name another"}
@@ -72,6 +74,8 @@ def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_
     given = as_arrays(sample_input, "sample_input")  # None stays None
     create = creator(jax.tree.map(jnp.zeros_like, sample) if given is None else given)
     like = _like(about, create, schedule).replace(sample=sample)
+    if about.get("averages") and like.tx is PREDICTS:
+        raise ValueError(f"The swarm in {folder} predicts by parameters that its optimizer keeps: give the optimizer.")
     _check(folder, like, about, check)
     return checkpoint.named_leaves(kept.arrays(), like)
 
@@ -101,12 +105,12 @@ def _like(about, create, schedule):
 
     def untrained(identity):
         state = create(identity)
-        rate = hyperparameters(state).get("learning_rate")
-        if not functions or rate is None:
+        rates = learning_rates(state)
+        if not functions or not rates:
             return state
         if None in functions:
             raise ValueError("The swarm follows a schedule of your own: give schedule=, as with_schedule was given it.")
-        return state.replace(schedule=Schedule(jnp.int32(0), rate, PLATEAU.init(rate), tuple(functions)))
+        return state.replace(schedule=Schedule(jnp.int32(0), rates, PLATEAU.init(rates), tuple(functions)))
 
     number = jax.ShapeDtypeStruct(tuple(about["members"]), np.int32)
     return jax.eval_shape(jax.vmap(untrained) if about["members"] else untrained, {"seed": number, "id": number})
@@ -124,7 +128,7 @@ def _facts(swarm):
 def _check(folder, like, about, check):
     """ValueError for a swarm that is not the saved one; said, where its code differs as versions do."""
     old, new = about["versions"], checkpoint.versions()
-    for name, other in checkpoint.differences(about["facts"], _facts(like)).items():
+    for name, other in checkpoint.differences(*map(_any_number, (about["facts"], _facts(like)))).items():
         is_code = not name.startswith(".")
         if (is_code and not check) or (like.tx is PREDICTS and name.startswith(FOR_TRAINING)):
             continue
@@ -132,3 +136,8 @@ def _check(folder, like, about, check):
             advice = "give what it was saved with" + ", or check=False if both compute the same" * is_code
             raise ValueError(f"The swarm in {folder} is another one: {other}; {advice}.")
         say_once(f"Whether the swarm in {folder} computes the same by now is unknown: {other}, from {old} to {new}.")
+
+
+def _any_number(facts):
+    """The same facts but for the types of hyperparameters: where the optimizer has an int, members may have a float."""
+    return {name: fact[fact.index("[") :] if ".hyperparams[" in name else fact for name, fact in facts.items()}

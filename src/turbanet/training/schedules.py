@@ -15,16 +15,20 @@ ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate
 
 
 def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
-    """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not."""
-    found = optax.tree.get_all_with_path(swarm.opt_state, "hyperparams")
-    return {name: value for _, values in found for name, value in values.items()}
+    """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not.
+
+    Where parts of it have one of the same name, as those of `optax.multi_transform` may, the name says which part's it
+    is: "head.learning_rate".
+    """
+    return {name: value for name, (_, value) in _found(swarm.opt_state).items()}
 
 
 def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     """The same swarm with these hyperparameters of its optimizer: `values` are each a number, or one a member.
 
-    A schedule, if the swarm has one, goes on from a learning rate given here. Raises ValueError for a name that the
-    optimizer does not hold or computes by itself, and for another number of values than members.
+    Names are those of `hyperparameters`. A schedule, if the swarm has one, goes on from a learning rate given here.
+    Raises ValueError for a name that the optimizer does not hold, holds several times or computes by itself, and for
+    another number of values than members.
 
     Examples
     --------
@@ -40,16 +44,23 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     new = {}
     for name, given in values.items():
         if name not in present:
-            raise ValueError(f"The optimizer has no hyperparameter {name!r}; it has {sorted(present)}; {ADVICE}.")
+            several = [known for known in present if known.endswith(f".{name}")]
+            which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {ADVICE}"
+            has = "several hyperparameters" if several else "no hyperparameter"
+            raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
         value = as_array(given, name)
         if value.ndim and value.shape != (len(swarm),):
             raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
-        new[name] = jnp.broadcast_to(jnp.asarray(value, present[name].dtype), present[name].shape)
+        was = present[name]
+        # What Optax was given as an int may be changed to any number.
+        whole = jnp.issubdtype(was.dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.integer)
+        new[name] = jnp.broadcast_to(jnp.asarray(value, was.dtype if whole else _float(swarm, was)), was.shape)
     _check_free(swarm, new)
     schedule = swarm.schedule
-    if schedule is not None and "learning_rate" in new:
-        plateau = schedule.plateau._replace(scale=jnp.ones_like(schedule.plateau.scale))
-        schedule = schedule.replace(base=new["learning_rate"], plateau=plateau)
+    if schedule is not None and (rates := schedule.base.keys() & new.keys()):
+        scale = schedule.plateau.scale
+        base = {name: new[name] if name in rates else rate * scale for name, rate in schedule.base.items()}
+        schedule = schedule.replace(base=base, plateau=schedule.plateau._replace(scale=jnp.ones_like(scale)))
     return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=schedule)
 
 
@@ -124,7 +135,7 @@ class Schedule:
     """What each member's learning rate follows: leaves [member]."""
 
     which: Any  # index into functions
-    base: Any  # learning rate
+    base: Any  # {name: learning rate}, as `hyperparameters` names them
     plateau: Any  # how the validation loss stands and what reduce has made of 1, as Optax keeps it
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
@@ -132,15 +143,17 @@ class Schedule:
 def with_schedule(swarm: Any, schedule: Any) -> Any:
     """The same swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
+    Each of several learning rates, such as those of `optax.multi_transform`, changes from its own.
+
     schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
     partial(multistep, milestones=(30, 60)), for all members, or a list of them, one a member. The epochs that a member
     has trained for before (`swarm.epoch`) count. Raises ValueError for an unknown name, another number of schedules
     than members, and an optimizer without a learning rate as data.
     """
-    base = hyperparameters(swarm).get("learning_rate")
-    if base is None:
+    base = learning_rates(swarm)
+    if not base:
         raise ValueError(f"A schedule needs a learning_rate as data; {ADVICE}.")
-    _check_free(swarm, ["learning_rate"])
+    _check_free(swarm, base)
     given = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
     if len(given) != len(swarm):
         raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(given)}.")
@@ -149,11 +162,22 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     for function in functions:
         if not callable(function):
             raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
-        value = jax.eval_shape(function, jnp.int32(0), base[0])
+        value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
     which = jnp.array([functions.index(function) for function in of_members], jnp.int32)
-    return swarm.replace(schedule=Schedule(which, base, jax.vmap(PLATEAU.init)(base), functions))
+    opt_state = _set(swarm.opt_state, base)
+    return swarm.replace(opt_state=opt_state, schedule=Schedule(which, base, jax.vmap(PLATEAU.init)(base), functions))
+
+
+def learning_rates(swarm: Any) -> dict[str, jax.Array]:
+    """{name: floating-point array [member]} of the learning rates among `hyperparameters`."""
+    found = _found(swarm.opt_state)
+    return {
+        name: jnp.asarray(value, _float(swarm, value))
+        for name, (path, value) in found.items()
+        if path[-1].key == "learning_rate"
+    }
 
 
 def needs_validation(swarm: Any) -> bool:
@@ -167,8 +191,11 @@ def begin_epoch(state: Any) -> Any:
     if schedule is None:
         return state
     branches = [lambda epoch, base, f=f: jnp.asarray(f(epoch, base), base.dtype) for f in schedule.functions]
-    value = jax.lax.switch(schedule.which, branches, state.epoch, schedule.base)
-    return state.replace(opt_state=_set(state.opt_state, {"learning_rate": value * schedule.plateau.scale}))
+    rates = {
+        name: jax.lax.switch(schedule.which, branches, state.epoch, base) * schedule.plateau.scale
+        for name, base in schedule.base.items()
+    }
+    return state.replace(opt_state=_set(state.opt_state, rates))
 
 
 def end_epoch(state: Any, validation_loss: Any) -> Any:
@@ -182,12 +209,43 @@ def end_epoch(state: Any, validation_loss: Any) -> Any:
     return state.replace(schedule=schedule.replace(plateau=plateau))
 
 
+def _found(opt_state):
+    """{name: (path, value)} of hyperparameters, several of one name with as much of their paths as tells them apart."""
+    by_name: dict[str, list] = {}
+    for path, values in optax.tree.get_all_with_path(opt_state, "hyperparams"):
+        for name, value in values.items():
+            by_name.setdefault(name, []).append(((*path, jax.tree_util.DictKey(name)), value))
+    found: dict[str, tuple] = {}
+    for several in by_name.values():
+        paths = [path[:-2] for path, _ in several]
+        keys = [tuple(key for key in path if not hasattr(key, "name")) for path in paths]  # of dicts and tuples
+        for shown in ([()] * len(paths), keys, paths):
+            ends = [path[-1:] for path, _ in several]
+            names = [jax.tree_util.keystr(a + b, simple=True, separator=".") for a, b in zip(shown, ends, strict=True)]
+            if len(set(names)) == len(names):
+                break
+        found |= zip(names, several, strict=True)
+    return found
+
+
 def _check_free(swarm, names):
     """ValueError for a hyperparameter that was given to Optax as a schedule: it would be overwritten at each step."""
-    for _, computed in optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states"):
-        for name in computed.keys() & names:
+    states = optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states")
+    computed = {(path[:-1], name) for path, values in states for name in values}
+    for name, (path, _) in _found(swarm.opt_state).items():
+        if name in names and (path[:-2], path[-1].key) in computed:
             raise ValueError(f"{name} was given to Optax as a schedule, which sets it at each step; {ADVICE}.")
 
 
-def _set(opt_state, values):  # where they are hyperparameters, and not layers of these names
-    return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)
+def _set(opt_state, values):
+    found = _found(opt_state)
+    for name, value in values.items():
+        where, _ = found[name]
+        opt_state = optax.tree.set(opt_state, lambda path, _, at=where: path == at, **{where[-1].key: value})
+    return opt_state
+
+
+def _float(swarm, value):
+    """The type that a hyperparameter has as a floating-point number: its own, or else Optax's for these params."""
+    is_float = jnp.issubdtype(value.dtype, jnp.inexact)
+    return value.dtype if is_float else optax.tree.dtype(swarm.params, "highest")

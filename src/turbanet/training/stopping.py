@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from turbanet.training.optimizers import has_averages
+
 LOSS = "validation_loss"  # what is monitored unless a metric is
 
 
@@ -19,6 +21,7 @@ class Stopping:
     waited: Any = None  # epochs since then
     params: Any = None  # of the best epoch
     collections: Any = None  # of the best epoch
+    opt_state: Any = None  # likewise, where members are scored by parameters that it keeps
     patience: int | None = struct.field(pytree_node=False, default=None)  # epochs
     min_delta: float = struct.field(pytree_node=False, default=0.0)  # by how much an epoch must be better
     monitor: str | None = struct.field(pytree_node=False, default=None)  # LOSS, or the name of a metric
@@ -35,7 +38,7 @@ def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mod
     best = jnp.full(len(swarm), jnp.inf)
     waited = jnp.zeros(len(swarm), jnp.int32)
     rule = patience, min_delta, monitor, mode
-    best_of = best, waited, swarm.params, swarm.collections
+    best_of = best, waited, swarm.params, swarm.collections, _averages(swarm)
     return swarm.replace(stopping=Stopping(_all_active(swarm), *best_of, *rule))
 
 
@@ -69,13 +72,17 @@ def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
 
 
 def judged(state: Any, value: Any) -> Any:
-    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better."""
+    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better.
+
+    One that had stopped before, as by a callback, stays so.
+    """
     stopping = state.stopping
     value = value if stopping.mode == "min" else -value
     better = value < stopping.best - stopping.min_delta
-    now = stopping.replace(best=value, waited=0, params=state.params, collections=state.collections)
+    now = {"params": state.params, "collections": state.collections, "opt_state": _averages(state)}
+    now = stopping.replace(best=value, waited=0, **now)
     seen = choose(better, now, stopping.replace(waited=stopping.waited + 1))
-    return state.replace(stopping=seen.replace(active=seen.waited < stopping.patience))
+    return state.replace(stopping=seen.replace(active=stopping.active & (seen.waited < stopping.patience)))
 
 
 def restored(swarm: Any) -> Any:
@@ -83,7 +90,14 @@ def restored(swarm: Any) -> Any:
     stopping = swarm.stopping
     if stopping is None or stopping.patience is None:
         return swarm.replace(stopping=None)
-    return swarm.replace(params=stopping.params, collections=stopping.collections, stopping=None)
+    best = {"params": stopping.params, "collections": stopping.collections}
+    if stopping.opt_state is not None:
+        best["opt_state"] = stopping.opt_state
+    return swarm.replace(**best, stopping=None)
+
+
+def _averages(state):
+    return state.opt_state if has_averages(state.opt_state) else None
 
 
 def _all_active(swarm):

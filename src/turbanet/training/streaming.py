@@ -87,8 +87,8 @@ class Streaming(Training):
     def _cut(self):
         self.start = self.program.begun(self.start)
 
-    def _place(self, state, plan):
-        super()._place(state, plan)
+    def _place(self, state):
+        super()._place(state)
         self.held_out = [of_round[1] for of_round in self.placed]
         if self.chunk:  # blocks are halved while it waits
             self._place_chunk(self.chunk)
@@ -96,7 +96,7 @@ class Streaming(Training):
     def _place_chunk(self, chunk):
         """Put a chunk where the states are, beside the held-out data."""
         data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
-        parts = placed(data, self.plan, self._rounds())
+        parts = placed(data, self.current, self._rounds())
         self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
 
     def _train(self, most):
@@ -152,6 +152,6 @@ class Streaming(Training):
             return
         super()._keep(anyway=anyway)
 
-    def _resume(self, arrays, progress, plan, *, given):
+    def _resume(self, arrays, progress, *, given):
         self.taken, self.where = progress["taken"], progress["where"]
-        super()._resume(arrays, progress, plan, given=given)
+        super()._resume(arrays, progress, given=given)

@@ -1,0 +1,127 @@
+"""Training in PyTorch, of one network or of all at once, eager or as a CUDA graph; losses add up on the device."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+WARM_UP = 3  # steps before a graph is captured, as PyTorch's manual asks for
+
+
+class Training:
+    """Networks in training: `step(rows)` is a step on these rows of the data, an index tensor, or all of them for None.
+
+    total: the sum of the losses so far, [network].
+    """
+
+    def __init__(self, weights: list[torch.Tensor], losses: Callable, *, networks: int, learning_rate: float, **adam):
+        """losses(rows) -> [network]; `adam`: settings of PyTorch's Adam, such as fused=True."""
+        self.weights = weights
+        self.losses = losses
+        self.optimizer = torch.optim.Adam(weights, lr=learning_rate, **adam)
+        self.total = torch.zeros(networks, device=weights[0].device)
+        self.start = [value.detach().clone() for value in weights]
+
+    def step(self, rows: torch.Tensor | None = None) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        values = self.losses(rows)
+        values.sum().backward()
+        self.optimizer.step()
+        self.total.add_(values.detach())
+
+    def reset(self) -> None:
+        """Begin again: weights as they were made, moments and losses at zero."""
+        with torch.no_grad():
+            for value, first in zip(self.weights, self.start, strict=True):
+                value.copy_(first)
+            for moments in self.optimizer.state.values():
+                for value in moments.values():
+                    value.zero_()
+            self.total.zero_()
+
+    def capture(self, rows: torch.Tensor | None = None) -> None:
+        """Make the step one CUDA graph, which is launched whole; its Adam is capturable."""
+        held = None if rows is None else rows.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.step(held)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(held)
+
+        def replay(rows=None):
+            if held is not None:
+                held.copy_(rows)
+            graph.replay()
+
+        self.step = replay  # type: ignore[method-assign]
+
+
+def one_network(network: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Callable, **settings: Any) -> Training:
+    """One network, trained the usual way."""
+
+    def losses(rows):
+        batch = (x, y) if rows is None else (x[rows], y[rows])
+        return loss(network(batch[0]), batch[1])[None]
+
+    return Training(list(network.parameters()), losses, networks=1, **settings)
+
+
+def all_networks(
+    skeleton: nn.Module,
+    params: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    loss: Callable,
+    **settings: Any,
+) -> Training:
+    """All networks by torch.func's vmap; params {name: [network, ...]}, rows [network, batch]."""
+    skeleton = copy.deepcopy(skeleton).to("meta")
+    params = {name: value.requires_grad_() for name, value in params.items()}
+
+    def of_one(params, x, y):
+        return loss(functional_call(skeleton, params, (x,)), y)
+
+    def losses(rows):
+        batch = (x, y) if rows is None else (x[rows], y[rows])
+        axis = None if rows is None else 0
+        return vmap(of_one, in_dims=(0, axis, axis))(params, *batch)
+
+    weights = list(params.values())
+    return Training(weights, losses, networks=len(weights[0]), **settings)
+
+
+def stacked_products(params: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, **settings: Any) -> Training:
+    """All MLPs as batched products, their losses compiled by torch.compile(mode="reduce-overhead")."""
+    weights = [value.requires_grad_() for value in params.values()]  # weight, bias, weight, bias, ...
+    networks = len(weights[0])
+
+    @torch.compile(mode="reduce-overhead")
+    def compiled(weights):
+        h = x.expand(networks, *x.shape)
+        for number in range(0, len(weights), 2):
+            h = torch.relu(h) if number else h
+            h = torch.baddbmm(weights[number + 1][:, None], h, weights[number].transpose(1, 2))
+        picked = torch.log_softmax(h, -1).gather(-1, y.expand(networks, -1)[..., None])
+        return -picked.squeeze(-1).mean(-1)
+
+    return Training(weights, lambda rows: compiled(weights).clone(), networks=networks, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """How float32 products are computed, in JAX's words and in PyTorch's."""
+
+    jax: str | None
+    torch: str
+
+
+TF32 = "TF32"
+PRECISIONS = {TF32: Precision(None, "high"), "float32": Precision("highest", "highest")}

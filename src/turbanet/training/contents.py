@@ -1,0 +1,69 @@
+"""What an object holds by itself, object by object: to see whether it has changed while it stayed the same one."""
+
+import copyreg
+import functools
+import operator
+import types
+from typing import Any
+
+MISSING = object()  # in the place of what a name does not stand for, or not yet
+FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType
+
+
+class Parts(dict):
+    """{name: part} that whoever looks at an object has made for itself, which nobody else can change."""
+
+
+def contents(thing: Any) -> tuple:
+    """What `thing` holds, and may hold others of: a container's items, attributes, what a function closes over."""
+    if type(thing) is dict:
+        return *thing, *thing.values()
+    if isinstance(thing, types.FunctionType):
+        return thing.__code__, thing.__defaults__, thing.__kwdefaults__, *cells(thing)
+    if isinstance(thing, functools.partial):  # whose __dict__ would begin to be by asking for it
+        return thing.func, thing.args, thing.keywords
+    if isinstance(thing, type):
+        return *thing.__bases__, *vars(thing), *vars(thing).values()
+    held = getattr(thing, "__dict__", {})
+    found = [*held, *held.values(), *(getattr(thing, name, MISSING) for name in copyreg._slotnames(type(thing)))]
+    found += thing.values() if isinstance(thing, dict) else ()
+    return *found, *(thing if isinstance(thing, dict | list | set) else ())
+
+
+def is_same(now: tuple | bytes, then: tuple | bytes) -> bool:
+    """Whether an object is as it was: of equal digests, or with the same objects in the same order."""
+    if isinstance(then, bytes):
+        return now == then
+    return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
+def cells(function: types.FunctionType) -> list:
+    """What a function closes over, in the order of its names; MISSING for what is not assigned yet."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(MISSING)
+    return found
+
+
+def is_pickled_by_parts(kind: type) -> bool:
+    """Whether a pickle of an object of this class holds its very parts, and no copies made for it."""
+    if kind is functools.partial:
+        return True
+    own = getattr(kind, "__getstate__", None) is object.__getstate__
+    return own and kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+
+
+def may_change(thing: Any, pickled: Any) -> bool:
+    """Whether an object of which a pickle holds copies can change: not what is equal by value, as Python wants it."""
+    by_identity = type(thing).__hash__ in (None, object.__hash__) or hasattr(thing, "__array__")
+    return by_identity and any(pickled[1:]) and not isinstance(thing, FIXED)
+
+
+def copied(pickled: Any, depth: int) -> Any:
+    """What a pickle holds that it has made for itself: as tuples and `Parts`, down to some depth."""
+    if depth and type(pickled) is dict:
+        return Parts((name, copied(part, depth - 1)) for name, part in pickled.items())
+    return tuple(copied(part, depth - 1) for part in pickled) if depth and type(pickled) in (list, tuple) else pickled

@@ -1,0 +1,129 @@
+"""Optimizers: what they must be able to do, and those that keep parameters to predict by, against a plain loop."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 3)).astype(np.float32)
+Y = rng.normal(size=(12, 1)).astype(np.float32)
+PLAN = tn.Plan(2, 1)
+MODEL = tn.MLP((1,))
+
+
+class Averaging(NamedTuple):
+    inner: Any
+    mean: Any
+
+    def evaluation_params(self, params):
+        return self.mean
+
+
+def averaging(optimizer, keep=0.9):
+    def update(updates, state, params):
+        updates, inner = optimizer.update(updates, state.inner, params)
+        new = optax.apply_updates(params, updates)
+        return updates, Averaging(inner, optax.incremental_update(new, state.mean, 1 - keep))
+
+    return optax.GradientTransformation(lambda params: Averaging(optimizer.init(params), params), update)
+
+
+AVERAGING = {
+    "schedule_free": (optax.contrib.schedule_free_sgd(0.2, b1=0.8), optax.contrib.schedule_free_eval_params),
+    "chain": (optax.chain(optax.clip(1.0), averaging(optax.sgd(0.2))), lambda state, params: state[1].mean),
+}
+
+
+def made(optimizer, members=2):
+    return tn.TurbaTrainState.swarm(MODEL, optimizer, members, sample_input=X[:1])
+
+
+def alone(swarm, index, optimizer, by, steps):
+    """What a member predicts after each step, by a plain loop: [step, row, 1]."""
+    params = jax.tree.map(lambda leaf: leaf[index], swarm.params)
+    state = optimizer.init(params)
+    found = []
+    for _ in range(steps):
+        grads = jax.grad(lambda p: jnp.mean((MODEL.apply({"params": p}, X) - Y) ** 2))(params)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(MODEL.apply({"params": by(state, params)}, X))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_members_are_scored_and_predict_by_what_their_optimizer_keeps_for_that(name):
+    swarm = made(AVERAGING[name][0])
+    how = {"epochs": 3, "validation": (X, Y), "plan": PLAN, "progress": False}
+    trained, history = tn.fit(swarm, X, Y, tn.mse, **how)
+    expected = np.stack([alone(swarm, index, *AVERAGING[name], 3) for index in range(2)], axis=1)
+    np.testing.assert_allclose(history.validation_loss, ((expected - Y) ** 2).mean((2, 3)), rtol=1e-5)
+    for predictions in (
+        tn.predict(trained, X),
+        trained.predict(np.stack([X] * 2)),
+        tn.export(trained, kind="members")(X),
+    ):
+        np.testing.assert_allclose(predictions, expected[-1], rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(trained.replace(opt_state=()).predict(np.stack([X] * 2)), expected[-1], rtol=1e-4)
+
+
+def test_the_best_epochs_weights_are_those_that_were_scored():
+    optimizer, by = AVERAGING["schedule_free"][0], AVERAGING["schedule_free"][1]
+    swarm = made(optimizer)
+    held_out = X, -Y
+    how = {"epochs": 9, "validation": held_out, "patience": 2, "plan": PLAN, "progress": False}
+    trained, history = tn.fit(swarm, X, Y, tn.mse, **how)
+    for index in range(2):
+        best = history.validation_loss[:, index][: history.epochs[index]].argmin()
+        expected = alone(swarm, index, optimizer, by, best + 1)[-1]
+        np.testing.assert_allclose(tn.predict(trained, X)[index], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_saved_swarm_that_predicts_by_its_optimizer_is_loaded_with_it(tmp_path):
+    optimizer = AVERAGING["schedule_free"][0]
+    trained, _ = tn.fit(made(optimizer), X, Y, tn.mse, epochs=2, progress=False, plan=PLAN)
+    trained.save(tmp_path)
+    again = tn.TurbaTrainState.load(tmp_path, MODEL, optimizer)
+    np.testing.assert_array_equal(tn.predict(again, X), tn.predict(trained, X))
+    with pytest.raises(ValueError, match="predicts by parameters that its optimizer keeps: give the optimizer"):
+        tn.TurbaTrainState.load(tmp_path, MODEL)
+
+
+@pytest.mark.parametrize("train", [tn.local_sgd, tn.federated])
+def test_who_averages_members_refuses_averages_of_the_optimizer(train):
+    how = {"workers": 2, "epochs": 1, "batch_size": 2}
+    if train is tn.federated:
+        how = {"clients": [[0, 1]], "rounds": 1, "sampled": 1}
+    with pytest.raises(ValueError, match=f"{train.__name__} changes parameters, .* take an optimizer without averages"):
+        train(made(AVERAGING["chain"][0], 1), X, Y, tn.mse, **how)
+
+
+class Whole(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x @ self.param("kernel", lambda key: jnp.ones((3, 1), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "message"),
+    [
+        (MODEL, optax.lbfgs(), "must make a step with gradients, .* this one raises: .*'grad' and 'value_fn'"),
+        (MODEL, optax.lookahead(optax.sgd(0.1), 2, 0.5), "must make a step .* no attribute 'fast'"),
+        (MODEL, optax.contrib.sophia(0.1), "must make a step .* obj_fn must be provided"),
+        (MODEL, optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "must make a step .* keyword argument 'value'"),
+        (Whole(), optax.sgd(0.1), "The parameter kernel is int32, and only floats have gradients: cast it"),
+        (nn.Sequential([nn.tanh]), optax.sgd(0.1), "The model has no parameters: there is nothing to train"),
+        ((lambda key, x: {}, lambda params, x: x), optax.sgd(0.1), "The model has no parameters"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_when_the_swarm_is_made(model, optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        tn.TurbaTrainState.swarm(model, optimizer, 2, sample_input=X[:1])
