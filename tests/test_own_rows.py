@@ -154,8 +154,11 @@ def table(rows):
     return rng.normal(size=(rows, 3)).astype(np.float32), rng.integers(0, 2, rows)
 
 
+ADAM = optax.adam(optax.exponential_decay(0.05, 2, 0.9))  # which counts steps
+
+
 def net(members=4, model=None):
-    return tn.TurbaTrainState.swarm(model or tn.MLP((4, 2)), optax.adam(0.05), members, input_size=3, seed=5)
+    return tn.TurbaTrainState.swarm(model or tn.MLP((4, 2)), ADAM, members, input_size=3, seed=5)
 
 
 def train(swarm, x, y, loss=tn.softmax_cross_entropy, **how):
@@ -164,11 +167,11 @@ def train(swarm, x, y, loss=tn.softmax_cross_entropy, **how):
 
 def alone(swarm, position, x, y, steps):
     """A plain Optax loop of one network over the rows of each step: (params, losses [step])."""
-    params, optimizer = swarm.get_state(position).params, optax.adam(0.05)
-    moments, losses = optimizer.init(params), []
+    params = swarm.get_state(position).params
+    moments, losses = ADAM.init(params), []
     for rows in steps:
         value, gradient = SLOPE(params, x[rows], y[rows])
-        updates, moments = optimizer.update(gradient, moments, params)
+        updates, moments = ADAM.update(gradient, moments, params)
         params = optax.apply_updates(params, updates)
         losses.append(float(value))
     return params, losses
@@ -220,7 +223,7 @@ def test_ragged_members_end_where_plain_loops_end_in_float64(batch_size):
         x, y = table(30)
         swarm = net()
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), swarm.params)
-        swarm = swarm.replace(params=params, opt_state=jax.vmap(optax.adam(0.05).init)(params))
+        swarm = swarm.replace(params=params, opt_state=jax.vmap(ADAM.init)(params))
         trained, history = train(swarm, x.astype(float), y, rows=RAGGED, batch_size=batch_size, epochs=10)
         for member, order in enumerate(tn.batch_order(swarm, RAGGED, epochs=10, batch_size=batch_size)):
             steps = [rows[rows >= 0] for rows in order.reshape(-1, order.shape[-1]) if (rows >= 0).any()]
@@ -308,6 +311,27 @@ def test_training_bits_depend_on_no_other_members_rows():
         assert np.isnan(history.train_loss[-1, 2]) == (seen is spoilt)
         found.append((jax.tree.map(lambda leaf: leaf[:2], trained.params), history.train_loss[:, :2]))
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def with_mask(params, x, y, apply_fn, mask=None):
+    prediction = apply_fn({"params": params}, x)
+    squares = (prediction - jax.nn.one_hot(y, 2)) ** 2
+    return jnp.sqrt(jnp.mean(squares, where=None if mask is None else mask[:, None])), prediction
+
+
+@pytest.mark.parametrize("monitor", ["accuracy", "on the host", None])
+def test_a_loss_without_a_mask_is_followed_as_the_same_one_with_it(monitor):
+    x, y = table(30)
+    metrics = {"accuracy": tn.accuracy, "on the host": lambda prediction, y: np.abs(prediction[:, 1] - y).mean()}
+    how = {"validation": (x, 1 - y), "validation_rows": RAGGED, "metric": metrics, "patience": 3, "segment": 2}
+    how |= {} if monitor is None else {"monitor": monitor, "mode": "min"}
+    (one, with_it), (other, without) = (train(net(), x, y, loss, epochs=9, **how) for loss in (with_mask, of_classes))
+    np.testing.assert_array_equal(with_it.epochs, without.epochs)
+    assert with_it.epochs.min() < 9
+    np.testing.assert_allclose(with_it.validation_loss, without.validation_loss, rtol=1e-5)
+    for name in metrics:
+        np.testing.assert_allclose(with_it.validation_metric[name], without.validation_metric[name], rtol=1e-4)
+    close(one.params, other.params)
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_a_sentence(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import numpy as np
 
 from turbanet.training.data import Data, of_members, placed
 from turbanet.training.member import Swarm, takes
+from turbanet.training.optimizers import has_averages
 from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
 from turbanet.training.program import Evaluate, compiled, fitting_block
 
@@ -44,6 +45,8 @@ def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -
     if not is_by_count(evaluate.loss_fn, data):
         return apply(evaluate, swarm, data, plan)
     plan = choose(plan, swarm)
+    swarm = swarm.replace(schedule=None, stopping=None, underway=None)  # of which no score reads, nor of moments
+    swarm = swarm if has_averages(swarm.opt_state) else swarm.replace(opt_state=())
     counts = np.asarray(data.count)
     groups = [np.flatnonzero(counts == count) for count in np.unique(counts)]
     if len(groups) > MOST_COUNTS:
