@@ -15,6 +15,7 @@ import turbanet as tn
 from turbanet import PPOConfig, evaluate_agents, train_agents
 from turbanet.networks.policies import Agent, Gaussian, Normalised, running
 from turbanet.populations import environments
+from turbanet.populations.agents import new_swarm
 from turbanet.training import program
 
 SHORT = PPOConfig(lr=0.01, n_steps=8, n_envs=2, batch_size=8, n_epochs=2, gamma=0.9, total_timesteps=160, ent_coef=0.01)
@@ -268,6 +269,7 @@ def test_equal_calls_compile_once():
         ({"plan": "auto"}, "plan must be a Plan"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),
         ({"members": 0}, "swarm_size"),
+        ({"members": new_swarm(Agent(2), SHORT, 3, (1,), 0), "model": Agent(2)}, "A model came with a swarm"),
         ({"seed": 2**32}, "seed must be one int .* from 0 to 2147483646, got 4294967296"),
     ],
 )

@@ -241,3 +241,17 @@ def test_accuracy_of_some_rows():
 
 def test_combining_works_inside_jit():
     np.testing.assert_allclose(jax.jit(tn.ensemble_mean)(LOGITS), tn.ensemble_mean(LOGITS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", [95, 1, 0, -1, np.nan])
+def test_a_level_is_a_share(level):
+    with pytest.raises(ValueError, match="level is the share of the draws inside, between 0 and 1; got"):
+        tn.score_interval(LOGITS, Y, level=level)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: tn.greedy_weights(LOGITS, Y, size=0), lambda: tn.score_interval(LOGITS, Y, resamples=0)]
+)
+def test_nothing_drawn_is_refused(call):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
+        call()

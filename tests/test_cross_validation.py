@@ -236,3 +236,8 @@ def test_counts_are_no_classes():
     with pytest.raises(ValueError, match=r"prediction has shape \(.*1\), the target \(.*\): make them equal"):
         tn.cross_validate(tn.MLP((1,)), X, y, **job)
     assert "accuracy" not in tn.cross_validate(tn.MLP((1,)), X, y[:, None], **job).table
+
+
+def test_images_of_the_other_byte_order_are_the_same():
+    one, other = (tn.cross_validate(MODELS["small"], x, Y, folds=2, **JOB).table for x in (X, X.astype(">f4")))
+    np.testing.assert_array_equal(one.train_loss, other.train_loss)

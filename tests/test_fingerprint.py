@@ -184,6 +184,16 @@ CHANGES = {
         "k['a'] = 2",
     ),
     "a partial's keyword": ("import functools\nf = functools.partial(lambda x, a: x + a, a=1)", "f.keywords['a'] = 2"),
+    "a builtin method's object": ("k = {'a': 1}\nf = (lambda get: lambda x: x + get('a'))(k.get)", "k['a'] = 2"),
+    "an object that is equal by value": (
+        "class A:\n def __eq__(self, other): return True\n def __hash__(self): return 1\n"
+        " def __reduce__(self): return A, (), {'k': self.k}\na = A()\na.k = [1]\nf = lambda x: x + a.k[0]",
+        "a.k[0] = 2",
+    ),
+    "what a custom gradient reads": (
+        "k = [1]\nf = jax.custom_vjp(lambda x: x)\nf.defvjp(lambda x: (x, 0), lambda _, g: (g * k[0],))",
+        "k[0] = 2",
+    ),
     "a method's object": ("class A:\n def g(self, x): return x + self.k\na = A()\na.k = 1\nf = a.g", "a.k = 2"),
     "what a jitted function reads": ("k = [1]\nf = jax.jit(lambda x: x + k[0])", "k[0] = 2"),
     "what a function that is read reads": ("k = [1]\ng = lambda x: x + k[0]\nf = lambda x: g(x)", "k[0] = 2"),

@@ -109,6 +109,14 @@ def test_the_network_comes_back_as_it_came_and_trains_on():
     assert (np.diff(seen.seconds) >= 0).all() and seen.seconds.shape == (len(seen.loss),) and seen.seconds[0] > 0
 
 
+def test_a_second_call_goes_on_with_other_orders():
+    how = {"workers": 2, "batch_size": 4, "every": 1, "seed": 5}
+    _, seen = tn.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=2, **how)
+    half, first = tn.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=1, **how)
+    _, second = tn.local_sgd(half, X, Y, tn.mse, epochs=1, **how)
+    np.testing.assert_allclose(np.concatenate([first.loss, second.loss]), seen.loss, rtol=1e-5)
+
+
 def test_dropout_differs_between_workers():
     class Dropped(nn.Module):
         @nn.compact

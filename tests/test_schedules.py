@@ -238,6 +238,8 @@ def test_reduce_in_fit_follows_the_validation_loss():
             "Unknown schedule 'cosin'; known: constant, cosine, warm, multistep, reduce",
         ),
         (lambda: tn.with_schedule(made(), ["cosine"]), "one or 3 of them, got 1"),
+        (lambda: tn.with_schedule(made(), {"warm": 3}), "Unknown schedule {'warm': 3}; known: constant, cosine"),
+        (lambda: tn.with_hyperparameters(made(), learning_rate=[0.1, np.nan, 0.2]), "must be numbers, got NaN"),
         (lambda: tn.with_schedule(made(), lambda epoch, base: jnp.ones(2)), "returns one number"),
         (lambda: train(tn.with_schedule(made(), "reduce")), "follow the validation loss"),
     ],

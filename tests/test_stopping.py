@@ -229,3 +229,9 @@ def test_patience_needs_validation():
 def test_patience_is_a_whole_number(patience):
     with pytest.raises(ValueError, match="patience must be a whole number"):
         train(made(), patience=patience)
+
+
+@pytest.mark.parametrize("min_delta", [np.nan, -0.1, np.inf])
+def test_by_how_much_an_epoch_is_better_is_a_number_of_at_least_0(min_delta):
+    with pytest.raises(ValueError, match="min_delta is by how much an epoch must be better, at least 0; got"):
+        train(made(), min_delta=min_delta)

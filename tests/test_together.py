@@ -6,7 +6,7 @@ import pytest
 
 from turbanet import PPOConfig
 from turbanet.populations.foraging import Foraging
-from turbanet.populations.together import evaluate_together, play_together, train_together
+from turbanet.populations.together import Together, evaluate_together, play_together, train_together
 from turbanet.training import program
 
 WORLD = Foraging(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16)
@@ -79,6 +79,14 @@ def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
     assert "member 4 are no numbers from update 0 on" in caplog.text and "its weights are lost" in caplog.text
     finite = np.isfinite(jax.tree.leaves(swarm.params)[0]).reshape(6, -1).all(1)
     assert finite.tolist() == [True, True, True, True, False, True]
+
+
+def test_a_second_call_acts_in_other_worlds(monkeypatch):
+    worlds, begun = Together.worlds, []
+    monkeypatch.setattr(Together, "worlds", lambda *given: begun.append(worlds(*given)) or begun[-1])
+    swarm, _ = train()
+    train(swarm=swarm)
+    assert not np.array_equal(begun[0][0], begun[1][0])
 
 
 def test_what_a_world_reads_and_that_changed_counts():

@@ -283,6 +283,23 @@ def test_append_refuses_another_architecture(swarm):
         swarm.append(other)
 
 
+def test_append_refuses_another_function_of_equal_arrays():
+    class Net(nn.Module):
+        act: str
+
+        @nn.compact
+        def __call__(self, x):
+            return getattr(nn, self.act)(nn.Dense(2)(x))
+
+    def made(act="relu", rate=0.1):
+        return TurbaTrainState.swarm(Net(act), optax.adam(rate), 2, sample_input=X[0])
+
+    for how, named in (({"act": "tanh"}, "model"), ({"rate": 0.2}, "optimizer")):
+        with pytest.raises(ValueError, match=f"append needs two swarms of one {named}"):
+            made().append(made(**how))
+    assert len(made().append(made())) == 4
+
+
 def test_merge_is_the_mean_and_keeps_counts_whole(swarm):
     trained = swarm.train(X, Y, mse)[0]
     merged = trained.merge()

@@ -317,6 +317,12 @@ class TurbaTrainState(TrainState):
         for name in ("params", "collections", "opt_state", "schedule"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
+        for name, what in {"apply_fn": "model", "tx": "optimizer"}.items():
+            one, two = getattr(self, name), getattr(other, name)
+            if one != two and fingerprint(one) != fingerprint(two):
+                raise ValueError(
+                    f"append needs two swarms of one {what}, which trains and predicts for all; they differ."
+                )
         taken = set(zip(self.seed.tolist(), self.id.tolist(), strict=True))
         ids = self.id.tolist()
         for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):

@@ -9,7 +9,7 @@ from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.predictions import check_nan, of_members, true_class, with_classes
-from turbanet.training.arrays import as_array
+from turbanet.training.arrays import as_array, check_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +79,7 @@ def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.nda
     What helps is the likelihood of rows that nobody trained on: logits [member, row, class], y int [row]. Of all sizes
     up to `size` the best is kept (Caruana et al. 2004).
     """
+    check_whole(size=size)
     likelihood = np.asarray(true_class(softmax(of_members(logits), axis=-1), y), np.float64)
     taken: list[int] = []
     losses = []
@@ -173,6 +174,9 @@ def score_interval(
     -------
     {score: (low, high)}
     """
+    check_whole(resamples=resamples)
+    if not 0 < level < 1:
+        raise ValueError(f"level is the share of the draws inside, between 0 and 1; got {level!r}.")
     prediction = np.asarray(of_members(prediction, "prediction"))
     with_classes(prediction, y)  # raises for others
     rng = np.random.default_rng(seed)

@@ -151,6 +151,8 @@ def train_agents(
         actions, continuous = environments.actions(env, one)
         observed = jax.eval_shape(env.reset, jax.random.key(0), one)[0]
         members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observed.shape, seed)
+    elif model is not None:
+        raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     swarm = into_swarm(members, data.x["settings"])
     how: dict[str, Any] = {"every": every, "episodes": episodes if evaluations else 0, "uneven": updates % epochs > 0}
     program = learning.learner(config, env, **how)

@@ -72,7 +72,7 @@ def local_sgd(
     every : steps between two averages; the last steps are averaged too
     outer : an Optax optimizer that takes the copies' mean less the weights before as its downhill direction, in place
         of the mean itself: optax.sgd(0.7, momentum=0.9, nesterov=True) is DiLoCo's (Douillard et al. 2023)
-    seed : of the rows' order
+    seed : of the rows' order, which a second call goes on with
     devices : how many of JAX's; None: all
     allow_nan : whether x and y may hold NaN and infinite numbers
 
@@ -104,7 +104,8 @@ def local_sgd(
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
-    order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed)
+    begin = int(swarm.epoch[0])
+    order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed, begin=begin)
     order = order.reshape(workers, -1, order.shape[-1])
     plan = _plan(workers, devices)
     averaging = _Averaging(loss_fn, every, outer or optax.sgd(1.0))

@@ -8,6 +8,7 @@ import optax
 from turbanet.ppo import PPOConfig
 from turbanet.training.arrays import as_array, check_whole
 from turbanet.training.member import Swarm
+from turbanet.training.optimizers import check_plain
 from turbanet.training.schedules import with_hyperparameters
 
 WHOLE = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
@@ -52,6 +53,7 @@ def without_numbers(config: PPOConfig) -> PPOConfig:
 
 def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
     """`swarm` with these settings in its optimizer."""
+    check_plain(swarm, "an agent's training")
     return with_hyperparameters(swarm, **{known: settings[name] for name, known in IN_OPTIMIZER.items()})
 
 

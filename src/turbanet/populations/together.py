@@ -73,6 +73,8 @@ def train_together(
     observed = jax.eval_shape(world.reset, jax.random.key(0))[0]
     if swarm is None:
         swarm = new_swarm(model or Agent(world.actions), config, members, observed.shape[1:], seed)
+    elif model is not None:
+        raise ValueError("A model came with a swarm, which has its own: leave one of the two out.")
     if len(swarm) != members:
         raise ValueError(f"A member is an agent: the swarm has {len(swarm)}, and {members} act in this world.")
     together = Together(learning.learner(config, world), shared)
@@ -80,7 +82,8 @@ def train_together(
     settings = of_members(config, members, updates=updates)
     state = plan.place(together.begun(into_swarm(swarm, settings), observed))
     own = plan.place(jax.tree.map(lambda value: np.broadcast_to(value, members), settings))
-    everywhere = plan.share((together.worlds(seed), jax.random.key(seed)))
+    begin, later = jax.random.split(jax.random.fold_in(jax.random.key(seed), int(swarm.step[0])))  # new in each call
+    everywhere = plan.share((together.worlds(begin), later))
     began = time.perf_counter()
     run = together.compiled(plan, state, own, *everywhere)
     compiled = time.perf_counter()
@@ -125,9 +128,9 @@ class Together:
         spread = {"mean": number, "variance": number + 1, "count": number}
         return swarm.replace(underway=learning.Life((), (), nothing, nothing, spread, number.astype(np.int32)))
 
-    def worlds(self, seed):
+    def worlds(self, key):
         """(Observations [world, agent, feature], states [world, ...], steps of the episode so far)."""
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), self.learn.config.n_envs)
+        keys = jax.random.split(key, self.learn.config.n_envs)
         return (*jax.jit(jax.vmap(self.world.reset))(keys), jnp.int32(0))
 
     def update(self, plan, state, settings, worlds, key):

@@ -14,7 +14,7 @@ from flax.errors import InvalidRngError
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import accuracy, confusion
-from turbanet.training.arrays import check_seed
+from turbanet.training.arrays import as_array, check_seed
 from turbanet.training.augment import augmented
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import one_prediction
@@ -152,7 +152,7 @@ def cross_validate(
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
     seed = int(check_seed(key, "key")) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
-    x = np.asarray(x)
+    x = np.asarray(as_array(x, "x"))
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))

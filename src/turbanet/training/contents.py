@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 MISSING = object()  # in the place of what a name does not stand for, or not yet
-FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType
+FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType
 
 
 class Parts(dict):
@@ -25,7 +25,8 @@ def contents(thing: Any) -> tuple:
     if isinstance(thing, type):
         return *thing.__bases__, *vars(thing), *vars(thing).values()
     held = getattr(thing, "__dict__", {})
-    found = [*held, *held.values(), *(getattr(thing, name, MISSING) for name in copyreg._slotnames(type(thing)))]
+    slots = copyreg._slotnames(type(thing))  # type: ignore[attr-defined]  # as pickle finds them
+    found = [*held, *held.values(), *(getattr(thing, name, MISSING) for name in slots)]
     found += thing.values() if isinstance(thing, dict) else ()
     return *found, *(thing if isinstance(thing, dict | list | set) else ())
 
@@ -57,7 +58,7 @@ def is_pickled_by_parts(kind: type) -> bool:
 
 
 def may_change(thing: Any, pickled: Any) -> bool:
-    """Whether an object of which a pickle holds copies can change: not what is equal by value, as Python wants it."""
+    """Whether an object of a package's class can change, of which a pickle holds copies: not what is equal by value."""
     by_identity = type(thing).__hash__ in (None, object.__hash__) or hasattr(thing, "__array__")
     return by_identity and any(pickled[1:]) and not isinstance(thing, FIXED)
 

@@ -129,6 +129,8 @@ class _Walk:
             return [thing.__name__, _package(thing.__name__)]
         if name := _public_name(thing):
             return [name]
+        if isinstance(thing, types.BuiltinFunctionType) and not isinstance(thing.__self__, types.ModuleType | None):
+            return [thing.__name__, thing.__self__]
         if isinstance(thing, types.FunctionType):
             closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
             held = Parts((name, value) for name, value in closed if value is not MISSING)
@@ -156,7 +158,7 @@ class _Walk:
         if is_pickled_by_parts(type(thing)):
             self.keep(thing)
             return made_of
-        if made_of and may_change(thing, made_of):
+        if made_of and (may_change(thing, made_of) or not _package(type(thing).__module__)):
             self.keep(thing, _anew)
         return made_of and copied(made_of, depth=4)
 

@@ -74,7 +74,8 @@ def fit(
     validation_rows : int [member, row], the rows of it that each member is scored on; None: all
     metric : metric(prediction, y) -> a number for a member's own held-out rows, after each epoch, or {name: metric}.
         One that takes mask=, bool [row], as `accuracy` does, is compiled; any other one is called with NumPy's arrays,
-        for each member and epoch, and one of scikit-learn's in its order, (y_true, y_pred)
+        for each member and epoch, and before the training once; one of scikit-learn's in its order, (y_true, y_pred),
+        and where y holds classes with the likeliest ones of the logits, or with probabilities, as it is for
     patience : epochs in a row without a better validation loss after which a member stops; every member then ends with
         its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks
     min_delta : by how much a validation loss must be below the best one to be better
@@ -107,8 +108,9 @@ def fit(
     Raises
     ------
     ValueError : before anything is trained, for data, rows or numbers that do not fit the swarm or one another, labels
-        that are no class of the model's, NaN; for a member with fewer rows than a batch where the loss takes no mask=,
-        bool [batch], or the model keeps statistics of its batches
+        that are no class of the model's, what the loss takes for probabilities and is none, a metric that cannot score
+        the predictions, NaN; for a member with fewer rows than a batch where the loss takes no mask=, bool [batch], or
+        the model keeps statistics of its batches
     MemoryError : where not even one member at a time fits in memory
     Interrupted : a KeyboardInterrupt, for Ctrl-C
 

@@ -56,9 +56,9 @@ def has_averages(opt_state: Any) -> bool:
 
 
 def check_plain(swarm: Any, who: str) -> None:
-    """ValueError where `who` changes the parameters of a swarm that is scored by others."""
+    """ValueError where `who` computes with the parameters of a swarm that predicts by others."""
     if has_averages(swarm.opt_state):
-        came = f"{who} changes parameters, and this swarm predicts by those that its optimizer keeps beside them"
+        came = f"{who} goes by what is trained, and this swarm predicts by what its optimizer keeps beside it"
         raise ValueError(f"{came}: take an optimizer without averages, such as optax.adam(0.001).")
 
 

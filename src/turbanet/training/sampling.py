@@ -160,7 +160,7 @@ def ragged(rows: Iterable[Any]) -> jax.Array:
     return jnp.asarray([np.pad(a, (0, width - len(a)), constant_values=-1) for a in arrays], jnp.int32)
 
 
-def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0) -> np.ndarray:
+def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0, begin: int = 0) -> np.ndarray:
     """Rows for workers that train one network together: in each epoch all are shuffled and dealt out in turn.
 
     Parameters
@@ -170,6 +170,7 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     epochs : how often
     batch_size : rows of a worker's step
     seed : of the shuffles
+    begin : how many epochs there were before, whose shuffles are others
 
     Returns
     -------
@@ -187,7 +188,7 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     steps = -(-share // batch_size)
     order = np.empty((workers, epochs, steps, batch_size), np.int32)
     for epoch in range(epochs):
-        shuffled = np.random.default_rng((seed, epoch)).permutation(rows)
+        shuffled = np.random.default_rng((seed, begin + epoch)).permutation(rows)
         for worker in range(workers):
             order[worker, epoch] = np.resize(shuffled[worker::workers], (steps, batch_size))
     return order

@@ -1,6 +1,6 @@
 """Each member's own hyperparameters, and its own learning rate from epoch to epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
 
     Names are those of `hyperparameters`. A schedule, if the swarm has one, goes on from a learning rate given here.
     Raises ValueError for a name that the optimizer does not hold, holds several times or computes by itself, and for
-    another number of values than members.
+    another number of values than members; for NaN too.
 
     Examples
     --------
@@ -51,6 +51,8 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
         value = as_array(given, name)
         if value.ndim and value.shape != (len(swarm),):
             raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
+        if not isinstance(value, jax.core.Tracer) and np.isnan(value).any():
+            raise ValueError(f"{name} must be numbers, got NaN: {given!s:.60}.")
         was = present[name]
         # What Optax was given as an int may be changed to any number.
         whole = jnp.issubdtype(was.dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.integer)
@@ -157,11 +159,12 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     given = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
     if len(given) != len(swarm):
         raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(given)}.")
-    of_members = [NAMED.get(one, one) for one in given]
+    of_members: list[Any] = [NAMED.get(one, one) if isinstance(one, str) else one for one in given]
+    for function in of_members:
+        if not (callable(function) and isinstance(function, Hashable)):
+            raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
     functions = tuple(dict.fromkeys(of_members))
     for function in functions:
-        if not callable(function):
-            raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
         value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from turbanet.training.optimizers import has_averages
@@ -35,6 +36,8 @@ class Stopping:
 
 def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mode: str) -> Any:
     """`swarm` about to train each member until `patience` epochs in a row are not better by `min_delta`."""
+    if not 0 <= min_delta < np.inf:
+        raise ValueError(f"min_delta is by how much an epoch must be better, at least 0; got {min_delta!r}.")
     best = jnp.full(len(swarm), jnp.inf)
     waited = jnp.zeros(len(swarm), jnp.int32)
     rule = patience, min_delta, monitor, mode
