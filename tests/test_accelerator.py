@@ -101,11 +101,22 @@ def batches():
     tn.fit_batches(made(), pairs, tn.softmax_cross_entropy, epochs=1, progress=False)
 
 
+def by_count():
+    def rmse(params, x, y, apply_fn):
+        logits = apply_fn({"params": params}, x)
+        return np.sqrt(2) * ((logits - jax.nn.one_hot(y, 2)) ** 2).mean() ** 0.5, logits
+
+    rows = tn.ragged([np.arange(12 - member % 2) for member in range(MEMBERS)])
+    how = {"epochs": 4, "validation": (X, Y), "validation_rows": rows, "patience": 1, "min_delta": 1.0, "segment": 1}
+    tn.fit(made(), X, Y, rmse, **how, progress=False)
+
+
 PUBLIC = {
     "fit": lambda: fit(made(), validation=(X, Y), patience=9),
     "fit in parts": lambda: fit(made(), batch_size=4),
     "fit of few": lambda: fit(made(4)),
     "batches": batches,
+    "a score by numbers of rows": by_count,
     "evaluate": lambda: tn.evaluate(made(), X, Y, tn.softmax_cross_entropy),
     "predict": lambda: tn.predict(made(), X),
     "cross_validate": cross_validate,
@@ -171,9 +182,12 @@ def test_a_block_is_what_memory_holds_found_by_one_more_compilation(call, blocks
     assert {block for _, block in blocks} == {share, share // 2}  # three quarters would fit, and leave a small block
 
 
-@pytest.mark.parametrize("epochs", [1, 15, 16, 17, 40])
-def test_short_epochs_train_in_a_loop_of_known_length_as_one_by_one(epochs, blocks, monkeypatch):
-    settings = {"epochs": epochs, "validation": (X, Y), "batch_size": 6}
+RAGGED = tn.ragged([range(12), range(5), range(1, 10)])
+
+
+@pytest.mark.parametrize(("epochs", "rows"), [(1, None), (15, None), (16, None), (17, None), (40, None), (17, RAGGED)])
+def test_short_epochs_train_in_a_loop_of_known_length_as_one_by_one(epochs, rows, blocks, monkeypatch):
+    settings = {"epochs": epochs, "validation": (X, Y), "batch_size": 6, "rows": rows}
     trained, history = fit(made(3), **settings)
     monkeypatch.setattr(training, "epochs_together", lambda *training: 1)
     one_by_one, other = fit(made(3), **settings)

@@ -248,8 +248,8 @@ class Active(nn.Module):
 
 
 def scaled(scale):
-    def loss(params, x, y, apply_fn):
-        value, prediction = tn.l2_loss(params, x, y, apply_fn)
+    def loss(params, x, y, apply_fn, weight=None):
+        value, prediction = tn.l2_loss(params, x, y, apply_fn, weight=weight)
         return scale * value, prediction
 
     return loss

@@ -39,18 +39,17 @@ def weights(swarm):
     return np.vstack([swarm.params["kernel"][0], swarm.params["bias"]]).astype(float)
 
 
-def batches(client, rows, epochs):
-    """The rows of a client's steps in each of these epochs."""
+def batches(client, rows, epochs, size=JOB["batch_size"]):
+    """The rows of a client's steps in each of these epochs, of as many as it has at the most."""
     rows = np.asarray(rows)
     own = rows[rows >= 0]
     for epoch in epochs:
         key = jax.random.fold_in(member.member_key(0, client, member.SHUFFLE), epoch)
-        size = JOB["batch_size"]
-        order = epoch_order(key, len(own), length=len(rows), batch_size=size)[: -(-len(own) // size)]
+        order = epoch_order(key, len(own), length=len(own), batch_size=min(size, len(own)))
         yield from own[np.asarray(order)]
 
 
-def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None):
+def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None, batch_size=JOB["batch_size"]):
     """Federated averaging of a line in NumPy, on the mean squared error, by who was sampled: the weights."""
     there = weights(start)
     design = np.hstack([X, np.ones((len(X), 1))])
@@ -60,7 +59,7 @@ def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None):
         for client in sampled:
             own = there.copy()
             epochs = range(number * JOB["local_epochs"], (number + 1) * JOB["local_epochs"])
-            for rows in batches(client, clients[client], epochs):
+            for rows in batches(client, clients[client], epochs, batch_size):
                 error = design[rows] @ own - Y[rows]
                 own -= RATE * (2 * design[rows].T @ error / len(rows) + proximal * (own - there))
             change = own - there
@@ -102,6 +101,14 @@ def test_what_a_client_may_change_is_held_as_by_hand(rule):
     np.testing.assert_allclose(weights(found), by_hand(start, seen, RAGGED, **rule), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_a_client_with_fewer_rows_than_a_batch_counts_each_once(batch_size):
+    start, job = line(), JOB | {"batch_size": batch_size, "proximal": 0.7}
+    found, seen = tn.federated(start, X, Y, tn.mse, clients=np.pad(RAGGED, ((0, 0), (0, 9)), constant_values=-1), **job)
+    expected = by_hand(start, seen, RAGGED, proximal=0.7, batch_size=batch_size or 7)
+    np.testing.assert_allclose(weights(found), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("model", [tn.MLP((8, 4)), nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False)])])
 def test_one_client_with_all_rows_is_plain_training(model):
     start = net(model=model)
@@ -125,14 +132,18 @@ def test_what_the_model_keeps_of_its_batches_is_averaged_by_rows():
     model = nn.Sequential([nn.BatchNorm(use_running_average=False, momentum=0.5), nn.Dense(1)])
     start = net(model=model)
     rows = tn.ragged([np.arange(15), np.arange(15, 23)])
-    job = {"rounds": 1, "sampled": 2, "batch_size": 15, "progress": False}
+    job = {"rounds": 1, "sampled": 2, "batch_size": 8, "progress": False}
     found, _ = tn.federated(start, X, Y, tn.mse, clients=rows, **job)
-    of_clients = [X[:15].mean(0), X[np.resize(np.arange(15, 23), 15)].mean(0)]  # wrapped, in some order
-    first = np.asarray(found.collections["batch_stats"]["layers_0"]["mean"][0])
-    by_rows = 0.5 * np.average(of_clients, axis=0, weights=[15, 8])
-    assert np.abs(first - by_rows).max() < np.abs(X).max() / 15  # one row more or less of the second client
-    alone, _ = tn.federated(start, X, Y, tn.mse, clients=rows[:1], **job | {"sampled": 1})
-    np.testing.assert_allclose(alone.collections["batch_stats"]["layers_0"]["mean"][0], 0.5 * of_clients[0], rtol=1e-5)
+    of_clients = np.zeros((2, 3))
+    for client in range(2):
+        for batch in batches(client, rows[client], [0], 8):
+            of_clients[client] = 0.5 * of_clients[client] + 0.5 * X[batch].mean(0)
+    by_rows = np.average(of_clients, axis=0, weights=[15, 8])
+    np.testing.assert_allclose(found.collections["batch_stats"]["layers_0"]["mean"][0], by_rows, rtol=1e-4)
+    with pytest.raises(
+        ValueError, match=r"Batches of 9 rows for client 1, which has 8, need a model without .*=8 at th"
+    ):
+        tn.federated(start, X, Y, tn.mse, clients=rows, **job | {"batch_size": 9})
 
 
 def test_two_calls_are_one_and_repeat_bit_for_bit():

@@ -116,7 +116,7 @@ def test_fit_of_rows_equals_networks_alone_on_their_rows():
 def test_fit_of_ragged_rows_reads_only_the_members_own():
     rows = tn.ragged([[0, 1, 2], range(3, 30)])
     order = tn.batch_order(make(2), rows, epochs=2, batch_size=8)
-    assert set(order[0].ravel()) == {0, 1, 2} and order.shape == (2, 2, 4, 8)
+    assert set(order[0].ravel()) == {-1, 0, 1, 2} and order.shape == (2, 2, 4, 8)
     poisoned = np.where(np.arange(30)[:, None] >= 3, np.nan, X)
     _, history = tn.fit(
         make(2),

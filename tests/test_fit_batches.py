@@ -6,6 +6,7 @@ import threading
 import flax.linen as nn
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,7 +18,6 @@ import turbanet as tn
 from turbanet.training import batches as batches_module
 from turbanet.training import run as training
 from turbanet.training.plan import say_once
-from turbanet.training.program import Need
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 3)).astype(np.float32)
@@ -407,11 +407,46 @@ def test_a_loader_that_sets_the_state_of_its_next_iterator_goes_on(tmp_path, mon
     equal(train(Stateful(), checkpoints=tmp_path), whole)
 
 
+def rmse(params, x, y, apply_fn, mask=None):
+    logits = apply_fn({"params": params}, x)
+    squares = (logits - jax.nn.one_hot(y, 2)) ** 2
+    return jnp.sqrt(jnp.mean(squares, where=None if mask is None else mask[:, None])), logits
+
+
+def test_a_loss_that_mixes_rows_is_of_those_that_a_member_sees():
+    seen = rng.random((5, 10)) < 0.6
+    x, y = X[:10].copy(), Y[:10]
+    still = made(model=tn.MLP((2,)))
+    _, history = tn.fit_batches(still, [(x, y, seen)], rmse, **HOW | {"epochs": 1})
+    for member, state in enumerate(still):
+        expected = rmse(state.params, x[seen[member]], y[seen[member]], still.apply_fn)[0]
+        np.testing.assert_allclose(history.train_loss[0, member], expected, rtol=1e-5)
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train)(x))
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "needs"),
+    [
+        (lambda params, x, y, apply_fn: rmse(params, x, y, apply_fn), None, r"need a loss that takes mask=, bool"),
+        (rmse, Normed(), r"need a model without \['batch_stats'\]"),
+    ],
+)
+def test_rows_of_each_members_own_are_refused_where_none_can_be_left_out(loss, model, needs):
+    batches = [(X[:10], Y[:10], np.ones((5, 10), bool))]
+    with pytest.raises(ValueError, match=f"In epoch 0, among batches 0 to 0: Batches with rows of each .*{needs}"):
+        tn.fit_batches(made(model=model), batches, loss, **HOW)
+
+
 def test_blocks_are_halved_where_memory_is_short(monkeypatch):
     whole = train(in_order(10), plan=tn.Plan(DEVICES, 1))
-    answers = iter([Need(1, False)])
-    original = training.fits
-    monkeypatch.setattr(training, "fits", lambda *what: next(answers, None) or original(*what))
+    answers = iter([1])
+    original = training.fitting_block
+    monkeypatch.setattr(training, "fitting_block", lambda *what: next(answers, None) or original(*what))
     ours = train(in_order(10), plan=tn.Plan(DEVICES, 2))
     assert ours[1].plan.block == 1
     equal(ours, whole)

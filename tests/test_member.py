@@ -259,18 +259,20 @@ def test_float64_members_end_where_they_end_alone():
         np.testing.assert_allclose(history.train_loss[:, 2], np.reshape(losses, (20, -1)).mean(1), rtol=1e-9)
 
 
-def test_weighted_examples_drop_out_each_by_itself():
-    swarm = made(Dropped(), size=1)
-    seen = []
+def test_a_weight_changes_no_draw():
+    swarm, x = made(Dropped(), size=1), np.ones((1, 16, *X.shape[1:]), np.float32)
+    _, _, plain = swarm.train(x, Y[None, :16], tn.softmax_cross_entropy)
+    _, _, prediction = swarm.train(x, (Y[None, :16], np.ones((1, 16))), tn.weighted(tn.softmax_cross_entropy))
+    np.testing.assert_allclose(prediction, plain, rtol=1e-6)
+    assert len(np.unique(np.asarray(prediction)[0], axis=0)) > 1
 
-    def loss(params, x, y, apply_fn):
-        prediction = apply_fn({"params": params}, x)
-        seen.append(prediction.shape)
-        return prediction.mean(), prediction
 
-    x = np.ones((16, *X.shape[1:]), np.float32)
-    _, _, prediction = swarm.train(x[None], (Y[None, :16], np.ones((1, 16))), tn.weighted(loss))
-    assert seen[0][0] == 1 and len(np.unique(np.asarray(prediction)[0], axis=0)) > 1
+def test_weights_and_batch_statistics_are_refused():
+    weights = np.ones((3, 16), np.float32)
+    with pytest.raises(ValueError, match=r"\['batch_stats'\] are of all rows of a batch, of weight 0 too"):
+        made(Normed(), 3).train(
+            np.stack([X[:16]] * 3), (np.stack([Y[:16]] * 3), weights), tn.weighted(tn.softmax_cross_entropy)
+        )
 
 
 class Noisy(nnx.Module):

@@ -47,6 +47,8 @@ def seen(history):
     [
         {},
         {"rows": RAGGED, "validation_rows": RAGGED},
+        {"rows": RAGGED, "batch_size": 20},
+        {"rows": RAGGED, "equal_steps": True},
         {"shuffle": False, "batch_size": 7},
         {"patience": 1, "min_delta": 0.05},
         {"metric": {"accuracy": tn.accuracy, "mean": lambda prediction, y: prediction.mean()}},
@@ -54,7 +56,7 @@ def seen(history):
         {"schedule": ["reduce", "cosine", "constant"], "segment": 2},
         {"validation": None, "plan": tn.Plan(1, 2)},
     ],
-    ids=["plain", "ragged", "in order", "patience", "metrics", "schedule", "schedules", "no validation"],
+    ids=lambda how: ", ".join(how) or "plain",
 )
 def test_parts_train_what_whole_epochs_train(how, request):
     whole, expected = train(**how)

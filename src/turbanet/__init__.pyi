@@ -60,7 +60,7 @@ from .training.live import LivePlot, ProgressTable
 from .training.plan import Plan, use_cores
 from .training.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
-from .training.weights import weighted
+from .training.weights import mean_over_rows, weighted
 from .turba_train_state import TurbaTrainState
 
 __all__ = [
@@ -139,6 +139,7 @@ __all__ = [
     "lstm",
     "matmul_conv",
     "mean_confusion",
+    "mean_over_rows",
     "member_scores",
     "mse",
     "negative_log_likelihood",

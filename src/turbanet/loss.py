@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.training.checks import expects
+from turbanet.training.weights import mean_over_rows
 from turbanet.training.weights import weighted as weighted  # where code looks for losses
 
 ROUNDED = 0.001  # by how much a probability may be off 0 and 1
@@ -58,6 +59,7 @@ def _array(y):
     raise ValueError(f"This loss takes y as one array, got a {type(y).__name__}: for (y, weight) take weighted(loss).")
 
 
+@mean_over_rows
 def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean squared error.
 
@@ -67,6 +69,7 @@ def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPredict
     x : [batch, ...]
     y : [batch, output], of the shape of the prediction
     apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+    mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
     -------
@@ -78,9 +81,10 @@ def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPredict
     """
     prediction = _predicted(params, x, apply_fn)
     _check(prediction, y)
-    return jnp.mean(optax.squared_error(prediction, y)), prediction
+    return optax.squared_error(prediction, y), prediction
 
 
+@mean_over_rows
 def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Half the mean squared error.
 
@@ -90,6 +94,7 @@ def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPre
     x : [batch, ...]
     y : [batch, output], of the shape of the prediction
     apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+    mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
     -------
@@ -99,11 +104,13 @@ def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPre
     ------
     ValueError : for a target of another shape than the prediction, which would broadcast.
     """
-    loss, prediction = mse(params, x, y, apply_fn)
-    return loss / 2, prediction
+    prediction = _predicted(params, x, apply_fn)
+    _check(prediction, y)
+    return optax.l2_loss(prediction, y), prediction
 
 
 @expects(_classes)
+@mean_over_rows
 def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of logits.
 
@@ -113,6 +120,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     x : [batch, ...]
     y : classes, int [batch], or their probabilities such as one-hot rows, [batch, class]
     apply_fn : `apply_fn({"params": params}, x)` -> logits [batch, class]
+    mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
     -------
@@ -144,12 +152,13 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
         is_target = jnp.arange(len(classes_first)).reshape(-1, *[1] * y.ndim) == y  # compared, not gathered: it fuses
         target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
         target_logit = jnp.where((y >= 0) & (y < len(classes_first)), target_logit, jnp.nan)
-        return jnp.mean(jax.nn.logsumexp(classes_first, axis=0) - target_logit), logits
+        return jax.nn.logsumexp(classes_first, axis=0) - target_logit, logits
     _check(logits, y)
-    return jnp.mean(optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0)), logits
+    return optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0), logits
 
 
 @expects(_both_distributions)
+@mean_over_rows
 def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of probabilities, finite at a probability of 0.
 
@@ -159,6 +168,7 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     x : [batch, ...]
     y : one-hot rows [batch, class]
     apply_fn : `apply_fn({"params": params}, x)` -> probabilities [batch, class]
+    mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
     -------
@@ -173,10 +183,11 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)
     log_probability = jnp.log(jnp.maximum(probability, jnp.finfo(probability.dtype).tiny))
-    return -jnp.mean(jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)), probability
+    return -jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1), probability
 
 
 @expects(_probabilities)
+@mean_over_rows
 def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
     """Mean cross-entropy of one logit an example, for two classes.
 
@@ -186,6 +197,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     x : [batch, ...]
     y : 0 or 1 [batch], or the probability of 1
     apply_fn : `apply_fn({"params": params}, x)` -> logit [batch, 1] or [batch]
+    mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
     -------
@@ -201,7 +213,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     flat = logits.reshape(y.shape) if logits.shape == (*_array(y).shape, 1) else logits
     _check(flat, y)
     target = jnp.where(_is_probability(y), y, jnp.nan).astype(flat.dtype)
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(flat, target)), jax.nn.sigmoid(logits)
+    return optax.sigmoid_binary_cross_entropy(flat, target), jax.nn.sigmoid(logits)
 
 
 def _predicted(params, x, apply_fn):

@@ -109,7 +109,7 @@ def order(swarm, rows, clients, *, local_epochs, batch_size):
     found = []
     for number, sampled in enumerate(clients):
         own = every[sampled, number * local_epochs : (number + 1) * local_epochs]
-        found.append(own.reshape(len(sampled), -1, batch_size))
+        found.append(own.reshape(len(sampled), -1, own.shape[-1]))
     return np.stack(found).astype(np.int64)
 
 

@@ -140,7 +140,7 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
     first ones. rows and held_out: int [member, row]; schedules: a name a member; twin(params) makes one member's
     PyTorch network.
     """
-    order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size)
+    order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size, equal_steps=True)
     steps = order.shape[1] * order.shape[2]
     drawn = None if augment is None else draws(start, augment, steps=steps, rows=order.shape[3])
     loss = loss_fn if augment is None else tn.augmented(loss_fn, augment)
@@ -149,6 +149,7 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
     def ours(epochs=epochs, rate=learning_rate, members=None):
         swarm = start if rate == learning_rate else tn.with_hyperparameters(start, learning_rate=rate)
         how = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "plan": plan, "progress": False}
+        how["equal_steps"] = True  # as the others take the order
         held = {"validation": (x, y), "validation_rows": held_out, "metric": tn.accuracy}
         history = tn.fit(swarm, x, y, loss, **how, **held)[1]
         each = np.full(len(start), history.steady_seconds / len(start))

@@ -14,11 +14,11 @@ from turbanet.ppo import PPOConfig
 from turbanet.training import member
 from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.data import Data
-from turbanet.training.fit import apply
 from turbanet.training.interrupt import Interrupted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan, check_plan, gathered, home, say_once
 from turbanet.training.run import Training
+from turbanet.training.scores import apply
 from turbanet.turba_train_state import TurbaTrainState
 
 SEGMENTS = 10  # of a training without evaluations: from one checkpoint to the next

@@ -13,7 +13,7 @@ import optax
 from turbanet.populations.rounds import Rounds, apart, run
 from turbanet.training import metrics, schedules
 from turbanet.training.arrays import check_seed, check_whole, floating
-from turbanet.training.checks import check_data
+from turbanet.training.checks import check_data, check_masks
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
 from turbanet.training.optimizers import check_plain
@@ -107,8 +107,8 @@ def federated(
     rounds : how many
     sampled : clients of a round, drawn anew without repetition
     local_epochs : a client's passes over its rows in a round
-    batch_size : rows of a client's step; None: as many as the largest client has. A last, partial batch, and a client
-        with fewer rows, goes on with the client's first rows of that epoch
+    batch_size : rows of a client's step, of a client with fewer all of its own; None: all of them. A last, partial
+        batch goes on with the client's first rows of that epoch
     server : an Optax optimizer that takes the clients' mean change as its downhill direction: optax.sgd(1.0, 0.9) is
         FedAvgM, optax.adam(0.01) FedAdam (Reddi et al. 2021); None: the change itself
     proximal : weight of half the squared distance to the server's weights in a client's loss (FedProx: Li et al. 2020)
@@ -135,7 +135,7 @@ def federated(
     Raises
     ------
     ValueError : for more than one member, clients without rows, more sampled clients than clients, layers that the
-        network has not, and what `fit` refuses
+        network has not, and what `fit` refuses, clients with fewer rows than a batch among it
     FloatingPointError : for a client whose loss becomes NaN or infinite
 
     Examples
@@ -163,6 +163,12 @@ def federated(
     loss_fn = swarm.loss(loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     rows, counts = _rows(clients, data.length)
+    batch_size = min(batch_size or rows.shape[1], rows.shape[1])
+    masked = bool((counts < batch_size).any())
+    if masked:
+        one = int(counts.argmin())
+        which = f"Batches of {batch_size} rows for client {one}, which has {counts[one]},"
+        check_masks(swarm, loss_fn, which, f"batch_size={counts[one]} at the most")
     own_names = _layers(swarm, own)
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
     if noise and swarm.collections:
@@ -173,8 +179,9 @@ def federated(
         loss_fn=loss_fn,
         server=server or optax.sgd(1.0),
         epochs=local_epochs,
-        batch_size=min(batch_size or rows.shape[1], rows.shape[1]),
+        batch_size=batch_size,
         ragged=bool((counts < rows.shape[1]).any()),
+        masked=masked,
         sampled=sampled,
         proximal=proximal > 0,
         clip=clip is not None,
@@ -249,10 +256,11 @@ def _plan(plan, swarm, sampled):
 def _rows(clients, length):
     """(rows, counts) of the clients."""
     try:
-        return check_rows(clients, members=len(clients), length=length)
+        rows, counts = check_rows(clients, members=len(clients), length=length)
     except (TypeError, ValueError) as error:
         wanted = "clients must be int [client, row], at least one row each, padded at the end with -1 (see ragged)"
         raise ValueError(f"{wanted}: {error}") from None
+    return rows[:, : counts.max()], counts
 
 
 def _layers(swarm, own):

@@ -16,7 +16,8 @@ from tqdm.auto import tqdm
 
 from turbanet.training import member, program, schedules
 from turbanet.training.arrays import floating
-from turbanet.training.sampling import epoch_order
+from turbanet.training.sampling import epoch_order, own_order, own_steps
+from turbanet.training.sums import added, zero
 
 CALL_SECONDS = 2  # of one call of the program, about, where a round takes less
 CALL_ROUNDS = 128  # of one call at the most, for which there is room in what was seen
@@ -31,6 +32,7 @@ class Rounds:
     epochs: int
     batch_size: int
     ragged: bool
+    masked: bool  # whether some clients have fewer rows than a batch, of which a mask tells the loss
     sampled: int
     proximal: bool  # whether clients are held near the server's weights
     clip: bool  # whether changes are shortened, and noise is added
@@ -94,7 +96,8 @@ class Rounds:
         server, x, y, proximal = shared
         state = server.replace(id=id, params={**server.params, **own} if self.own else server.params)
         length = rows.shape[0]
-        steps = -(-(count if self.ragged else length) // self.batch_size)
+        steps = own_steps(count if self.ragged else length, self.batch_size)
+        mask = jnp.arange(self.batch_size) < count if self.masked else None
 
         def epoch(number, carry):
             state, total = carry
@@ -102,17 +105,17 @@ class Rounds:
             key = jax.random.fold_in(member.member_key(state.seed, id, member.SHUFFLE), state.epoch)
             all_rows = self.batch_size == length and not self.ragged  # nothing to shuffle
             how = {"length": length, "batch_size": self.batch_size}
-            order = epoch_order(None if all_rows else key, count, **how)
+            order = (own_order if self.ragged else epoch_order)(None if all_rows else key, count, **how)
 
             def step(place, carry):
                 state, total = carry
-                batch = jax.tree.map(lambda leaf: leaf[rows[order[place]]], (x, y))
-                state, loss, _ = member.train_step(self.of_client(server, proximal), state, *batch)
-                return state, total + loss
+                its_x, its_y = jax.tree.map(lambda leaf: leaf[rows[order[place]]], (x, y))
+                state, loss, _ = member.train_step(self.of_client(server, proximal), state, its_x, its_y, mask)
+                return state, added(total, loss)
 
             return jax.lax.fori_loop(0, steps, step, (state, total))
 
-        state, total = jax.lax.fori_loop(0, self.epochs, epoch, (state, jnp.zeros(())))
+        state, (total, _) = jax.lax.fori_loop(0, self.epochs, epoch, (state, zero()))
         shared, own = apart(state.params, self.own)
         return (shared, state.collections), own, total / (steps * self.epochs)
 
@@ -122,8 +125,8 @@ class Rounds:
             return self.loss_fn
         there = apart(server.params, self.own)[0]
 
-        def loss(params, x, y, apply_fn):
-            value, prediction = self.loss_fn(params, x, y, apply_fn)
+        def loss(params, x, y, apply_fn, **counted):
+            value, prediction = self.loss_fn(params, x, y, apply_fn, **counted)
             away = optax.tree.norm(optax.tree.sub(apart(params, self.own)[0], there), squared=True)
             return value + 0.5 * proximal * away, prediction
 

@@ -54,7 +54,7 @@ class Forecaster:
     """Forecasts of many series, each by a network of its own ("local"), by one for all ("global"), or by their mean.
 
     Series are brought to mean 0 and deviation 1 by what they are trained on, windows to a last value of 0. All make as
-    many steps as the longest series: shorter ones go through their windows again.
+    many steps as the longest series: shorter ones go through their windows again (`equal_steps` of `fit`).
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class _Trained:
             made = {"sample_input": sample, "seed": forecaster.seed}
             swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **made)
             self.swarms[kind], self.histories[kind] = fit(
-                swarm, x, y, forecaster.loss, per_member=True, **forecaster.how
+                swarm, x, y, forecaster.loss, per_member=True, equal_steps=True, **forecaster.how
             )
             if diverged(self.swarms[kind], self.histories[kind]).all():
                 came = f"Every {kind} network diverged, its loss or weights are NaN or infinite"

@@ -1,6 +1,7 @@
 """Random changes of training images: drawn anew for each member, step and row; held-out rows are never changed."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -88,14 +89,15 @@ class Augmented:
         """What the loss can use as targets, if it says so."""
         return getattr(self.loss_fn, "check", None)
 
-    def __call__(self, params, x, y, apply_fn):
+    @property
+    def __signature__(self):
+        """What the loss takes, this takes: mask= and weight= too."""
+        return inspect.signature(self.loss_fn, follow_wrapped=False)
+
+    def __call__(self, params, x, y, apply_fn, **counted):
         if getattr(apply_fn, "train", False):
-            index, examples = apply_fn.example or (None, len(x))
-            drawn = draw(self.augment, apply_fn.state, examples)
-            if index is not None:
-                drawn = jax.tree.map(lambda leaf: leaf[index][None], drawn)
-            x = self.augment.apply(drawn, x)
-        return self.loss_fn(params, x, y, apply_fn)
+            x = self.augment.apply(draw(self.augment, apply_fn.state, len(x)), x)
+        return self.loss_fn(params, x, y, apply_fn, **counted)
 
     def __repr__(self):
         return f"augmented({getattr(self.loss_fn, '__qualname__', self.loss_fn)}, {self.augment})"

@@ -23,8 +23,8 @@ AHEAD = 2  # chunks that wait for their turn
 class Chunk(NamedTuple):
     """Some batches of an epoch, one after the other.
 
-    data : x, y [row, ...] of all of them, with room for more; where they came with `rows`, y is (y, float32 [member,
-        row]), 1 for a row that a member sees and 0 for another one
+    data : x, y [row, ...] of all of them, with room for more; where `is_masked`, y is (y, bool [member, row]): which
+        rows a member sees
     batch_size : rows of a batch
     steps : how many batches there are
     ends : whether the last one is the epoch's last
@@ -45,8 +45,8 @@ class Chunk(NamedTuple):
         length = self.steps * self.batch_size
         seen: Any = slice(length)
         if self.is_masked:
-            y, weight = y
-            seen = np.flatnonzero(weight[:, :length].any(axis=0))
+            y, by = y
+            seen = np.flatnonzero(by[:, :length].any(axis=0))
             length = len(seen)
         x, y = jax.tree.map(lambda leaf: leaf[seen], (x, y))
         return Data(x, y, None, None, (False,) * len(jax.tree.leaves((x, y))), length, False)
@@ -138,7 +138,7 @@ class Batches:
         x, y = jax.tree.map(joined, *[batch[:2] for batch in some])
         is_own = [False] * len(jax.tree.leaves((x, y)))
         if some[0][2] is not None:
-            seen = np.zeros((self.members, room * batch_size), np.float32)
+            seen = np.zeros((self.members, room * batch_size), bool)
             np.concatenate([batch[2] for batch in some], axis=1, out=seen[:, : len(some) * batch_size])
             y = y, seen
             is_own.append(True)

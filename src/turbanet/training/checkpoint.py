@@ -17,7 +17,7 @@ from turbanet.training.places import Mirror, is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.program import Train
 
-FORMAT = 3
+FORMAT = 4
 OPAQUE = "what cannot be compared"
 
 
@@ -63,7 +63,8 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
         **identified(swarm, {"loss": program.loss_fn, **of_metrics, **program.computed}),
     }
     found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
-    found |= {"shuffling": str(program.shuffle), "stopping": stopping, **types(swarm, "state"), **types(data, "data")}
+    found |= {"shuffling": str(program.shuffle), "equal steps": str(program.equal_steps)}
+    found |= {"stopping": stopping, **types(swarm, "state"), **types(data, "data")}
     return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
 
 

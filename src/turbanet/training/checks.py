@@ -11,7 +11,7 @@ from flax.errors import InvalidRngError
 
 from turbanet.training import member, metrics, schedules, stopping
 from turbanet.training.arrays import check_whole
-from turbanet.training.data import of_members, pair, prepare, targets
+from turbanet.training.data import Data, of_members, pair, prepare, targets
 from turbanet.training.program import read, rows_at_once
 
 SOME = 8  # rows whose prediction is looked at before the training
@@ -100,6 +100,7 @@ def check_fit(
     mode=None,
     per_member=False,
     allow_nan=False,
+    equal_steps=False,
     segment=None,
     of_batches=False,
     **_: Any,
@@ -122,11 +123,32 @@ def check_fit(
         check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
     optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
+    if data is not None and not equal_steps and len(members := short(data, batch_size)):
+        one, least = members[0], int(np.min(data.count))
+        which = f"member {one} (seed {swarm.seed[one]}, id {swarm.id[one]}), which sees {data.count[one]}"
+        batch = f"Batches of {min(batch_size or data.length, data.length)} rows for {which},"
+        check_masks(swarm, loss_fn, batch, f"batch_size={least} at the most, or equal_steps=True")
     in_program, on_host = metrics.split(metric)
     rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
     if held_out and on_host and (prediction := _of_first_member(swarm, held_out, loss_fn)) is not None:
         metrics.check(on_host, prediction, targets(held_out, 0))
     return Checked(loss_fn, data, held_out, in_program, on_host, rule)
+
+
+def short(data: Data, batch_size: int | None) -> np.ndarray:
+    """int, the positions of the members that see fewer rows than a batch has."""
+    return np.flatnonzero(data.count < min(batch_size or data.length, data.length)) if data.ragged else np.arange(0)
+
+
+def check_masks(swarm: Any, loss_fn: Callable, what: str, advice: str) -> None:
+    """ValueError where `what` leaves rows of a batch out and the loss or the model cannot: a sentence with `advice`."""
+    if not member.takes(loss_fn, "mask"):
+        needs = "a loss that takes mask=, bool [batch] (see turbanet.mean_over_rows)"
+    elif swarm.collections:
+        needs = f"a model without {sorted(swarm.collections)}, which are of all rows of a batch (take GroupNorm)"
+    else:
+        return
+    raise ValueError(f"{what} need {needs}, or {advice}.")
 
 
 def _is_finite(array):

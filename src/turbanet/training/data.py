@@ -60,6 +60,7 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
     rows, count = check_rows(rows, members=members, length=length)
+    rows = rows if y is None else rows[:, : count.max()]  # how wide they came changes nothing; predictions are as wide
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 

@@ -14,15 +14,16 @@ from jax.typing import ArrayLike
 from turbanet.training import mapped, metrics, processes, stopping
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.checks import check_data, check_fit
-from turbanet.training.data import placed, prepare
+from turbanet.training.checks import check_data, check_fit, short
+from turbanet.training.data import prepare
 from turbanet.training.history import TRAIN_LOSS, History
 from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, gathered, home, say_once
-from turbanet.training.program import Evaluate, Train, compiled, fitting_block, predict_rows
+from turbanet.training.plan import Plan, choose, say_once
+from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
-from turbanet.training.sampling import check_rows, epoch_order
+from turbanet.training.sampling import check_rows, epoch_order, own_order, own_steps
+from turbanet.training.scores import apply, evaluated
 from turbanet.training.streaming import Passing, Streaming
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
@@ -47,6 +48,7 @@ def fit(
     checkpoints: str | os.PathLike | Checkpoints | None = None,
     per_member: PerMember = False,
     shuffle: bool = True,
+    equal_steps: bool = False,
     allow_nan: bool = False,
     plan: Plan | None = None,
     segment: int | None = None,
@@ -65,8 +67,9 @@ def fit(
         lies, other devices in parts
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
     epochs : int, passes over the rows that a member sees
-    batch_size : rows of one step; None: all of them
-    rows : int [member, row], which rows each member sees (see `sampling`); None: all
+    batch_size : rows of one step, of a member with fewer rows all of its own; None: all of them
+    rows : int [member, row], which rows each member sees (see `sampling`); None: all. A member makes the steps that it
+        makes alone: as many as it has batches of its own rows, of which the last begins with the first ones again
     validation : (x, y) of the same kind, scored after each epoch
     validation_rows : int [member, row], the rows of it that each member is scored on; None: all
     metric : metric(prediction, y) -> a number for a member's own held-out rows, after each epoch, or {name: metric}.
@@ -84,6 +87,8 @@ def fit(
     per_member : whether x and y lead with the member axis, or are two lists of arrays, an entry a member, which may
         differ in their rows; a pair says it of each, a tree in the pair of its leaves
     shuffle : whether each member draws a new order of its rows for each epoch
+    equal_steps : whether members with fewer rows go through them again, until all have made as many steps of as many
+        rows as the one that has most
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
     plan : where members run: a `Plan`, or None for the rule, which goes by platform
     segment : epochs from one checkpoint to the next, and from one look at who has stopped; None: about a tenth of them
@@ -104,7 +109,8 @@ def fit(
     ------
     ValueError : before anything is trained, for data, rows or numbers that do not fit the swarm or one another, labels
         that are no class of the model's, what the loss takes for probabilities and is none, a metric that cannot score
-        the predictions, NaN
+        the predictions, NaN; for a member with fewer rows than a batch where the loss takes no mask=, bool [batch], or
+        the model keeps statistics of its batches
     MemoryError : where not even one member at a time fits in memory
     Interrupted : a KeyboardInterrupt, for Ctrl-C
 
@@ -120,12 +126,14 @@ def fit(
     check_callbacks(callbacks, on_interrupt)
     asked: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
     asked |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
-    asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode}
+    asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode, "equal_steps": equal_steps}
     loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **asked)
     start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
-    program = Train(loss_fn, batch_size, shuffle=shuffle, metrics=in_program)
+    masked = not equal_steps and len(short(data, batch_size)) > 0
+    orders: dict[str, Any] = {"shuffle": shuffle, "equal_steps": equal_steps}
+    program = Train(loss_fn, batch_size, metrics=in_program, masked=masked, **orders)
     if monitor in on_host:
         say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
     if on_host:
@@ -140,7 +148,7 @@ def fit(
     kept |= {"epochs": epochs, "segment": segment}
     run: Training
     if not shared and mapped.is_streamed(data, batch_size, choose(plan, swarm)):
-        feed = mapped.Mapped(data, swarm, batch_size=batch_size, shuffle=shuffle)
+        feed = mapped.Mapped(data, swarm, batch_size=batch_size, **orders)
         run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=plan, **kept)
     else:
         run = Training(program, *parts, plan=plan, **kept)
@@ -163,16 +171,18 @@ def evaluate(
     per_member: PerMember = False,
     plan: Plan | None = None,
 ) -> jax.Array:
-    """Every member's loss [member] on its rows of x, y, each row counted once and computed for itself.
+    """Every member's loss [member] on its rows of x, y: of all its rows as one batch, whatever the loss is.
 
     Parameters
     ----------
-    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them
+    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them. Where members have different numbers of rows a
+        loss that takes mask=, bool [batch], as all of this library do, is one program; any other one is a program for
+        each number
     """
     loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
-    return apply(Evaluate(loss_fn), swarm, data, plan)[0]
+    return evaluated(Evaluate(loss_fn), swarm, data, plan)[0]
 
 
 def predict(
@@ -190,29 +200,27 @@ def predict(
     return apply(predict_rows, swarm, data, plan)
 
 
-def batch_order(swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int) -> np.ndarray:
-    """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row]."""
+def batch_order(
+    swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int, equal_steps: bool = False
+) -> np.ndarray:
+    """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row].
+
+    -1 stands for steps that a member does not make, and for what its own rows leave of a batch.
+    """
     rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
+    rows = rows[:, : counts.max()]
+    how = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}
+    wraps = equal_steps and bool((counts < rows.shape[1]).any())
 
     def one_epoch(seed, id, epoch, rows, count):
         key = jax.random.fold_in(member_key(seed, id, SHUFFLE), epoch)
-        return rows[epoch_order(key, count, length=rows.shape[0], batch_size=batch_size)]
+        if wraps:
+            return rows[epoch_order(key, count, **how)]
+        order = own_order(key, count, **how)
+        step, place = jnp.ogrid[: order.shape[0], : order.shape[1]]
+        return jnp.where((step < own_steps(count, how["batch_size"])) & (place < count), rows[order], -1)
 
     each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
     return np.array(order)  # writable, as PyTorch wants its arrays
-
-
-def apply(program: Any, swarm: Swarm, data: Any, plan: Any) -> Any:
-    """What `program` returns of every member, [member, ...], where the swarm is."""
-    plan = choose(plan, swarm)
-    rounds = plan.rounds(len(swarm))
-    states = [plan.place(swarm, round) for round in rounds]
-    orders = list(zip(states, placed((data,), plan, rounds), strict=True))
-    run = compiled(program, plan, *orders[0])
-    block = fitting_block(run.executable, plan, len(rounds))
-    if block < plan.block:
-        return apply(program, swarm, data, dataclasses.replace(plan, block=block).balanced(len(swarm)))
-    out = gathered(*(run(*order) for order in orders), members=len(swarm))
-    return jax.device_put(out, home(swarm.step))

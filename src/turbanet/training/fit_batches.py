@@ -11,7 +11,7 @@ from turbanet.training import stopping
 from turbanet.training.batches import Batches, Chunk
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.checks import check_data, check_fit
+from turbanet.training.checks import check_data, check_fit, check_masks
 from turbanet.training.history import TRAIN_LOSS, History
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan
@@ -51,8 +51,8 @@ def fit_batches(
     batches : an iterable of (x, y), [row, ...] shared by all members, that begins anew when it is gone through again: a
         DataLoader of PyTorch's, a grain or tf.data pipeline, a list; or batches(epoch), which returns such a thing, as
         a generator; of a stream without end, lambda epoch: itertools.islice(stream, 100). Of (x, y, rows) each member
-        sees the rows where its line of rows, bool [member, row], says so; the examples are then taken one by one (see
-        `weighted`), what it does not see may hold anything, and a batch of which it sees none is no step of it
+        sees the rows where its line of rows, bool [member, row], says so, by a loss that takes mask=, bool [batch], as
+        all of this library do; what it does not see may hold anything, and a batch of which it sees none is no step
     epochs : how often to go through them
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator
@@ -91,10 +91,12 @@ def fit_batches(
     loss_fn, _, held_out, in_program, on_host, rule = check_fit(swarm, None, None, loss_fn, of_batches=True, **asked)
 
     def check(chunk: Chunk) -> None:
+        if chunk.is_masked:
+            check_masks(swarm, loss_fn, "Batches with rows of each member's own", "leave them out")
         check_data(swarm, chunk.trained_on(), loss_fn, allow_nan=allow_nan)
 
     start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
-    program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host))
+    program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host), masked=True)
     record = Record(swarm, metric, (TRAIN_LOSS if validation is None else monitor, rule[1], min_delta), callbacks)
     how: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
     how |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}

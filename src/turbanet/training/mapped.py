@@ -14,7 +14,7 @@ from turbanet.training.data import Data
 from turbanet.training.member import SHUFFLE, Swarm, member_key
 from turbanet.training.plan import ALIGNED_BYTES, Plan
 from turbanet.training.program import memory
-from turbanet.training.sampling import epoch_order
+from turbanet.training.sampling import epoch_order, own_order, own_steps
 
 OF_TOTAL, OF_FREE = 1 / 8, 1 / 2  # of the devices' memory: what lies on disk and is smaller than both is copied into it
 
@@ -39,14 +39,15 @@ class Mapped:
     """The rows of `data` in chunks: what the members of a swarm read in some steps of an epoch.
 
     swarm : the members, whose epochs so far count
-    batch_size, shuffle : as `fit` takes them
+    batch_size, shuffle, equal_steps : as `fit` takes them
     """
 
-    def __init__(self, data: Data, swarm: Swarm, *, batch_size: int, shuffle: bool):
+    def __init__(self, data: Data, swarm: Swarm, *, batch_size: int, shuffle: bool, equal_steps: bool = False):
         self.data = data
         self.swarm = swarm
         self.batch_size = batch_size
         self.shuffle = shuffle
+        self.is_masked = data.ragged and not equal_steps
         self.steps = -(-data.length // batch_size)
         own = data.is_own[: len(jax.tree.leaves((data.x, data.y)))]
         row = sum(leaf[0].nbytes // (len(leaf[0]) if its else 1) for leaf, its in zip(self._leaves(), own, strict=True))
@@ -62,7 +63,11 @@ class Mapped:
             steps = some.shape[1] // self.batch_size
             filled = np.pad(some, ((0, 0), (0, self.room * self.batch_size - some.shape[1])), mode="edge")
             end = begin + steps
-            yield Chunk(self._read(filled), self.batch_size, steps, end == self.steps, end)
+            data = self._read(filled)
+            if self.is_masked:
+                is_own = (*self.own, True, *data.is_own[len(self.own) :])
+                data = data.replace(y=(data.y, self._seen(begin)), is_own=is_own)
+            yield Chunk(data, self.batch_size, steps, end == self.steps, end, self.is_masked)
 
     def _leaves(self):
         return jax.tree.leaves((self.data.x, self.data.y))
@@ -83,11 +88,18 @@ class Mapped:
         count = np.full(len(rows), rows.shape[1], np.int32)
         return Data(x, y, there, count, (*self.own, True, True), rows.shape[1], False)
 
+    def _seen(self, begin):
+        """Which rows of a chunk's batches are the members' own steps', bool [member, row]: from the step `begin` on."""
+        count = np.asarray(self.data.count)[:, None, None]
+        step, place = np.ogrid[begin : begin + self.room, : self.batch_size]
+        seen = (step < own_steps(count, self.batch_size)) & (place < count)
+        return seen.reshape(len(count), -1)
+
     def _order(self, epoch):
         """The rows of each step, int32 [member, step, batch]."""
         data, swarm = self.data, self.swarm
         count = np.full(len(swarm), data.length, np.int32) if data.count is None else data.count
-        how = {"length": data.length, "batch_size": self.batch_size, "shuffle": self.shuffle}
+        how = {"length": data.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "own": self.is_masked}
         places = np.asarray(_orders(swarm.seed, swarm.id, jnp.asarray(swarm.epoch) + epoch, count, **how))
         if data.rows is None:
             return places
@@ -95,12 +107,12 @@ class Mapped:
         return np.take_along_axis(rows, places.reshape(len(rows), -1), axis=1).reshape(places.shape)
 
 
-@partial(jax.jit, static_argnames=("length", "batch_size", "shuffle"))
-def _orders(seed, id, epoch, count, *, length, batch_size, shuffle):
+@partial(jax.jit, static_argnames=("length", "batch_size", "shuffle", "own"))
+def _orders(seed, id, epoch, count, *, length, batch_size, shuffle, own):
     def of_member(member):
         seed, id, epoch, count = member
         key = jax.random.fold_in(member_key(seed, id, SHUFFLE), epoch) if shuffle else None
-        return epoch_order(key, count, length=length, batch_size=batch_size)
+        return (own_order if own else epoch_order)(key, count, length=length, batch_size=batch_size)
 
     return jax.lax.map(of_member, (seed, id, epoch, count))  # one after the other: sorting takes room
 

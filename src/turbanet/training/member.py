@@ -82,11 +82,6 @@ class Bound:
     rows_at_once: int | None = None
     calls: int = 0
     trace: Any = dataclasses.field(default_factory=current_trace)
-    example: tuple[Any, int] | None = None  # (index, of how many): see `of_example`
-
-    def of_example(self, index: Any, examples: int) -> "Bound":
-        """For example `index` alone, [1, ...], of a batch of `examples`: training's random numbers are its own."""
-        return dataclasses.replace(self, example=(index, examples))
 
     def __call__(self, variables, *args, **kwargs):
         state = self.state
@@ -101,8 +96,6 @@ class Bound:
         self.calls += 1
         if _is_nnx(apply_fn.__self__):
             rngs["default"] = rngs["params"]  # Flax would hand it the same number for every member and step
-        if self.example is not None:
-            rngs = {name: jax.random.fold_in(key, self.example[0]) for name, key in rngs.items()}
         kwargs = {"rngs": rngs} | kwargs
         if not state.collections or "mutable" in kwargs:
             return apply_fn(variables, *args, **kwargs)
@@ -144,22 +137,40 @@ def checked(out: Any) -> Scored:
     return out
 
 
-def train_step(loss_fn: Callable, state: Any, x: Any, y: Any) -> tuple[Any, jax.Array, Any]:
-    """One step of one member's optimizer on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction)."""
+def takes(function: Callable, name: str) -> bool:
+    """Whether a function says that it takes an argument of this name; what it wraps does not say it for it."""
+    try:
+        return name in inspect.signature(function, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # written in C
+        return False
+
+
+def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) -> tuple[Any, jax.Array, Any]:
+    """One step of one member's optimizer on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction).
+
+    mask : bool [batch], which rows count, for a loss that takes it; None: all
+    """
+    masked = {} if mask is None else {"mask": mask}
 
     def loss(params):
         apply_fn = Bound(state, train=True)
-        value, prediction = checked(loss_fn(params, x, y, apply_fn))
+        value, prediction = checked(loss_fn(params, x, y, apply_fn, **masked))
         return value, (prediction, apply_fn.state.collections)
 
     (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     return state.apply_gradients(grads=grads, value=value, collections=collections), value, prediction
 
 
-def evaluate(loss_fn: Callable, state: Any, x: Any, y: Any, *, rows_at_once: int | None = None) -> Scored:
-    """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random."""
+def evaluate(
+    loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None, *, rows_at_once: int | None = None
+) -> Scored:
+    """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and nothing random.
+
+    mask : as in `train_step`
+    """
     params = evaluation_params(state.opt_state, state.params)
-    return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once)))
+    masked = {} if mask is None else {"mask": mask}
+    return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **masked))
 
 
 def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from turbanet.training.arrays import first_line
+from turbanet.training.member import takes
 from turbanet.training.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
@@ -29,7 +30,7 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
             came = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
             known = f"metric(prediction, y) or {{name: metric}}, names other than {', '.join(sorted(TAKEN))}"
             raise ValueError(f"metric is {known}; got {came}.")
-    in_program = {name: each for name, each in metrics.items() if "mask" in _parameters(each)}
+    in_program = {name: each for name, each in metrics.items() if takes(each, "mask")}
     return tuple(in_program.items()), {name: each for name, each in metrics.items() if name not in in_program}
 
 

@@ -14,6 +14,8 @@ from turbanet.training.data import Data
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan
 from turbanet.training.program import Train, known, remembered, room
+from turbanet.training.sampling import own_steps
+from turbanet.training.sums import added, zero
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
 LONG_ON_ACCELERATOR = 2e13  # likewise
@@ -27,7 +29,7 @@ class Underway:
 
     order: Any  # of its rows: int32 [step, batch]; None where its data are in the order of the steps
     place: Any  # steps that are done
-    loss: Any  # the sum over the steps before
+    loss: Any  # the sum over the steps before, see `sums`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +41,18 @@ class Part(Train):
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
         def start(state):
-            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), jnp.zeros(())))
+            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
 
         def step(number, state):
             way = state.underway
-            batch = data.read(self._rows(way, number))
-            after, loss, _ = member.train_step(self._step_loss, state, *batch)
-            after, taken = self._taken(state, after, batch)
-            loss = way.loss + loss.astype(way.loss.dtype)
-            return after.replace(underway=way.replace(place=way.place + taken, loss=loss))
+            batch, mask, goes_on = self._batch(way, number, data)
+            after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
+            after = after.replace(underway=way.replace(place=way.place + 1, loss=added(way.loss, loss)))
+            return after if goes_on is None else stopping.choose(goes_on, after, state)
 
         @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
         def end(state):
-            state, seen = self._end(state, state, state.underway.loss / state.underway.place, held_out)
+            state, seen = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
             return state, jax.tree.map(lambda one: one[None], seen)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
@@ -60,25 +61,24 @@ class Part(Train):
         nothing = room(jax.eval_shape(end, after)[1])
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
 
-    @property
-    def _step_loss(self):
-        return self.loss_fn
-
-    def _taken(self, before, after, batch):
-        """The member after a step on a batch, and 1 if it was one."""
-        return after, 1
-
     def _begin(self, state, data):
         return self._order(state, data)
 
-    def _rows(self, way, number):
-        """Where the rows of a step are, the one that comes `number`th in this call."""
-        return way.order[way.place]
+    def _batch(self, way, number, data):
+        """((x, y), mask, whether it is a step) of the step that comes `number`th in this call; None: all, and it is."""
+        goes_on = way.place < own_steps(data.count, self.batch_size) if self._is_own(data) else None
+        return data.read(way.order[way.place]), self._mask(data), goes_on
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """The swarm as it enters the first part of an epoch of so many rows."""
         order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
-        return swarm.replace(underway=Underway(order, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+        return swarm.replace(underway=underway(len(swarm), order))
+
+
+def underway(members: int, order: Any = None) -> Underway:
+    """Where so many members are as they enter an epoch."""
+    loss = jax.tree.map(lambda leaf: jnp.tile(leaf, members), zero())
+    return Underway(order, jnp.zeros(members, jnp.int32), loss)
 
 
 def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan) -> int:

@@ -19,12 +19,12 @@ from turbanet.backend import on_accelerator
 from turbanet.training import member, schedules, stopping
 from turbanet.training.data import join, split
 from turbanet.training.fingerprint import Fingerprint, fingerprint
-from turbanet.training.sampling import epoch_order
+from turbanet.training.sampling import epoch_order, own_order, own_steps
+from turbanet.training.sums import added, zero
 
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the layers' outputs of all of them need gigabytes
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; where even that is too much, blocks get smaller
 HEADROOM = 0.9  # of an accelerator's free memory, that a block is made for
-RAGGED_ROWS = 256  # likewise, where members have different numbers of them
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
 Need = namedtuple("Need", "bytes free")  # of memory, beside a program's arguments; what its devices have
@@ -44,6 +44,8 @@ class Train:
     shuffle: bool = True
     metrics: tuple = ()  # see `Evaluate`
     predictions: bool = False  # likewise
+    masked: bool = False  # whether some have fewer rows than a batch, of which a mask tells the loss
+    equal_steps: bool = False  # whether those with fewer rows go through theirs again, to make as many steps as others
     together: int = 1  # epochs of a loop whose length XLA knows: a GPU asks the host before each round of another one
 
     @property
@@ -89,17 +91,48 @@ class Train:
         if self.batch_size == data.length and not data.ragged:  # one step sees every row: nothing to shuffle
             return member.train_step(self.loss_fn, state, *data.read())[:2]
 
+        order = self._order(state, data)
+        if self._is_own(data):
+            return self._own_epoch(state, data, order)
+
         def step(state, index):
             return member.train_step(self.loss_fn, state, *data.read(index))[:2]
 
-        state, losses = jax.lax.scan(step, state, self._order(state, data))
+        state, losses = jax.lax.scan(step, state, order)
         return state, losses.mean()
+
+    def _own_epoch(self, state, data, order):
+        """An epoch of as many steps as the member makes alone; beside members that make more, it waits."""
+        steps, mask = own_steps(data.count, self.batch_size), self._mask(data)
+
+        def step(number, carry):
+            state, total = carry
+            state, loss, _ = member.train_step(self.loss_fn, state, *data.read(order[number]), mask)
+            return state, added(total, loss)
+
+        def or_waits(carry, number):
+            return stopping.choose(number < steps, step(number, carry), carry), None
+
+        if self.together == 1:
+            state, (total, _) = jax.lax.fori_loop(0, steps, step, (state, zero()))
+        else:
+            (state, (total, _)), _ = jax.lax.scan(or_waits, (state, zero()), jnp.arange(len(order)))
+        return state, total / steps
+
+    def _is_own(self, data):
+        """Whether each member makes a number of steps of its own."""
+        return data.ragged and not self.equal_steps
+
+    def _mask(self, data):
+        """Which rows of each batch of a member count, bool [batch]; None: all."""
+        return jnp.arange(self.batch_size) < data.count if self.masked else None
 
     def _order(self, state, data):
         """The positions of the rows of each step, int32 [step, batch]."""
         count = data.length if data.count is None else data.count
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.SHUFFLE), state.epoch)
-        return epoch_order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
+        order = own_order if self._is_own(data) else epoch_order
+        return order(key if self.shuffle else None, count, length=data.length, batch_size=self.batch_size)
 
     def _end(self, before, after, loss, held_out):
         """What follows the steps of an epoch that took a member from `before` to `after`: -> (state, what was seen)."""
@@ -124,7 +157,8 @@ def room(seen: Any, *epochs: int) -> Any:
 class Evaluate:
     """The loss of one member over its rows, {name: metric} and, if asked for, the predictions; padding does not count.
 
-    metrics: ((name, metric(prediction, y, mask=mask)), ...), where mask says which rows are no padding.
+    Where members have different numbers of rows the loss takes a mask, which says which are no padding: see `scores`.
+    metrics: ((name, metric(prediction, y, mask=mask)), ...).
     """
 
     loss_fn: Callable
@@ -132,25 +166,11 @@ class Evaluate:
     predictions: bool = False
 
     def __call__(self, state, data):
-        needed = self.metrics or self.predictions
-
-        def scored(index=None):
-            loss, prediction = member.evaluate(self.loss_fn, state, *data.read(index), rows_at_once=rows_at_once())
-            return loss, prediction if needed else None
-
-        def of_row(position):
-            loss, prediction = scored(position[None])
-            return loss, jax.tree.map(lambda leaf: leaf[0], prediction)
-
         position = jnp.arange(data.length)
-        mask = position < (data.length if data.count is None else data.count)
-        if data.ragged:
-            # Row by row, as a loss cannot be told which rows are padding; some at a time, as a swarm multiplies them.
-            each, prediction = jax.lax.map(of_row, position, batch_size=RAGGED_ROWS)
-            loss = jnp.where(mask, each, 0).sum() / data.count
-        else:
-            loss, prediction = scored()
-        y = data.read()[1]
+        mask = position < (data.count if data.ragged else data.length)
+        x, y = data.read(jnp.where(mask, position, 0) if data.ragged else None)
+        padded = mask if data.ragged else None
+        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=rows_at_once())
         metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
         return loss, metrics, prediction if self.predictions else None
 

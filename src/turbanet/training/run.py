@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.training import checkpoint, stopping
+from turbanet.training import checkpoint, schedules, stopping
 from turbanet.training.data import of_members, placed, targets
 from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, epochs_together, is_long
-from turbanet.training.plan import Plan, choose, gathered, is_on_host, say_once, taken
-from turbanet.training.program import Train, begun, compiled, fitting_block
+from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
+from turbanet.training.program import Evaluate, Train, begun, compiled, fitting_block
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
+from turbanet.training.scores import evaluated, is_by_count
 
 CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
 
@@ -43,7 +44,8 @@ class Training:
     known: Any = None  # data that checkpoints know it by, where these are others than those in memory
 
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
-        self.program = program
+        self.is_by_count = is_by_count(program.loss_fn, data[1])  # the held-out loss, which is then computed apart
+        self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
         self.start = swarm
         self.data = data
         self.epochs = epochs
@@ -181,9 +183,11 @@ class Training:
         self.current = self.plan.shrunk(len(self.training), of=len(self.start))
         rounds = self._rounds()
         self.states = [self.current.place(state, round) for round in rounds]
-        self.placed = placed(self.data, self.current, rounds)
+        data, held_out = self.data
+        self.placed = placed((data, None if self.is_by_count else held_out), self.current, rounds)
         if self.current.on_accelerator:  # from here on the data, too, stay there
-            (self.data,) = self.placed
+            ((data, there),) = self.placed
+            self.data = data, held_out if self.is_by_count else there
         self.ready = None
 
     def _cut(self):
@@ -254,11 +258,10 @@ class Training:
         """Note what was seen of epochs that have ended."""
         self.place = 0
         *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*seen))
+        if self.is_by_count:
+            *losses[1:], predictions = self._by_count()
         losses[2] |= self._on_host(predictions, losses[1])
-        if self.start.stopping and self.start.stopping.monitor in self.metrics:
-            value = losses[2][self.start.stopping.monitor][:, -1].astype(self.states[0].stopping.best.dtype)
-            each = np.split(value, len(self.states))
-            self.states = [jax.vmap(stopping.judged)(*round) for round in zip(self.states, each, strict=True)]
+        self._tell(losses)
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 
@@ -291,6 +294,30 @@ class Training:
         every = np.full((loss.shape[1], len(self.start), *loss.shape[2:]), np.nan, loss.dtype)
         every[:, self.training] = np.swapaxes(loss[: len(self.training)], 0, 1)
         return every
+
+    def _by_count(self):
+        """(validation loss, {name: metric}, predictions) [member, 1, ...] of those in training, NaN for the stopped."""
+        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
+        found = evaluated(evaluate, self._state(), self.data[1], self.current)
+        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], found)
+        if self.start.stopping is not None:
+            active = self._active()[:, None]
+            scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
+        return *scores, predictions
+
+    def _tell(self, losses):
+        """Go on by what the host has computed of an epoch, where schedules or patience follow it."""
+        _, loss, found = losses
+        monitor = self.start.stopping and self.start.stopping.monitor
+        value = ({stopping.LOSS: loss} | found).get(monitor) if self.is_by_count or monitor in self.metrics else None
+        loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
+        if value is None and loss is None:
+            return
+        of_rounds = resized((loss, value), self.current.padded(len(self.training)))
+        for place, state in enumerate(self.states):
+            here = slice(place * len(state), (place + 1) * len(state))
+            last = [None if each is None else each[here, -1] for each in of_rounds]
+            self.states[place] = jax.vmap(_told)(state, *last)
 
     def _on_host(self, predictions, loss):
         """{name: metric} of predictions [member, epoch, row, ...]; NaN where there is no validation loss."""
@@ -364,6 +391,16 @@ class Training:
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
         self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
+
+
+def _told(state, loss, value):
+    """One member after an epoch, told its validation `loss` and the `value` of what is monitored, None for neither."""
+    after = schedules.end_epoch(state, loss)
+    if state.stopping is None:
+        return after
+    if value is not None:
+        after = stopping.judged(after, value.astype(state.stopping.best.dtype))
+    return stopping.choose(state.stopping.active, after, state)
 
 
 def _concatenated(*parts):

@@ -234,6 +234,20 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
     return position[jnp.arange(steps * batch_size) % count].reshape(steps, batch_size).astype(jnp.int32)
 
 
+def own_steps(count: Any, batch_size: int) -> Any:
+    """Steps of an epoch of a member with `count` rows, which are fewer than a batch where it makes one."""
+    return -(-count // batch_size)
+
+
+def own_order(key: jax.Array | None, count: Any, *, length: int, batch_size: int) -> jax.Array:
+    """`epoch_order` of a member that makes `own_steps`, the first ones: as alone, it shuffles no batch of all its rows.
+
+    Of a batch that it fills in part the first `count` positions are its rows, the others some of them again.
+    """
+    how = {"length": length, "batch_size": batch_size}
+    return jnp.where(count <= batch_size, epoch_order(None, count, **how), epoch_order(key, count, **how))
+
+
 def _labels(labels, clients):
     labels = np.asarray(as_array(labels, "labels"))
     check_whole(clients=clients)

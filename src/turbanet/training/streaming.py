@@ -6,46 +6,41 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from turbanet.training import stopping
 from turbanet.training.batches import Ahead, Batches, Chunk
 from turbanet.training.checkpoint import types
 from turbanet.training.data import of_members, placed
 from turbanet.training.mapped import Mapped
 from turbanet.training.member import Swarm
-from turbanet.training.parts import Part, Underway
+from turbanet.training.parts import Part, underway
 from turbanet.training.plan import say_once
 from turbanet.training.run import Training
-from turbanet.training.weights import weighted
+from turbanet.training.weights import only
 
 
 @dataclasses.dataclass(frozen=True)
 class Passing(Part):
     """Some `steps` of an epoch of one member, over the batches that its data begin with, one after the other.
 
-    is_masked : whether y comes as (y, weight), which says of each row whether the member sees it
+    is_masked : whether y comes as (y, bool [row]), which says of each row whether the member sees it; a batch of which
+        it sees none is no step of it, of one of which it sees a part the loss is told where this is `masked`
     """
 
     is_masked: bool = False
 
-    @property
-    def _step_loss(self):
-        return weighted(self.loss_fn) if self.is_masked else self.loss_fn
-
-    def _taken(self, before, after, batch):
-        if not self.is_masked:
-            return after, 1
-        sees_some = batch[1][1].sum() > 0
-        return stopping.choose(sees_some, after, before), sees_some.astype(jnp.int32)
-
     def _begin(self, state, data):
         return None
 
-    def _rows(self, way, number):
-        return number * self.batch_size + jnp.arange(self.batch_size)
+    def _batch(self, way, number, data):
+        index = number * self.batch_size + jnp.arange(self.batch_size)
+        if not self.is_masked:
+            return data.read(index), None, None
+        y, seen = data.y
+        batch, seen = data.replace(y=y).read(index), seen[index]
+        return (only(seen, batch), seen, seen.any()) if self.masked else (batch, None, seen.any())
 
     def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
         """The swarm as it enters the first batch of an epoch."""
-        return swarm.replace(underway=Underway(None, jnp.zeros(len(swarm), jnp.int32), jnp.zeros(len(swarm))))
+        return swarm.replace(underway=underway(len(swarm)))
 
 
 class Streaming(Training):

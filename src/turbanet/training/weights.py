@@ -1,20 +1,78 @@
-"""A loss with a weight for each example, of a loss of one."""
+"""Losses that are means over rows: which of them count, and how much."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from turbanet.training.checks import expects
-from turbanet.training.member import Bound
+from turbanet.training.member import takes
+
+
+def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
+    """A decorator: the mean of what a function computes for each row, as a loss that knows which rows count.
+
+    Parameters
+    ----------
+    of_rows : of_rows(params, x, y, apply_fn) -> (values [batch, ...], prediction), each row's values from that row
+
+    Returns
+    -------
+    loss(params, x, y, apply_fn, *, mask=None, weight=None) -> (scalar, prediction): the mean of all values; with mask,
+    bool [batch], of those of the rows where it is true; with weight, [batch], each row counts so much. A row that does
+    not count may hold anything, NaN too; where none does the loss is 0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import turbanet as tn
+    >>> @tn.mean_over_rows
+    ... def absolute(params, x, y, apply_fn):
+    ...     prediction = apply_fn({"params": params}, x)
+    ...     return jnp.abs(prediction - y), prediction
+    >>> double = lambda variables, x: 2 * x
+    >>> x, y = jnp.array([[1.0], [2.0], [jnp.nan]]), jnp.array([[0.0], [0.0], [0.0]])  # errors 2, 4 and NaN
+    >>> print(absolute({}, x, y, double, mask=jnp.array([True, True, False]))[0])
+    3.0
+    """
+
+    @wraps(of_rows)
+    def loss(
+        params: Any,
+        x: Any,
+        y: Any,
+        apply_fn: Callable,
+        *,
+        mask: jax.Array | None = None,
+        weight: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        if mask is None and weight is None:
+            values, prediction = of_rows(params, x, y, apply_fn)
+            return jnp.mean(values), prediction
+        weight = jnp.asarray(mask if weight is None else weight if mask is None else jnp.where(mask, weight, 0))
+        x, y = only(weight != 0, (x, y))
+        values, prediction = of_rows(params, x, y, apply_fn)
+        if jnp.shape(values)[:1] != weight.shape:
+            came = f"{list(jnp.shape(values))} of {len(weight)} rows"
+            raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {came}: leave the mean to it.")
+        weight = weight.astype(jnp.promote_types(weight.dtype, values.dtype))
+        total = weight.sum()
+        each = values.reshape(len(weight), -1).mean(axis=1)
+        return jnp.where(total == 0, 0, (weight * each).sum() / jnp.where(total == 0, 1, total)), prediction
+
+    del loss.__wrapped__  # its signature is its own
+    return loss
 
 
 def weighted(loss_fn: Callable) -> Callable:
-    """`loss_fn` with a weight for each example: its y is (y, weight [batch]), its value the weighted mean.
+    """`loss_fn` with a weight for each example: its y is (y, weight [batch]).
 
-    A weight may be 0; if all of a batch are, its loss is 0. The examples are taken one by one, so a model that mixes
-    them (batch normalisation) is refused.
+    `loss_fn` takes weight=, [batch], as all losses of this library do, and what `mean_over_rows` makes; theirs is then
+    the weighted mean. A weight may be 0: what the row holds may be anything, and if all of a batch are, the loss is 0.
+    A model whose batch statistics such a row would change is refused in training. Raises ValueError for another loss:
+    of rows one by one nobody knows what it would be.
 
     Examples
     --------
@@ -26,33 +84,39 @@ def weighted(loss_fn: Callable) -> Callable:
     >>> print(loss)
     1.0
     """
+    if not takes(loss_fn, "weight"):
+        came = getattr(loss_fn, "__qualname__", loss_fn)
+        advice = "give it weight=, or write what a row costs under turbanet.mean_over_rows"
+        raise ValueError(f"weighted needs a loss that takes weight=, [batch], which {came} does not: {advice}.")
 
     def check(y, prediction):
         y, weight = _with_weight(y)
-        of_loss = loss_fn.check(y, prediction) if hasattr(loss_fn, "check") else ()
+        of_loss = loss_fn.check(y, prediction) if getattr(loss_fn, "check", None) else ()
         return [*of_loss, (weight, weight < 0, "a weight of at least 0")]
 
     @expects(check)
-    def loss(params, x, y, apply_fn):
+    def loss(params, x, y, apply_fn, *, mask=None):
         y, weight = _with_weight(y)
-        examples = len(weight)
-
-        def counted(leaf):  # what does not count may be anything: NaN times 0 is NaN
-            return jnp.where(weight.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, leaf, jnp.zeros((), leaf.dtype))
-
-        x, y = jax.tree.map(counted, (x, y))
-
-        def loss_of_one(x, y, index):
-            apply_to_one = apply_fn.of_example(index, examples) if isinstance(apply_fn, Bound) else apply_fn
-            x, y = jax.tree.map(lambda leaf: leaf[None], (x, y))
-            value, prediction = loss_fn(params, x, y, apply_to_one)
-            return value, jax.tree.map(lambda leaf: leaf[0], prediction)
-
-        values, prediction = jax.vmap(loss_of_one)(x, y, jnp.arange(examples))
-        total = weight.sum()
-        return jnp.where(total > 0, (weight * values).sum() / jnp.where(total > 0, total, 1), 0), prediction
+        if getattr(apply_fn, "train", False) and apply_fn.state.collections:
+            kept = f"{sorted(apply_fn.state.collections)} are of all rows of a batch, of weight 0 too"
+            raise ValueError(f"The model's {kept}: train with weights a model without, as with GroupNorm.")
+        return loss_fn(params, x, y, apply_fn, weight=weight if mask is None else jnp.where(mask, weight, 0))
 
     return loss
+
+
+def only(counts: jax.Array, tree: Any) -> Any:
+    """`tree` [batch, ...] with a row that counts in place of each that does not; zeros where none does.
+
+    counts : bool [batch]
+    """
+
+    def filled(leaf):
+        leaf = jnp.asarray(leaf)
+        some = jnp.where(counts.any(), leaf[jnp.argmax(counts)], jnp.zeros((), leaf.dtype))
+        return jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, some)
+
+    return jax.tree.map(filled, tree)
 
 
 def _with_weight(y: Any) -> Any:

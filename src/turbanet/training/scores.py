@@ -1,0 +1,69 @@
+"""What members score on rows of their own, each on its rows as one batch, however many others have."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from turbanet.training.data import Data, of_members, placed
+from turbanet.training.member import Swarm, takes
+from turbanet.training.optimizers import has_averages
+from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
+from turbanet.training.program import Evaluate, compiled, fitting_block
+
+MOST_COUNTS = 16  # of rows, from which on a sentence says how one program does
+
+
+def apply(program: Any, swarm: Swarm, data: Any, plan: Any) -> Any:
+    """What `program` returns of every member, [member, ...], where the swarm is."""
+    plan = choose(plan, swarm)
+    rounds = plan.rounds(len(swarm))
+    states = [plan.place(swarm, round) for round in rounds]
+    orders = list(zip(states, placed((data,), plan, rounds), strict=True))
+    run = compiled(program, plan, *orders[0])
+    block = fitting_block(run.executable, plan, len(rounds))
+    if block < plan.block:
+        return apply(program, swarm, data, dataclasses.replace(plan, block=block).balanced(len(swarm)))
+    out = gathered(*(run(*order) for order in orders), members=len(swarm))
+    return jax.device_put(out, home(swarm.step))
+
+
+def is_by_count(loss_fn: Callable, data: Data | None) -> bool:
+    """Whether members have different numbers of rows under a loss that cannot be told which rows are padding."""
+    return data is not None and data.ragged and not takes(loss_fn, "mask")
+
+
+def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -> Any:
+    """What `evaluate` returns of every member, [member, ...]: predictions are filled up with zeros.
+
+    Where a loss takes no mask those with one number of rows are scored together, by a program for each number.
+    """
+    if not is_by_count(evaluate.loss_fn, data):
+        return apply(evaluate, swarm, data, plan)
+    plan = choose(plan, swarm)
+    swarm = swarm.replace(schedule=None, stopping=None, underway=None)  # of which no score reads, nor of moments
+    swarm = swarm if has_averages(swarm.opt_state) else swarm.replace(opt_state=())
+    counts = np.asarray(data.count)
+    groups = [np.flatnonzero(counts == count) for count in np.unique(counts)]
+    if len(groups) > MOST_COUNTS:
+        what = f"A loss without mask= is scored by a program for each of {len(groups)} numbers of rows"
+        say_once(f"{what}; one that takes mask=, bool [batch], by one for all: see turbanet.mean_over_rows.")
+    found = []
+    for positions in groups:
+        count = int(counts[positions[0]])
+        (own,) = of_members((data,), positions)
+        own = own.replace(rows=own.rows[:, :count], length=count, ragged=False)
+        some = taken(swarm, positions)
+        loss, metrics, predictions = apply(evaluate, some, own, plan.balanced(len(positions)))
+        filled = jax.tree.map(partial(_filled, length=data.length), predictions)
+        found.append((loss, metrics, filled))
+    return taken(jax.tree.map(lambda *parts: jnp.concatenate(parts), *found), np.argsort(np.concatenate(groups)))
+
+
+def _filled(leaf, length):
+    """Rows of zeros after those of [member, row, ...]."""
+    return jnp.pad(leaf, [(0, 0), (0, length - leaf.shape[1]), *[(0, 0)] * (leaf.ndim - 2)])
