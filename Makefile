@@ -6,7 +6,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help report test lint lab data bench peers book smoke published doctor lock which-python unusable
+.PHONY: help report test lint lab data bench gpu peers book smoke published doctor lock which-python unusable
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ data: .venv/.installed ## look again for the data sets, first in data/external/
 
 bench: .venv/.installed ## the whole benchmark suite into reports/benchmark/, alone on the machine; ARGS=--quick for minutes
 	$(IN_VENV) python -m turbanet.lab.benchmark $(ARGS)
+
+gpu: .venv/.installed ## on this machine's GPU, into reports/gpu/<card>/, at most eight minutes; ARGS=--tiny tries it on a CPU
+	$(IN_VENV) python -m turbanet.lab.gpu $(ARGS)
 
 peers: .venv/.installed ## other frameworks, in build/peers/, and what they and hours of training measure, into reports/peers/
 	$(IN_VENV) python -m turbanet.lab.peers $(ARGS)

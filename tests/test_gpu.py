@@ -2,14 +2,15 @@
 
 import json
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from turbanet.lab.gpu import __main__ as gpu
-from turbanet.lab.gpu import methods, sections, torch_steps
-from turbanet.lab.labels import FUNC, FUSED, LOOP, OURS, SCAN, STEPS
+from turbanet.lab.gpu import chapter, figures, methods, sections, torch_steps
+from turbanet.lab.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS
 
 
 @pytest.fixture
@@ -73,3 +74,55 @@ def test_a_training_is_reset_to_where_it_began():
             training.step()
         first.append((training.total.item(), network.weight.detach().clone()))
     assert first[0][0] == first[1][0] and torch.equal(first[0][1], first[1][1])
+
+
+def measured(folder, *, networks=(1, 128), loop=1e-3):
+    """A card's folder with a sweep whose swarms take 1, 2, ... us a step."""
+    folder.mkdir(parents=True)
+    (folder / "about.json").write_text(
+        json.dumps(
+            dict.fromkeys(("card", "driver", "jax", "torch", "commit"), "x")
+            | {"date": "2026-01-01", "tiny": False, "left_out": []}
+        )
+    )
+    rows = []
+    for work in (chapter.SMALL, chapter.WIDE):
+        for us, count in enumerate(networks, 1):
+            row = {"workload": work, "networks": count, "precision": "TF32"}
+            rows += [row | {"method": name, "seconds_per_step": us * 1e-6} for name in (OURS, SCAN, FUNC_GRAPH)]
+            each = {LOOP: 2 * loop, FUSED: loop, GRAPH: loop / 10}
+            rows += [row | {"method": name, "seconds_per_step": count * each[name]} for name in each]
+    pd.DataFrame(rows).to_csv(folder / "sweep.csv", index=False)
+    return folder
+
+
+def test_numbers_of_the_chapter_are_ratios_by_hand(tmp_path):
+    found = chapter.numbers(measured(tmp_path / "card"))
+    assert found["networks"] == found["most"] == found["in_time_of_one"] == 128
+    assert found["small_loop"] == pytest.approx(128e-3 / 2e-6) and found["wide_graph"] == pytest.approx(12.8e-3 / 2e-6)
+    assert found["loop_one_ms"] == pytest.approx(1) and found["most_over_loop_one"] == pytest.approx(2e-3)
+
+
+def test_a_method_timed_on_one_network_alone_is_multiplied(tmp_path):
+    card = measured(tmp_path / "card", networks=(1, 128, 512))
+    table = pd.read_csv(card / "sweep.csv")
+    table[(table.networks < 512) | ~table.method.isin(chapter.ONE_BY_ONE)].to_csv(card / "sweep.csv", index=False)
+    assert chapter.sweep(card, chapter.SMALL).loc[512, FUSED] == pytest.approx(0.512)
+
+
+def test_only_cards_measured_in_full_are_read(tmp_path):
+    assert chapter.cards(tmp_path) == []
+    card = measured(tmp_path / "card")
+    tiny = measured(tmp_path / "tiny")
+    (tiny / "about.json").write_text(json.dumps({"tiny": True, "date": "2027-01-01"}))
+    assert chapter.cards(tmp_path) == [card]
+
+
+def test_the_figure_has_three_lines_with_their_names(tmp_path):
+    figures.draw(measured(tmp_path / "card"))
+    assert {file.suffix for file in (tmp_path / "card/figures").iterdir()} == {".png", ".pdf", ".txt"}
+    _, ax = plt.subplots()
+    figures.growth(ax, tmp_path / "card")
+    assert [text.get_text().split("\n")[0] for text in ax.texts] == ["PyTorch's loop", "PyTorch,", "TurbaNet"]
+    np.testing.assert_allclose(ax.lines[2].get_ydata(), [1024e-6, 2048e-6])
+    plt.close("all")

@@ -228,3 +228,14 @@ def test_readmes_first_example_prints_what_it_says(tmp_path):
     assert [*map(float, re.findall(number, ran.stdout))] == pytest.approx(
         [*map(float, re.findall(number, said))], abs=0.02
     )
+
+
+def test_what_the_readme_says_of_a_gpu_was_measured():
+    from turbanet.lab.gpu import chapter
+    from turbanet.lab.reports import number
+
+    said = re.search(r"<!-- gpu: .*?-->(.*?)<!-- end of gpu -->", PAGES["README.md"], re.S)[1]
+    found = chapter.numbers(chapter.cards(ROOT / "reports/gpu")[0])
+    names = "in_time_of_one in_time_ms loop_one_ms most most_ms networks small_ms small_loop small_graph small_func"
+    expected = [number(found[name].item() if hasattr(found[name], "item") else found[name]) for name in names.split()]
+    assert re.findall(r"\d[\d,.]*\d|\d", said.replace("2-16-2", "")) == expected

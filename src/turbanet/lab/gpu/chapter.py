@@ -59,6 +59,7 @@ def numbers(card: Path) -> dict[str, Any]:
         "in_time_of_one": int(small.index[small[OURS] <= loop_one].max()),
         "most_over_loop_one": small.loc[most, OURS] / loop_one,
     }
+    found["in_time_ms"] = 1000 * small.loc[found["in_time_of_one"], OURS]
     of = {"small": small.loc[found["networks"]], "wide": wide.loc[found["networks"]]}
     for name, row in of.items():
         found[f"{name}_ms"] = 1000 * row[OURS]

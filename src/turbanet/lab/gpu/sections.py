@@ -120,9 +120,9 @@ def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     """The suite's workloads, at its own sizes and at those that fill a card."""
     works = workloads(quick=tiny)
-    plans = [("mnist", 50, 8), ("stocks", 500, 12), ("lenet", 8, 12), ("resnet", 4, 25), ("vgg11", 4, 15)]
-    plans += [("mobilenet", 4, 40), ("mnist", 500, 8), ("lenet", 64, 12), ("mnist", 5000, 12), ("stocks", 5000, 12)]
-    plans += [("resnet", 32, 30)]
+    plans = [("mnist", 50, 14), ("stocks", 500, 16), ("lenet", 8, 16), ("resnet", 4, 30), ("mnist", 5000, 10)]
+    plans += [("stocks", 5000, 10), ("mnist", 500, 16), ("lenet", 64, 16), ("vgg11", 4, 20), ("resnet", 32, 30)]
+    plans += [("mobilenet", 4, 40)]
     if tiny:
         plans = [("mnist", 2, 0)]
     for name, members, seconds in plans:
@@ -155,7 +155,7 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
     adam = optax.adam(5e-5)
     accuracies = {}
     for members, precision in ((50, TF32), (50, FLOAT32), (500, TF32)) if not tiny else ((2, TF32),):
-        if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 20):
+        if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 50):
             continue
         jax.config.update("jax_default_matmul_precision", PRECISIONS[precision].jax)
         swarm = tn.TurbaTrainState.swarm(tn.MLP((64, 32, 10)), adam, members, sample_input=x[:1], seed=0)
@@ -190,7 +190,7 @@ def stocks(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     settings = {"x": series[:, :, :-1], "y": series[:, :, -1], "members": networks, "learning_rate": 1e-5}
     work = dataclasses.replace(lstm, epochs=1, **settings)
     for name in (OURS, GRAPH, FUSED, LOOP):
-        if budget.allows(f"LSTMs by {name}", 0 if tiny else {OURS: 50}.get(name, 8)):
+        if budget.allows(f"LSTMs by {name}", 0 if tiny else {OURS: 34}.get(name, 3)):
             for run in methods(work, (name,)).values():
                 run(work.steps)
                 steps = epochs * work.steps if name == OURS else 10 * work.steps
@@ -208,7 +208,7 @@ def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
         lr=2.5e-4, n_steps=128, n_envs=4, batch_size=128, n_epochs=4, ent_coef=0.01, total_timesteps=500_000
     )
     config = config._replace(total_timesteps=2048) if tiny else config
-    for members, seconds in ((2, 0),) if tiny else ((64, 25), (2048, 45)):
+    for members, seconds in ((2, 0),) if tiny else ((64, 20), (2048, 38)):
         if budget.allows(f"{members} agents", seconds):
             swarm, history = tn.train_agents(env, config, members, progress=False)
             returns = tn.evaluate_agents(env, swarm, episodes=2 if tiny else 20).mean(axis=1)
@@ -226,7 +226,7 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     net = tn.TurbaTrainState.swarm(tn.LeNet(), optax.sgd(0.1), 1, sample_input=x[:1])
     rows = np.arange(len(x)).reshape(clients, 50)
     settings = {"clients": rows, "sampled": sampled, "batch_size": 10, "progress": False}
-    if budget.allows(f"{rounds} rounds", 0 if tiny else 20):
+    if budget.allows(f"{rounds} rounds", 0 if tiny else 15):
         _, history = tn.federated(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
         row = {"clients": clients, "sampled": sampled, "rounds": rounds, "seconds": history.steady_seconds}
         yield [row | {"startup_seconds": history.startup_seconds, "seconds_per_round": history.steady_seconds / rounds}]
@@ -281,11 +281,11 @@ def _best(function, x, repeats=10):
 
 
 SECTIONS = {
-    "sweep": (sweep, 150),
-    "mnist": (mnist, 75),
-    "stocks": (stocks, 60),
-    "suite": (suite, 110),
-    "agents": (agents, 60),
-    "federated": (federated, 20),
+    "sweep": (sweep, 160),
+    "mnist": (mnist, 70),
+    "stocks": (stocks, 48),
+    "suite": (suite, 112),
+    "agents": (agents, 62),
+    "federated": (federated, 18),
     "roofline": (roofline, 10),
 }  # {name: (function, its seconds)}
