@@ -197,7 +197,7 @@ def test_used_refuses_a_package_that_is_handed_on():
 
 def test_dependencies_are_folders_but_for_the_lab():
     found = dependencies("from turbanet.training import plan\nfrom turbanet.lab.paths import repository")
-    assert found == {f"{COPY}/training", f"{COPY}/lab/paths.py"}
+    assert found == {f"{COPY}/backend.py", f"{COPY}/training", f"{COPY}/lab/paths.py"}
 
 
 @pytest.mark.parametrize("stage", RUNS)

@@ -200,7 +200,7 @@ def federated(
     ready = rule.compiled(plan, carry, given)
     while (block := fitting_block(ready, plan)) != plan.block:
         say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")
-        plan = Plan(plan.devices, block)
+        plan = dataclasses.replace(plan, block=block)
         ready = rule.compiled(plan, carry, given)
     jax.block_until_ready(given)
     begun = time.perf_counter()
@@ -248,7 +248,7 @@ def _plan(plan, swarm, sampled):
     """The devices, no more than there are clients in a round, and the block of so many of them."""
     check_plan(plan)
     plan = plan or Plan()
-    plan = Plan(plan.devices[:sampled], plan.block)
+    plan = dataclasses.replace(plan, devices=plan.devices[:sampled])
     each = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((sampled, *leaf.shape[1:]), leaf.dtype), swarm)
     return plan.resolve(each)
 

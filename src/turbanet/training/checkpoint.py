@@ -5,13 +5,11 @@ import functools
 import os
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import flax
 import jax
-import optax
 
-import turbanet
 from turbanet.training.arrays import check_whole, first_line, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.member import Swarm
@@ -80,7 +78,14 @@ def differences(kept: dict, here: dict) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """{name: version} of what a training computes with."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"Python": python, **{each.__name__: each.__version__ for each in (turbanet, jax, flax, optax)}}
+    return {"Python": python, **{name: _version(name) for name in ("turbanet", "jax", "flax", "optax")}}
+
+
+def _version(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it runs from a folder on the path, without having been installed
+        return "not installed"
 
 
 def identified(swarm: Swarm, others: dict) -> dict[str, str]:

@@ -285,7 +285,7 @@ class Training:
     def _begin_anew(self, block):
         """Begin with smaller blocks."""
         before = self.plan
-        self.plan = Plan(before.devices, block).balanced(len(self.start))
+        self.plan = dataclasses.replace(before, block=block).balanced(len(self.start))
         say_once(f"Out of memory with blocks of {before.block} members; going on with {self.plan.block}.")
         self._place(self.start)
 
@@ -377,7 +377,8 @@ class Training:
             came = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
             raise ValueError(f"{came}: ask for more epochs, or name another folder.")
         if progress["asked"] == self.plan.block or not given:  # less memory than it asks for may have made it smaller
-            self.plan = Plan(self.plan.devices[: progress["devices"]], progress["block"])
+            devices = self.plan.devices[: progress["devices"]]
+            self.plan = dataclasses.replace(self.plan, devices=devices, block=progress["block"])
         self.segment = progress["segment"]
         self.done = progress["done"]
         self.place = progress["place"]

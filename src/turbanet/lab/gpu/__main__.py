@@ -23,8 +23,12 @@ def main(arguments=None):
     parser.add_argument("--share", type=float, default=1.0, help="of each section's seconds")
     parser.add_argument("--out", type=Path, help="the folder for the results")
     parser.add_argument("--mnist", type=Path, help="a file that --pack wrote, on a machine that has no other")
+    parser.add_argument("--draw", type=Path, help="only draw the figure of a card's folder")
     parser.add_argument("--pack", type=Path, help="only write the rows of MNIST that are trained on into this file")
     given = parser.parse_args(arguments)
+    if given.draw:
+        _draw(given.draw)
+        return 0
     if given.pack:
         x, y, source = _mnist()
         np.savez_compressed(given.pack, x=(255 * x).round().astype(np.uint8), y=y, source=source)
@@ -56,10 +60,18 @@ def main(arguments=None):
         about["left_out"] += [f"{name}: {what}" for what in budget.left_out]
         about["seconds"][name] = round(time.perf_counter() - begin, 1)
         (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+    if not given.tiny and (folder / "sweep.csv").is_file():
+        _draw(folder)
     for what in about["left_out"]:
         print(f"left out, as there was no time: {what}")
     print(f"{sum(about['seconds'].values()):.0f} s; written to {folder}")
     return 1 if about["failed"] else 0
+
+
+def _draw(folder):
+    from turbanet.lab.gpu import figures
+
+    figures.draw(folder)
 
 
 def _measure(name, budget, file, *, tiny, packed):

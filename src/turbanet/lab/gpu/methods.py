@@ -14,13 +14,10 @@ import turbanet as tn
 from turbanet.lab.baselines import LOSSES
 from turbanet.lab.benchmark import Workload
 from turbanet.lab.gpu import torch_steps
-from turbanet.lab.labels import FUNC, FUSED, LOOP, OURS, SCAN, STEPS
+from turbanet.lab.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
 from turbanet.lab.twins import tensor
 from turbanet.training.fit import batch_order
 
-GRAPH = "PyTorch, CUDA graph of a step"
-FUNC_GRAPH = "torch.func vmap, CUDA graph"
-STACKED = "stacked products, torch.compile"
 ONE_BY_ONE = (LOOP, FUSED, GRAPH)  # which train one network: all of them take as many times as long
 
 

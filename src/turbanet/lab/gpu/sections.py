@@ -14,9 +14,9 @@ import torch
 
 import turbanet as tn
 from turbanet.lab.benchmark import Workload, workloads
-from turbanet.lab.gpu.methods import FUNC_GRAPH, GRAPH, ONE_BY_ONE, STACKED, methods
+from turbanet.lab.gpu.methods import ONE_BY_ONE, methods
 from turbanet.lab.gpu.torch_steps import PRECISIONS, TF32
-from turbanet.lab.labels import FUNC, FUSED, LOOP, OURS, SCAN, STEPS
+from turbanet.lab.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
 
 REPEATS = 5
 TURN = 0.15  # seconds that a run takes, about
