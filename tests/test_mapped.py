@@ -147,7 +147,7 @@ mapped.is_streamed = lambda *what: streamed
 x = np.load("x.npy", mmap_mode="r").reshape(4, -1, 1000) if own else np.load("x.npy", mmap_mode="r")
 y = np.arange(x.shape[-2], dtype=np.int32) % 2
 swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 4, sample_input=np.zeros((1, 1000), np.float32))
-how = {"epochs": 1, "batch_size": 64, "progress": False, "plan": tn.Plan(DEVICES, 2), "per_member": (own, False)}
+how = {"epochs": 1, "batch_size": 64, "progress": False, "plan": tn.Plan(2, 2), "per_member": (own, False)}
 few = x[..., :640, :].copy(), y[:640]
 tn.fit(swarm, *few, tn.softmax_cross_entropy, **how)  # what it takes without these data
 held = 1024 * int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
