@@ -130,7 +130,7 @@ def equal(found, expected):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
-@settings(max_examples=14, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 @given(
     loss=st.sampled_from(list(LOSSES)),
     counts=COUNTS,
@@ -181,7 +181,7 @@ class Folds:
         return self.pairs
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     loss=st.sampled_from([name for name in LOSSES if name != "weighted"]),
     counts=COUNTS,
