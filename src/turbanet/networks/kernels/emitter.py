@@ -206,8 +206,8 @@ def _join(flat, program, values):
 
 def _broadcast(block, shape, axes=()):
     """A block, or a NumPy scalar, of this shape; its axis i becomes axes[i]."""
-    if isinstance(block, np.generic):
-        return lax.full(shape, block, block.dtype)
+    if isinstance(block, np.generic):  # bound, as some of Triton's rules take no literal
+        return lax.broadcast_in_dim_p.bind(block, shape=tuple(shape), broadcast_dimensions=(), sharding=None)
     return block if block.shape == tuple(shape) else lax.broadcast_in_dim(block, shape, axes)
 
 

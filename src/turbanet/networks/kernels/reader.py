@@ -25,6 +25,7 @@ MOVES = """
     broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_sum reshape slice split
     squeeze transpose
 """
+WHOLE = "dot_general", "reduce_max", "reduce_min", "reduce_sum", "transpose"
 ALLOWED = frozenset([*IDENTITY, *ELEMENTWISE.split(), *MOVES.split()])
 NAMES = {
     "conv_general_dilated": "a convolution",
@@ -193,10 +194,23 @@ def _inline(jaxpr, inputs, constants, operations):
             inner = next(params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in params)
             outs = _inline(inner, ins, constants, operations)
         else:
-            outs = [Value(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
-            operations.append(Operation(equation.primitive, params, ins, outs))
+            outs = _folded(equation, ins)
+            if outs is None:
+                outs = [Value(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+                operations.append(Operation(equation.primitive, params, ins, outs))
         env.update(zip(equation.outvars, outs))
     return [value(var) for var in jaxpr.outvars]
+
+
+def _folded(equation, inputs):
+    """The outputs of an equation between known numbers, which some of Triton's rules do not take, or None."""
+    (out, *more), name = equation.outvars, equation.primitive.name
+    if more or out.aval.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
+        return None
+    if name not in IDENTITY + tuple(ELEMENTWISE.split()):
+        return None
+    with jax.ensure_compile_time_eval():
+        return [_scalar(equation.primitive.bind(*inputs, **equation.params), out.aval.dtype)]
 
 
 def _scalar(number, dtype):
@@ -256,7 +270,10 @@ def _swap_transposed(operations, outputs):
 
 
 def _most_bytes(program):
-    """Bytes of the arrays alive at once, at the most over a step: the state stays until its successor is there."""
+    """Bytes of the arrays alive at once, at the most: the state stays until its successor is there.
+
+    Counted where a product or a reduction needs its inputs whole; a compiler takes the rest number by number.
+    """
     operations, kept = program.operations, {id(value) for value in [*program.inputs, *program.constants]}
     kept |= {id(value) for value in program.outputs}
     last = {id(value): number for number, op in enumerate(operations) for value in [*op.inputs, *op.outputs]}
@@ -269,8 +286,7 @@ def _most_bytes(program):
         ends = {id(v): v for v in [*op.inputs, *op.outputs] if last.get(id(v)) == number and id(v) not in kept}
         freed = sum(program.size(value) for value in ends.values() if isinstance(value, Value))
         made = sum(program.size(value) - successor.get(id(value), 0) for value in op.outputs)
-        if op.name in MOVES.split():  # others write where they read
+        if op.name in WHOLE:
             most = max(most, alive + made)
         alive += made - freed
-        most = max(most, alive)
     return most
