@@ -458,7 +458,7 @@ def _padded(program, op, x, fill):
     shape, fill = list(op.inputs[0].shape), op.inputs[1]
     if isinstance(fill, Value):
         raise NotImplementedError
-    for axis, (low, high, _) in enumerate(op.params["padding_config"]):
+    for axis, (low, high) in enumerate((int(low), int(high)) for low, high, _ in op.params["padding_config"]):
         if low or high:
             x = _moved(program, x, shape, axis, -low, 1, shape[axis] + low + high, fill)
             shape[axis] += low + high
