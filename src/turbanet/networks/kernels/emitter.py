@@ -393,6 +393,7 @@ def _matrices(op, x, i, y, j, size):
 
 def _moved(program, x, shape, axis, start, stride, count, fill):
     """Blocks whose number j along `axis` is x's number start + j * stride, or `fill` where x has none."""
+    start, stride, count = int(start), int(stride), int(count)  # JAX has NumPy's
     before, long = program.long(shape), shape[axis] > program.short
     after = [*shape[:axis], count, *shape[axis + 1 :]]
     held, positions = before.index(axis) if long else None, [start + j * stride for j in range(count)]
@@ -415,9 +416,8 @@ def _moved(program, x, shape, axis, start, stride, count, fill):
         """The block without `axis` at one position of it."""
         if not 0 <= position < shape[axis]:
             return _broadcast(fill, program.padded([n for i, n in enumerate(shape) if i != axis]))
-        if long:
-            return _pick(x[index], held, position)
-        return x[(*index[:axis], position, *index[axis + 1 :])]
+        block = x[(*index[:axis], 0 if long else position, *index[axis + 1 :])]
+        return _pick(block, held, position) if long else block
 
     if count <= program.short:
         return _blocks(_extents(program, after), lambda i: at(i, positions[i[axis]]))
@@ -441,7 +441,7 @@ def _slice(program, op, x):
         count = -(-(end - start) // stride)
         if (start, count) != (0, shape[axis]):
             x = _moved(program, x, shape, axis, start, stride, count, op.outputs[0].dtype.type(0))
-            shape[axis] = count
+            shape[axis] = int(count)
     return x
 
 
