@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
+from itertools import islice
 from typing import Any
 
 import jax
@@ -85,11 +86,11 @@ def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
     state, batch = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
 
     def kernel(*refs):
-        epochs, refs = refs[0], list(refs[1:])
-        own, refs = refs[: len(leaves)], refs[len(leaves) :]
-        order = refs.pop(0) if ordered else None
-        shared, (*out, losses) = refs[: len(batch) + len(program.constants)], refs[-len(leaves) - 1 :]
-        rows, constants = shared[: len(batch)], shared[len(batch) :]
+        found = iter(refs)
+        epochs, own = next(found), list(islice(found, len(leaves)))
+        order = next(found) if ordered else None
+        rows, constants = list(islice(found, len(batch))), list(islice(found, len(program.constants)))
+        out, losses = list(islice(found, len(leaves))), next(found)
         fixed = {id(value): _load(program, value, ref) for value, ref in zip(program.constants, constants)}
         if order is None:
             fixed |= {id(value): _load(program, value, ref) for value, ref in zip(batch, rows)}
@@ -134,8 +135,9 @@ def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
         return env[id(value)] if isinstance(value, Value) else _single(value)
 
     for op in program.operations:
-        out = EMIT.get(op.name, _elementwise)(program, op, *map(blocks, op.inputs))
-        env.update(zip(map(id, op.outputs), out if len(op.outputs) > 1 else [out]))
+        emit: Any = EMIT.get(op.name, _elementwise)
+        out = emit(program, op, *map(blocks, op.inputs))
+        env.update(zip(map(id, op.outputs), out if isinstance(out, list) else [out]))
     return [blocks(value) for value in program.outputs]
 
 
@@ -258,11 +260,11 @@ FUNCTIONS = {
 def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
     """Number by number; a scalar, or an axis of size 1, meets each number of the others."""
     shape = op.outputs[0].shape
-    function = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
+    function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
     if op.name in ("max", "min") and op.outputs[0].dtype != jnp.float32:
         function = partial(op.primitive.bind, **op.params)
-    inputs = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
-    return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in inputs)))
+    spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
+    return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
 
 
 COMBINE = {"reduce_sum": lax.add, "reduce_max": _largest, "reduce_min": _smallest}
@@ -396,7 +398,7 @@ def _moved(program, x, shape, axis, start, stride, count, fill):
     start, stride, count = int(start), int(stride), int(count)  # JAX has NumPy's
     before, long = program.long(shape), shape[axis] > program.short
     after = [*shape[:axis], count, *shape[axis + 1 :]]
-    held, positions = before.index(axis) if long else None, [start + j * stride for j in range(count)]
+    held, positions = before.index(axis) if long else -1, [start + j * stride for j in range(count)]
     if count > program.short and long:
 
         def moved(block):

@@ -108,7 +108,7 @@ def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> 
     Refused : where one kernel cannot hold the step.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    before = jax.tree.structure(state)
+    before: Any = jax.tree.structure(state)
 
     def flat(*leaves):
         state, batch = jax.tree.unflatten(tree, leaves)
@@ -185,7 +185,7 @@ def _inline(jaxpr, inputs, constants, operations):
     for var, array in zip(jaxpr.constvars, consts):
         env[var] = _constant(array, constants)
 
-    def value(var):
+    def value(var: Any):
         return _scalar(var.val, var.aval.dtype) if isinstance(var, Literal) else env[var]
 
     for equation in jaxpr.eqns:
@@ -196,7 +196,7 @@ def _inline(jaxpr, inputs, constants, operations):
         else:
             outs = _folded(equation, ins)
             if outs is None:
-                outs = [Value(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+                outs = [Value(tuple(out.shape), out.dtype) for out in (var.aval for var in equation.outvars)]
                 operations.append(Operation(equation.primitive, params, ins, outs))
         env.update(zip(equation.outvars, outs))
     return [value(var) for var in jaxpr.outvars]
@@ -204,13 +204,13 @@ def _inline(jaxpr, inputs, constants, operations):
 
 def _folded(equation, inputs):
     """The outputs of an equation between known numbers, which some of Triton's rules do not take, or None."""
-    (out, *more), name = equation.outvars, equation.primitive.name
-    if more or out.aval.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
+    (out, *more), name = (var.aval for var in equation.outvars), equation.primitive.name
+    if more or out.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
         return None
     if name not in IDENTITY + tuple(ELEMENTWISE.split()):
         return None
     with jax.ensure_compile_time_eval():
-        return [_scalar(equation.primitive.bind(*inputs, **equation.params), out.aval.dtype)]
+        return [_scalar(equation.primitive.bind(*inputs, **equation.params), out.dtype)]
 
 
 def _scalar(number, dtype):
