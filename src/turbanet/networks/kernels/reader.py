@@ -185,8 +185,11 @@ def _inline(jaxpr, inputs, constants, operations):
     for var, array in zip(jaxpr.constvars, consts):
         env[var] = _constant(array, constants)
 
-    def value(var: Any):
-        return _scalar(var.val, var.aval.dtype) if isinstance(var, Literal) else env[var]
+    def value(var: Any) -> Any:
+        if not isinstance(var, Literal):
+            return env[var]
+        aval: Any = var.aval
+        return _scalar(var.val, aval.dtype)
 
     for equation in jaxpr.eqns:
         ins, params = [value(var) for var in equation.invars], equation.params
