@@ -1,0 +1,501 @@
+"""Trains every member of a swarm in one program of a GPU kernel, whose registers hold it for all epochs of a call.
+
+Emitted by Pallas' Triton backend (tested: jax 0.10.2, 0.11.2), which warns of its end since 0.11; the successor behind
+the same interface is jax-triton. A member's arrays are NumPy arrays of objects: an axis of a few numbers is an axis of
+objects, so that it costs no padding and reductions over it no exchange between threads; the others are axes of the
+arrays in it, padded to powers of two. What stands in the padding is arbitrary, so whatever sums over it masks it.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from turbanet.networks.kernels.reader import IDENTITY, LIMIT, Operation, Program, Value, read
+
+Blocks = np.ndarray  # of arrays; of the shape of what they hold, but 1 along its long axes
+TENSOR_CORES = 16  # each side of a product at least, to use them
+
+
+def train(
+    step: Callable,
+    state: Any,
+    data: tuple,
+    epochs: Any,
+    order: jax.Array | None = None,
+    *,
+    steps: int = 1,
+    most_epochs: int,
+    limit: int | None = LIMIT,
+    warps: int | None = None,
+    interpret: bool = False,
+) -> tuple[Any, jax.Array]:
+    """Train all members for `epochs` x `steps` of `step(state, *batch) -> (state, loss)` in one kernel.
+
+    Parameters
+    ----------
+    step : of one member
+    state : [member, ...]
+    data : arrays [row, ...] that all members share; without an order they are every step's batch
+    epochs : int or scalar array, at most `most_epochs`: another one compiles nothing
+    order : int32 [member, epoch x step, batch], the rows of each step
+    steps : of an epoch
+    limit : bytes of a member, None for any; see `reader.read`
+    warps : of 32 threads, for a member; by the step's shapes if None
+    interpret : whether to run without a GPU, slowly
+
+    Returns
+    -------
+    The state, and the mean loss of each epoch, float32 [member, most_epochs]; NaN after `epochs`.
+
+    Raises
+    ------
+    Refused : where a kernel cannot hold the step; the sentence says why.
+    """
+    leaves, tree = jax.tree.flatten(state)
+    one = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+    rows, data_tree = jax.tree.flatten(data)
+    lead = () if order is None else (order.shape[-1],)
+    batch = [jax.ShapeDtypeStruct(lead + row.shape[len(lead) :], row.dtype) for row in rows]
+    program = read(step, one, *jax.tree.unflatten(data_tree, batch), limit=limit)
+    values = program.inputs[: len(leaves)]
+    leaves = [_pad(leaf, program, value.shape) for leaf, value in zip(leaves, values)]
+    shared = [_pad(row, program, value.shape, len(lead)) for row, value in zip(rows, program.inputs[len(leaves) :])]
+    shared += [_pad(jnp.asarray(array), program, value.shape) for value, array in program.constants.items()]
+    if order is not None:
+        order = _pad(order, program, order.shape[-1:])
+    call = _call(program, leaves, order is not None, steps, most_epochs, warps or _warps(program), interpret)
+    epochs = jnp.asarray(epochs, jnp.int32)
+    *after, losses = jax.vmap(call, (0, None, None if order is None else 0, None))(leaves, shared, order, epochs)
+    after = [leaf[(..., *map(slice, value.shape))] for leaf, value in zip(after, values)]
+    return jax.tree.unflatten(tree, after), losses
+
+
+def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
+    """The kernel of one member: (leaves, shared data, order, epochs) -> [*leaves, losses]; vmap makes it the grid."""
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+    state, batch = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
+
+    def kernel(*refs):
+        found = iter(refs)
+        epochs, own = next(found), list(islice(found, len(leaves)))
+        order = next(found) if ordered else None
+        rows, constants = list(islice(found, len(batch))), list(islice(found, len(program.constants)))
+        out, losses = list(islice(found, len(leaves))), next(found)
+        fixed = {id(value): _load(program, value, ref) for value, ref in zip(program.constants, constants)}
+        if order is None:
+            fixed |= {id(value): _load(program, value, ref) for value, ref in zip(batch, rows)}
+
+        def one_step(number, carry):
+            env = fixed | dict(zip(map(id, state), _join(carry[:-1], program, state)))
+            if order is not None:
+                picked = _rows(program, batch[0].shape[0], order, number)
+                env |= {id(value): _load(program, value, ref, picked) for value, ref in zip(batch, rows)}
+            *after, loss = run(program, env)
+            return (*_split(after), carry[-1] + loss.item())
+
+        def epoch(number, carry):
+            carry = (*carry, _broadcast(np.float32(0), ()))
+            if steps == 1:
+                carry = one_step(number, carry)
+            else:
+                carry = lax.fori_loop(number * steps, (number + 1) * steps, one_step, carry)
+            losses[number] = carry[-1] / np.float32(steps)
+            return carry[:-1]
+
+        begin = _split([_load(program, value, ref) for value, ref in zip(state, own)])
+        end = lax.fori_loop(np.int32(0), epochs[...], epoch, begin)
+        for value, ref, blocks in zip(state, out, _join(end, program, state)):
+            for index, block in np.ndenumerate(blocks):
+                ref[_where(program, value.shape, index)] = block
+
+    def call(leaves, shared, order, epochs):
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
+        how = {"interpret": True} if interpret else {"compiler_params": triton.CompilerParams(num_warps=warps)}
+        run = pl.pallas_call(kernel, out_shape=[*shapes, losses], name="train", **how)
+        return run(epochs, *leaves, *([order] if ordered else []), *shared)
+
+    return call
+
+
+def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
+    """The outputs of a program whose inputs and constants are in `env`, by their values' id."""
+
+    def blocks(value):
+        return env[id(value)] if isinstance(value, Value) else _single(value)
+
+    for op in program.operations:
+        emit: Any = EMIT.get(op.name, _elementwise)
+        out = emit(program, op, *map(blocks, op.inputs))
+        env.update(zip(map(id, op.outputs), out if isinstance(out, list) else [out]))
+    return [blocks(value) for value in program.outputs]
+
+
+# Arrays in registers
+
+
+def _warps(program: Program) -> int:
+    """Warps of a member: each thread holds some 64 numbers of its largest array."""
+    values = [value for op in program.operations for value in op.outputs]
+    largest = max(math.prod(program.padded(value.shape)) for value in values)
+    return min(max(1 << (largest // 1024).bit_length() - 1 if largest >= 1024 else 1, 1), 8)
+
+
+def _pad(leaf, program, shape, rows=0):
+    """`leaf` [..., *shape] with its long axes padded; the first `rows` axes of `shape` stay, as they are indexed."""
+    padded, ahead = dict(zip(program.long(shape), program.padded(shape))), leaf.ndim - len(shape)
+    width = [(0, 0)] * ahead + [(0, padded.get(i, n) - n if i >= rows else 0) for i, n in enumerate(shape)]
+    return jnp.pad(leaf, width) if any(after for _, after in width) else leaf
+
+
+def _blocks(extents: Iterable[int], make: Callable) -> Blocks:
+    """The array of objects of this shape whose element at an index is make(index)."""
+    blocks = np.empty(tuple(extents), object)
+    for index in np.ndindex(blocks.shape):
+        blocks[index] = make(index)
+    return blocks
+
+
+def _single(block):
+    return _blocks((), lambda _: block)
+
+
+def _extents(program, shape):
+    """The shape of the array of objects that holds an array of `shape`."""
+    return tuple(n if n <= program.short else 1 for n in shape)
+
+
+def _where(program, shape, index):
+    """The index into a reference, of the block at `index`."""
+    long = program.long(shape)
+    return tuple(slice(None) if axis in long else number for axis, number in enumerate(index)) or ...
+
+
+def _rows(program, size, order, number):
+    """Which rows step `number` takes: one array, or a number for each."""
+    return [order[number, :]] if size > program.short else [order[number, row] for row in range(size)]
+
+
+def _load(program, value, ref, rows=None):
+    """The blocks of `value` from memory: all of it, or these rows."""
+
+    def block(index):
+        where = _where(program, value.shape, index)
+        return ref[where if rows is None else (rows[index[0]], *where[1:])]
+
+    return _blocks(_extents(program, value.shape), block)
+
+
+def _split(many):
+    return tuple(block for blocks in many for block in blocks.flat)
+
+
+def _join(flat, program, values):
+    """The blocks of each of `values`, of which `flat` are all in order."""
+    flat = iter(flat)
+    return [_blocks(_extents(program, value.shape), lambda _: next(flat)) for value in values]
+
+
+def _broadcast(block, shape, axes=()):
+    """A block, or a NumPy scalar, of this shape; its axis i becomes axes[i]."""
+    if isinstance(block, np.generic):  # bound, as some of Triton's rules take no literal
+        return lax.broadcast_in_dim_p.bind(block, shape=tuple(shape), broadcast_dimensions=(), sharding=None)
+    return block if block.shape == tuple(shape) else lax.broadcast_in_dim(block, shape, axes)
+
+
+def _select(where, block, other):
+    return lax.select(where, block, _broadcast(other, block.shape))
+
+
+def _number(block, axis):
+    """The position along `axis` of each number of a block."""
+    return lax.broadcasted_iota(jnp.int32, block.shape, axis)
+
+
+def _cleared(block, axis, size, fill):
+    """A block with `fill` in the padding beyond `size`."""
+    if block.shape[axis] == size:
+        return block
+    return _select(_number(block, axis) < size, block, block.dtype.type(fill))
+
+
+def _pick(block, axis, index):
+    """What stands at `index` of `axis`, without that axis, exactly: every thread has it then."""
+    return _select(_number(block, axis) == index, block, block.dtype.type(0)).sum(axis, dtype=block.dtype)
+
+
+# Operations
+
+
+def _largest(a, b):
+    """NaN where either is, as in XLA; Triton's own maximum is the other number."""
+    return lax.select((a < b) | (b != b), b, a)
+
+
+def _smallest(a, b):
+    return lax.select((a > b) | (b != b), b, a)
+
+
+FUNCTIONS = {
+    "max": _largest,
+    "min": _smallest,
+    "clamp": lambda low, x, high: _smallest(_largest(x, low), high),
+    "logistic": lambda x: 1 / (1 + lax.exp(-x)),
+    "is_finite": lambda x: lax.abs(x) < np.float32(np.inf),
+    "square": lambda x: x * x,
+    **dict.fromkeys(IDENTITY, lambda x: x),
+}
+
+
+def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
+    """Number by number; a scalar, or an axis of size 1, meets each number of the others."""
+    shape = op.outputs[0].shape
+    function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
+    if op.name in ("max", "min") and op.outputs[0].dtype != jnp.float32:
+        function = partial(op.primitive.bind, **op.params)
+    spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
+    return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
+
+
+COMBINE = {"reduce_sum": lax.add, "reduce_max": _largest, "reduce_min": _smallest}
+
+
+def _extreme(dtype, sign):
+    """The number that a maximum (sign -1) or minimum (1) of others never is."""
+    return sign * np.inf if dtype == np.float32 else (np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min)
+
+
+def _reduce(program, op, x):
+    """Over short axes first, which takes no exchange between threads."""
+    shape, dtype, axes = op.inputs[0].shape, op.outputs[0].dtype, op.params["axes"]
+    if not axes:
+        return x
+    long = program.long(shape)
+    neutral = {"reduce_sum": 0, "reduce_max": _extreme(dtype, -1), "reduce_min": _extreme(dtype, 1)}[op.name]
+
+    def reduced(index):
+        block = reduce(COMBINE[op.name], x[index].flat)
+        for axis in sorted(set(axes) & set(long), reverse=True):
+            position = long.index(axis)
+            block = _cleared(block, position, shape[axis], neutral)
+            block = op.primitive.bind(block, **op.params | {"axes": (position,)})
+        return block
+
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    x = x.transpose(*kept, *axes)
+    return _blocks(x.shape[: len(kept)], reduced)
+
+
+def _broadcast_in_dim(program, op, x):
+    return _spread(program, op.inputs[0], x, op.params["shape"], op.params["broadcast_dimensions"])
+
+
+def _spread(program, before, x, shape, axes):
+    """The blocks `x` of the value `before` (or a NumPy scalar), whose axis i becomes axes[i] of `shape`."""
+    long = program.long(shape)
+    held = [long.index(axis) for axis, n in zip(axes, before.shape) if n > program.short]
+    aligned = [1] * len(shape)
+    for axis, n in zip(axes, x.shape):
+        aligned[axis] = n
+    x = np.broadcast_to(x.reshape(aligned), _extents(program, shape))
+    return _blocks(x.shape, lambda i: _broadcast(x[i], program.padded(shape), held))
+
+
+def _reshape(program, op, x):
+    """Axes of size 1 come and go; see `reader.check`."""
+    return x.reshape(_extents(program, op.outputs[0].shape))
+
+
+def _transpose(program, op, x):
+    axes, long = op.params["permutation"], program.long(op.inputs[0].shape)
+    held = [long.index(axis) for axis in axes if axis in long]
+    x = x.transpose(axes)
+    if held == sorted(held):
+        return x
+    return _blocks(x.shape, lambda i: lax.transpose(x[i], held))
+
+
+def _iota(program, op):
+    shape, axis = op.params["shape"], op.params["dimension"]
+    padded, long = program.padded(shape), program.long(shape)
+
+    def numbers(index):
+        if axis in long:
+            return lax.broadcasted_iota(op.params["dtype"], padded, long.index(axis))
+        return lax.full(padded, index[axis], op.params["dtype"])
+
+    return _blocks(_extents(program, shape), numbers)
+
+
+def _dot(program, op, a, b):
+    """A product of two matrices: short sides number by number, tensor cores where all sides are long enough."""
+    ((i,), (j,)), _ = op.params["dimension_numbers"]
+    a_shape, b_shape = (value.shape for value in op.inputs)
+    inner, size = a_shape[i] > program.short, a_shape[i]
+    free = len(a_shape) - 1
+
+    def block(index):
+        left, right = _at(a, i, index[:free]), _at(b, j, index[free:])
+        return reduce(lax.add, [multiply(x, y) for x, y in zip(left, right)])
+
+    def multiply(x, y):
+        """Of blocks [row, inner] and [inner, column], each with or without row, column and inner."""
+        if not inner:
+            shape = x.shape + y.shape
+            return _broadcast(x, shape, range(x.ndim)) * _broadcast(y, shape, range(x.ndim, len(shape)))
+        x_inner, y_inner = program.long(a_shape).index(i), program.long(b_shape).index(j)
+        x, y = _cleared(x, x_inner, size, 0), _cleared(y, y_inner, size, 0)
+        if x.ndim == 2 and y.ndim == 2:
+            return _matrices(op, x, x_inner, y, y_inner, size)
+        if x.ndim == 1:  # a vector by what there is
+            out = _broadcast(x, y.shape, (y_inner,)) * y
+            return out.sum(y_inner)
+        return (x * _broadcast(y, x.shape, (x_inner,))).sum(x_inner)
+
+    extents = [n for axis, n in enumerate(a.shape) if axis != i] + [n for axis, n in enumerate(b.shape) if axis != j]
+    return _blocks(extents, block)
+
+
+def _at(x, axis, index):
+    """The blocks along `axis` at this index of the other axes."""
+    return np.moveaxis(x, axis, -1)[index].flat
+
+
+def _matrices(op, x, i, y, j, size):
+    """The product of two blocks over axis i of x and j of y, of `size` numbers before padding."""
+    rows, columns = x.shape[1 - i], y.shape[1 - j]
+    if min(rows, columns, x.shape[i]) >= TENSOR_CORES:
+        how = {"precision": op.params["precision"], "preferred_element_type": jnp.float32}
+        return lax.dot_general(x, y, (((i,), (j,)), ((), ())), **how)
+    shape = rows, columns
+    if x.shape[i] <= min(shape):  # one outer product after the other
+        picked = [(_pick(x, i, k), _pick(y, j, k)) for k in range(size)]
+        return reduce(lax.add, [_broadcast(a, shape, (0,)) * _broadcast(b, shape, (1,)) for a, b in picked])
+    out = _broadcast(np.float32(0), shape)
+    if columns <= rows:
+        for k in range(columns):
+            column = (x * _broadcast(_pick(y, 1 - j, k), x.shape, (i,))).sum(i)
+            out = _select(_number(out, 1) == k, _broadcast(column, shape, (0,)), out)
+        return out
+    for k in range(rows):
+        row = (y * _broadcast(_pick(x, 1 - i, k), y.shape, (j,))).sum(j)
+        out = _select(_number(out, 0) == k, _broadcast(row, shape, (1,)), out)
+    return out
+
+
+def _moved(program, x, shape, axis, start, stride, count, fill):
+    """Blocks whose number j along `axis` is x's number start + j * stride, or `fill` where x has none."""
+    start, stride, count = int(start), int(stride), int(count)  # JAX has NumPy's
+    before, long = program.long(shape), shape[axis] > program.short
+    after = [*shape[:axis], count, *shape[axis + 1 :]]
+    held, positions = before.index(axis) if long else -1, [start + j * stride for j in range(count)]
+    if count > program.short and long:
+
+        def moved(block):
+            padded = program.padded(after)
+            wide = (*padded[:held], block.shape[held], *padded[held:])
+            axes = [*range(held + 1), *range(held + 2, len(wide))]
+            to = lax.broadcasted_iota(jnp.int32, wide, held + 1) * stride + start
+            same = lax.broadcasted_iota(jnp.int32, wide, held) == to
+            zero = block.dtype.type(0)
+            out = _select(same, _broadcast(block, wide, axes), zero).sum(held, dtype=block.dtype)
+            source = _number(out, held) * stride + start
+            return _select((source >= 0) & (source < shape[axis]), out, fill)
+
+        return _blocks(x.shape, lambda i: moved(x[i]))
+
+    def at(index, position):
+        """The block without `axis` at one position of it."""
+        if not 0 <= position < shape[axis]:
+            return _broadcast(fill, program.padded([n for i, n in enumerate(shape) if i != axis]))
+        block = x[(*index[:axis], 0 if long else position, *index[axis + 1 :])]
+        return _pick(block, held, position) if long else block
+
+    if count <= program.short:
+        return _blocks(_extents(program, after), lambda i: at(i, positions[i[axis]]))
+    padded, new = program.padded(after), program.long(after).index(axis)
+    others = [i for i in range(len(padded)) if i != new]
+
+    def placed(index):
+        out = _broadcast(fill, padded)
+        for j, position in enumerate(positions):
+            if 0 <= position < shape[axis]:
+                out = _select(_number(out, new) == j, _broadcast(at(index, position), padded, others), out)
+        return out
+
+    return _blocks(_extents(program, after), placed)
+
+
+def _slice(program, op, x):
+    shape = list(op.inputs[0].shape)
+    strides = op.params["strides"] or [1] * len(shape)
+    for axis, (start, end, stride) in enumerate(zip(op.params["start_indices"], op.params["limit_indices"], strides)):
+        count = -(-(end - start) // stride)
+        if (start, count) != (0, shape[axis]):
+            x = _moved(program, x, shape, axis, start, stride, count, op.outputs[0].dtype.type(0))
+            shape[axis] = int(count)
+    return x
+
+
+def _pieces(program, op, x):
+    """Along one axis, pieces of these sizes."""
+    axis, shape, start, pieces = op.params["axis"], op.inputs[0].shape, 0, []
+    for size in op.params["sizes"]:
+        pieces.append(_moved(program, x, shape, axis, start, 1, size, op.outputs[0].dtype.type(0)))
+        start += size
+    return pieces
+
+
+def _padded(program, op, x, fill):
+    shape, fill = list(op.inputs[0].shape), op.inputs[1]
+    if isinstance(fill, Value):
+        raise NotImplementedError
+    for axis, (low, high) in enumerate((int(low), int(high)) for low, high, _ in op.params["padding_config"]):
+        if low or high:
+            x = _moved(program, x, shape, axis, -low, 1, shape[axis] + low + high, fill)
+            shape[axis] += low + high
+    return x
+
+
+def _concatenate(program, op, *inputs):
+    axis, after = op.params["dimension"], op.outputs[0].shape
+    held = program.long(after).index(axis) if after[axis] > program.short else None
+    start, out = 0, None
+    for value, x in zip(op.inputs, inputs):
+        x = _moved(program, x, value.shape, axis, -start, 1, after[axis], op.outputs[0].dtype.type(0))
+        if out is None:
+            out = x
+        elif held is None:
+            out = _blocks(out.shape, lambda i, a=out, b=x, s=start: b[i] if i[axis] >= s else a[i])
+        else:
+            out = _blocks(out.shape, lambda i, a=out, b=x, s=start: _select(_number(b[i], held) >= s, b[i], a[i]))
+        start += value.shape[axis]
+    return out
+
+
+EMIT = {
+    "reduce_sum": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "iota": _iota,
+    "dot_general": _dot,
+    "slice": _slice,
+    "split": _pieces,
+    "pad": _padded,
+    "concatenate": _concatenate,
+}

@@ -1,0 +1,295 @@
+"""Reads a member's training step as a flat list of operations that one kernel can hold, or says why it cannot."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+REGISTER_FILE = 256 * 1024  # bytes of a multiprocessor's registers, on every NVIDIA GPU since 2012
+LIMIT = REGISTER_FILE // 2  # bytes of a step's arrays: the other half is for addresses and what the compiler copies
+WARP = 32  # threads: a number that all of them need takes a register of each
+SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these that is not ...
+MOST_BLOCKS = 16  # ... more than so many arrays for one
+DTYPES = "float32", "int32", "uint32", "bool"
+CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"
+IDENTITY = "copy", "copy_p", "stop_gradient"
+ELEMENTWISE = """
+    abs add add_any and ceil clamp convert_element_type cos div eq exp exp2 expm1 floor ge gt integer_pow is_finite le
+    log log1p logistic lt max min mul ne neg not or pow rem rsqrt select_n sign sin sqrt square sub tan tanh xor
+"""
+MOVES = """
+    broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_sum reshape slice split
+    squeeze transpose
+"""
+WHOLE = "dot_general", "reduce_max", "reduce_min", "reduce_sum", "transpose"
+ALLOWED = frozenset([*IDENTITY, *ELEMENTWISE.split(), *MOVES.split()])
+NAMES = {
+    "conv_general_dilated": "a convolution",
+    "scan": "a recurrence (scan)",
+    "while": "a loop (while)",
+    "cond": "a branch (cond)",
+    "gather": "a gather: compare class labels with jnp.arange(classes) instead of indexing by them",
+    "dynamic_slice": "a slice whose start is data",
+    "threefry2x32": "random numbers, as dropout does",
+    "reduce_window_max": "pooling",
+}
+
+
+class Refused(ValueError):
+    """A step that one kernel cannot hold; the sentence says why."""
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """An array of a step, by its shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Operation:
+    """One primitive: its inputs are values or NumPy scalars."""
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: list[Any]
+    outputs: list[Value]
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """A step without dead code: outputs follow from inputs and constants by `operations`, in order."""
+
+    inputs: list[Value]  # the leaves of the state, then those of the batch
+    constants: dict[Value, Any]  # arrays that the step closes over
+    operations: list[Operation]
+    outputs: list[Any]  # the leaves of the state, then the loss: values, or NumPy scalars
+    short: int = 1
+    bytes: int = 0  # of all arrays that are alive at once, padded, at the most
+
+    def long(self, shape: Sequence[int]) -> list[int]:
+        """The axes of `shape` that are padded to powers of two; each number of the others is an array of its own."""
+        return [axis for axis, size in enumerate(shape) if size > self.short]
+
+    def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of each of the arrays that hold an array of `shape`: its long axes, as powers of two."""
+        return tuple(1 << (shape[axis] - 1).bit_length() for axis in self.long(shape))
+
+    def blocks(self, shape: Sequence[int]) -> int:
+        """How many arrays hold an array of `shape`."""
+        return math.prod(size for size in shape if size <= self.short)
+
+    def size(self, value: Value) -> int:
+        """Bytes of `value` in registers."""
+        numbers = max(math.prod(self.padded(value.shape)), WARP)
+        return self.blocks(value.shape) * numbers * np.dtype(value.dtype).itemsize
+
+
+def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> Program:
+    """The operations of one member's `step(state, *batch) -> (state, loss)`.
+
+    Parameters
+    ----------
+    step : of one member; JAX traces it
+    state, batch : of one member, arrays or `jax.ShapeDtypeStruct`s
+    limit : bytes that its arrays may take, None for any
+
+    Raises
+    ------
+    Refused : where one kernel cannot hold the step.
+    """
+    leaves, tree = jax.tree.flatten((state, batch))
+    before: Any = jax.tree.structure(state)
+
+    def flat(*leaves):
+        state, batch = jax.tree.unflatten(tree, leaves)
+        after, loss = step(state, *batch)
+        if jax.tree.structure(after) != before:
+            raise Refused("The kernel needs a step that returns a state of the structure it was given.")
+        return [*jax.tree.leaves(after), loss]
+
+    closed = jax.make_jaxpr(flat)(*leaves)
+    inputs = [Value(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+    constants: dict[Value, Any] = {}
+    operations: list[Operation] = []
+    outputs = _inline(closed, inputs, constants, operations)
+    operations = _swap_transposed(_live(operations, outputs), outputs)
+    used = {id(value) for value in outputs} | {id(value) for op in operations for value in op.inputs}
+    constants = {value: array for value, array in constants.items() if id(value) in used}
+    program = Program(inputs, constants, operations, outputs)
+    check(program, before.num_leaves)
+    values = [*inputs, *constants, *(value for op in operations for value in op.outputs)]
+    for program.short in SHORT:
+        if max(program.blocks(value.shape) for value in values) <= MOST_BLOCKS:
+            break
+    program.bytes = _most_bytes(program)
+    if limit is not None and program.bytes > limit:
+        raise Refused(
+            f"The kernel holds a step of at most {limit} bytes of weights, moments, gradients and activations in a"
+            f" multiprocessor's registers; this one has {program.bytes}: take a smaller network or batch."
+        )
+    return program
+
+
+def check(program: Program, leaves: int) -> None:
+    """Raise Refused for what no kernel takes: an operation off the list, a dtype, a state that changes its shape."""
+    for op in program.operations:
+        if op.name not in ALLOWED:
+            name = "random numbers, as dropout does" if op.name.startswith("random") else op.name
+            raise Refused(f"The kernel does not take {NAMES.get(op.name, name)}.")
+        _check_operation(op)
+    for value in [*program.inputs, *program.constants, *(v for op in program.operations for v in op.outputs)]:
+        if str(value.dtype) not in DTYPES:
+            raise Refused(f"The kernel takes arrays of {', '.join(DTYPES)}; this step has one of {value.dtype}.")
+    for value, after in zip(program.inputs[:leaves], program.outputs):
+        if value.shape != after.shape or value.dtype != after.dtype:
+            was, new = f"{value.dtype}{list(value.shape)}", f"{after.dtype}{list(after.shape)}"
+            raise Refused(f"The kernel needs a state whose arrays keep shape and dtype; {was} became {new}.")
+    if program.outputs[-1].shape != ():
+        raise Refused(f"The kernel needs a scalar loss; this one has shape {list(program.outputs[-1].shape)}.")
+
+
+def _check_operation(op):
+    """Raise Refused for an operation on the list in a form that is not."""
+    if op.name == "dot_general":
+        (first, second), batched = op.params["dimension_numbers"]
+        free = [sum(n > 1 for i, n in enumerate(v.shape) if i not in d) for v, d in zip(op.inputs, (first, second))]
+        inner = sum(op.inputs[0].shape[i] > 1 for i in first)
+        if len(first) != 1 or any(batched) or max(*free, inner) > 1:
+            shapes = " and ".join(str(list(value.shape)) for value in op.inputs)
+            raise Refused(f"The kernel takes products of two matrices, not of {shapes}: flatten or split them.")
+    if op.name == "reshape":
+        before, after = ([n for n in v.shape if n > 1] for v in (op.inputs[0], op.outputs[0]))
+        if before != after:
+            raise Refused(f"The kernel does not reshape {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)}.")
+    if op.name == "pad" and any(inner for _, _, inner in op.params["padding_config"]):
+        raise Refused("The kernel pads only at the ends of an axis.")
+    if op.name == "select_n" and len(op.inputs) != 3:
+        raise Refused("The kernel selects between two arrays, not more.")
+
+
+def _inline(jaxpr, inputs, constants, operations):
+    """Append the operations of a jaxpr, calls opened, to `operations`; -> its outputs."""
+    consts = getattr(jaxpr, "consts", ())
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    env = dict(zip(jaxpr.invars, inputs))
+    for var, array in zip(jaxpr.constvars, consts):
+        env[var] = _constant(array, constants)
+
+    def value(var: Any) -> Any:
+        if not isinstance(var, Literal):
+            return env[var]
+        aval: Any = var.aval
+        return _scalar(var.val, aval.dtype)
+
+    for equation in jaxpr.eqns:
+        ins, params = [value(var) for var in equation.invars], equation.params
+        if equation.primitive.name in CALLS:
+            inner = next(params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in params)
+            outs = _inline(inner, ins, constants, operations)
+        else:
+            outs = _folded(equation, ins)
+            if outs is None:
+                outs = [Value(tuple(out.shape), out.dtype) for out in (var.aval for var in equation.outvars)]
+                operations.append(Operation(equation.primitive, params, ins, outs))
+        env.update(zip(equation.outvars, outs))
+    return [value(var) for var in jaxpr.outvars]
+
+
+def _folded(equation, inputs):
+    """The outputs of an equation between known numbers, which some of Triton's rules do not take, or None."""
+    (out, *more), name = (var.aval for var in equation.outvars), equation.primitive.name
+    if more or out.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
+        return None
+    if name not in IDENTITY + tuple(ELEMENTWISE.split()):
+        return None
+    with jax.ensure_compile_time_eval():
+        return [_scalar(equation.primitive.bind(*inputs, **equation.params), out.dtype)]
+
+
+def _scalar(number, dtype):
+    return np.dtype(dtype).type(np.asarray(number).item())
+
+
+def _constant(array, constants):
+    if array.shape == () and not isinstance(array, jax.core.Tracer):
+        return _scalar(array, array.dtype)
+    value = Value(tuple(array.shape), array.dtype)
+    constants[value] = array
+    return value
+
+
+def _live(operations, outputs):
+    """The operations that `outputs` follow from, each as late as its first use has it.
+
+    The rest is dead: a step traces random keys that nobody uses. As late: an optimizer's arrays of one leaf at a time.
+    """
+    makes = {id(value): op for op in operations for value in op.outputs}
+    order: dict[int, Operation] = {}
+    waiting = [(makes[id(value)], False) for value in reversed(outputs) if id(value) in makes]
+    while waiting:
+        op, ready = waiting.pop()
+        if id(op) in order:
+            continue
+        if ready:
+            order[id(op)] = op
+            continue
+        waiting.append((op, True))
+        waiting += [(makes[id(value)], False) for value in reversed(op.inputs) if id(value) in makes]
+    return list(order.values())
+
+
+def _swap_transposed(operations, outputs):
+    """(a b)' as b' a', where nothing else needs the product: a transpose in a kernel goes through shared memory."""
+    uses = [id(value) for value in outputs] + [id(value) for op in operations for value in op.inputs]
+    products = {
+        id(op.outputs[0]): op
+        for op in operations
+        if op.name == "dot_general" and len(op.outputs[0].shape) == 2 and uses.count(id(op.outputs[0])) == 1
+    }
+    dropped = set()
+    for op in operations:
+        product = products.get(id(op.inputs[0])) if op.name == "transpose" else None
+        if product is None or tuple(op.params["permutation"]) != (1, 0):
+            continue
+        (first, second), batched = product.params["dimension_numbers"]
+        precision = product.params["precision"]
+        product.params = product.params | {
+            "dimension_numbers": ((second, first), batched),
+            "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+        }
+        product.inputs, product.outputs = product.inputs[::-1], op.outputs
+        dropped.add(id(op))
+    return [op for op in operations if id(op) not in dropped]
+
+
+def _most_bytes(program):
+    """Bytes of the arrays alive at once, at the most: the state stays until its successor is there.
+
+    Counted where a product or a reduction needs its inputs whole; a compiler takes the rest number by number.
+    """
+    operations, kept = program.operations, {id(value) for value in [*program.inputs, *program.constants]}
+    kept |= {id(value) for value in program.outputs}
+    last = {id(value): number for number, op in enumerate(operations) for value in [*op.inputs, *op.outputs]}
+    state = program.inputs[: len(program.outputs) - 1]
+    successor = {id(new): program.size(old) for old, new in zip(state, program.outputs)}
+    alive = most = sum(program.size(value) for value in [*program.inputs, *program.constants])
+    for number, op in enumerate(operations):
+        if all(isinstance(value, np.generic) for value in op.inputs):  # costs no register
+            continue
+        ends = {id(v): v for v in [*op.inputs, *op.outputs] if last.get(id(v)) == number and id(v) not in kept}
+        freed = sum(program.size(value) for value in ends.values() if isinstance(value, Value))
+        made = sum(program.size(value) - successor.get(id(value), 0) for value in op.outputs)
+        if op.name in WHOLE:
+            most = max(most, alive + made)
+        alive += made - freed
+    return most
