@@ -107,6 +107,7 @@ def lowered(step, state, data, **kwargs):
 
 
 @settings(max_examples=12, deadline=None)
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 18), min_size=1, max_size=2),
     st.integers(1, 10),
