@@ -201,6 +201,7 @@ def test_epochs_of_much_work_are_calls_of_their_own(blocks):
     data, plan = prepare(made(), X, Y), tn.Plan(1)
     assert parts.epochs_together(program.Train(tn.mse, 12), made(), data, plan) == 16
     assert parts.epochs_together(program.Train(tn.mse, 3), made(), data, plan) == 4  # of four steps
+    assert parts.epochs_together(program.Train(tn.mse, 4), made(), data, plan) == 4  # of three, of which five would fit
     long = prepare(made(), np.zeros((10**9, 3), np.int8), np.zeros(10**9, np.int8))
     assert parts.epochs_together(program.Train(tn.mse, 10**9), made(), long, plan) == 1
 

@@ -86,9 +86,8 @@ def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan) -> int
     if not plan.on_accelerator or type(program) is not Train:
         return 1
     operations = _reckoned(program, swarm, data)[1]
-    return int(
-        max(1, min(TOGETHER // program.steps(data.length), program.epochs, LONG_ON_ACCELERATOR / 16 / operations))
-    )
+    most = min(TOGETHER // program.steps(data.length), program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
+    return 1 << max(0, int(most).bit_length() - 1)  # a power of two, as is the room for what was seen
 
 
 def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:

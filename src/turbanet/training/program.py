@@ -71,7 +71,10 @@ class Train:
         def another(number, carry):
             state, every = carry
             state, seen = epoch(state)
-            return state, jax.tree.map(lambda all, one: all.at[number].set(one), every, seen)
+            write = partial(
+                jax.lax.dynamic_update_index_in_dim, index=number, axis=0
+            )  # as at[].set would ask for bounds
+            return state, jax.tree.map(write, every, seen)
 
         def some(first, carry):
             """`together` epochs, of which those after the last one change nothing."""

@@ -291,8 +291,11 @@ class Training:
 
     def _of_everyone(self, loss):
         """Losses [epoch, member, ...] of those who train, NaN for the others."""
-        every = np.full((loss.shape[1], len(self.start), *loss.shape[2:]), np.nan, loss.dtype)
-        every[:, self.training] = np.swapaxes(loss[: len(self.training)], 0, 1)
+        here = np.swapaxes(loss[: len(self.training)], 0, 1)
+        if len(self.training) == len(self.start):
+            return here
+        every = np.full((len(here), len(self.start), *here.shape[2:]), np.nan, here.dtype)
+        every[:, self.training] = here
         return every
 
     def _by_count(self):
