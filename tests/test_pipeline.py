@@ -209,18 +209,6 @@ def test_comments_make_nothing_stale_but_the_copy(pipeline):
     assert repro(pipeline) == ["code"]
 
 
-def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
-    monkeypatch.chdir(pipeline)
-    monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
-    with (pipeline / "src/turbanet/training/plan.py").open("a") as file:
-        file.write("EDITED = True\n")
-    assert rebuild.main(["--stage", "mnist"]) == 0
-    said = capfd.readouterr().out
-    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
-    stale = re.search("stale, .*: (.+)", said)[1].split(", ")
-    assert set(stale) == {"sweep@small", "sweep@large", *STUDIES} - {"mnist"}
-
-
 def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
     file = pipeline / "notebooks/mnist.ipynb"
     book = nbformat.read(file, as_version=4)
@@ -233,6 +221,18 @@ def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
     book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
     nbformat.write(book, file)
     assert repro(pipeline) == ["source@mnist"]
+
+
+def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
+    monkeypatch.chdir(pipeline)
+    monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
+    with (pipeline / "src/turbanet/training/plan.py").open("a") as file:
+        file.write("EDITED = True\n")
+    assert rebuild.main(["--stage", "mnist"]) == 0
+    said = capfd.readouterr().out
+    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
+    stale = re.search("stale, .*: (.+)", said)[1].split(", ")
+    assert set(stale) == {"sweep@small", "sweep@large", *STUDIES} - {"mnist"}
 
 
 def test_a_stage_that_fails_takes_no_other_with_it(pipeline, monkeypatch, capfd):

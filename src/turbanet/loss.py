@@ -69,6 +69,9 @@ def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPredict
     x : [batch, ...]
     y : [batch, output], of the shape of the prediction
     apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+
+    Other Parameters
+    ----------------
     mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
@@ -94,6 +97,9 @@ def l2_loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPre
     x : [batch, ...]
     y : [batch, output], of the shape of the prediction
     apply_fn : `apply_fn({"params": params}, x)` -> prediction [batch, output]
+
+    Other Parameters
+    ----------------
     mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
@@ -120,6 +126,9 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     x : [batch, ...]
     y : classes, int [batch], or their probabilities such as one-hot rows, [batch, class]
     apply_fn : `apply_fn({"params": params}, x)` -> logits [batch, class]
+
+    Other Parameters
+    ----------------
     mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
@@ -168,6 +177,9 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     x : [batch, ...]
     y : one-hot rows [batch, class]
     apply_fn : `apply_fn({"params": params}, x)` -> probabilities [batch, class]
+
+    Other Parameters
+    ----------------
     mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
@@ -197,6 +209,9 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     x : [batch, ...]
     y : 0 or 1 [batch], or the probability of 1
     apply_fn : `apply_fn({"params": params}, x)` -> logit [batch, 1] or [batch]
+
+    Other Parameters
+    ----------------
     mask, weight : which rows count, and how much; None: all alike (see `mean_over_rows`)
 
     Returns
