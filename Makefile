@@ -12,7 +12,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: that stage, then the report alone
-	@$(IN_VENV) python -m turbanet.lab.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
+	@$(IN_VENV) python -m study.pipeline.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
 
 test: lint ## lint, then all tests, the slow ones too
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -26,27 +26,27 @@ lab: .venv/.installed ## JupyterLab on localhost; it prints its address with the
 	$(IN_VENV) jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 data: .venv/.installed ## look again for the data sets, first in data/external/
-	$(IN_VENV) dvc repro --force --single-item code data@mnist data@cifar10 data@stocks $(ARGS)
+	$(IN_VENV) dvc repro --force --single-item code@study data@mnist data@cifar10 data@stocks $(ARGS)
 
 bench: .venv/.installed ## the whole benchmark suite into reports/benchmark/, alone on the machine; ARGS=--quick for minutes
-	$(IN_VENV) python -m turbanet.lab.benchmark $(ARGS)
+	$(IN_VENV) python -m study.baselines.benchmark $(ARGS)
 
 gpu: .venv/.installed ## on this machine's GPU, into reports/gpu/<card>/, at most eight minutes; ARGS=--tiny tries it on a CPU
-	$(IN_VENV) python -m turbanet.lab.gpu $(ARGS)
+	$(IN_VENV) python -m study.gpu $(ARGS)
 
 peers: .venv/.installed ## other frameworks, in build/peers/, and what they and hours of training measure, into reports/peers/
-	$(IN_VENV) python -m turbanet.lab.peers $(ARGS)
+	$(IN_VENV) python -m study.peers $(ARGS)
 
 book: .venv/.installed ## the notebooks, the report and the reference as a static site in build/book/
-	$(IN_VENV) python -m turbanet.lab.book $(ARGS)
+	$(IN_VENV) python -m study.pipeline.book $(ARGS)
 
 smoke published: .venv/.installed
-	$(IN_VENV) python -m turbanet.lab.notebook --size $@ $(ARGS)
+	$(IN_VENV) python -m study.pipeline.notebook --size $@ $(ARGS)
 smoke: ## the whole study in minutes, in build/smoke/; the numbers mean nothing
 published: ## the whole study at the published sizes, in build/published/; takes days
 
 doctor: .venv/.installed ## the machine, its devices, the versions, the data, the stale stages
-	@$(IN_VENV) python -m turbanet.lab.doctor
+	@$(IN_VENV) python -m study.pipeline.doctor
 
 lock: .venv/.installed ## resolve pyproject.toml anew into requirements.lock
 	$(IN_VENV) python -m pip install --quiet uv

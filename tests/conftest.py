@@ -47,7 +47,7 @@ def imports(file):
 
 def of_study(file):
     """Whether a test module needs the study's packages or tests its bench."""
-    return any(name.startswith("turbanet.lab.") or name.partition(".")[0] in PACKAGES for name in imports(file))
+    return any(name.startswith("study.") or name.partition(".")[0] in PACKAGES for name in imports(file))
 
 
 STUDY = {file for file in HERE.glob("test_*.py") if of_study(file)}

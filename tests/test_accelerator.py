@@ -7,8 +7,7 @@ import pytest
 
 import turbanet as tn
 from turbanet import backend, turba_train_state
-from turbanet.training import parts, program
-from turbanet.training import run as training
+from turbanet.training import parts, program, run as training
 from turbanet.training.data import prepare
 
 MEMBERS = 24  # a CPU's blocks would have 8

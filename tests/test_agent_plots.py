@@ -2,7 +2,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from turbanet.lab import agent_plots
+from study.agents import plots as agent_plots
 
 BAND = np.array([2.0, 3, 4]), np.array([1.0, 2, 3]), np.array([3.0, 4, 5])
 

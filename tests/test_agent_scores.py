@@ -2,7 +2,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from turbanet.lab.agent_scores import interquartile_mean, performance_profile, share
+from study.agents.scores import interquartile_mean, performance_profile, share
 
 
 def test_interquartile_mean_leaves_out_a_quarter_on_each_side():

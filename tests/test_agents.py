@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import DEVICES
-from flax import linen as nn
-from flax import struct
+from flax import linen as nn, struct
 
 import turbanet as tn
 from turbanet import PPOConfig, evaluate_agents, train_agents

@@ -1,7 +1,7 @@
 import numpy as np
 
 import turbanet as tn
-from turbanet.lab import agents_suite
+from study.agents import suite as agents_suite
 from turbanet.ppo import Agent, PPOConfig
 
 

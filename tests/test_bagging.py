@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_iris
 
-from turbanet.lab import bagging
+from study.baselines import bagging
 
 X, Y = load_iris(return_X_y=True)
 SETTINGS = {"members": 3, "hidden": [5], "epochs": 4, "batch_size": 50}

@@ -9,19 +9,19 @@ import optax
 import pytest
 import torch
 
+from study.baselines import trainers
+from study.baselines.twins import lstm_twin, mlp_twin, reinitialise
 from turbanet import TurbaTrainState
-from turbanet.lab import baselines
-from turbanet.lab.twins import lstm_twin, mlp_twin, reinitialise
 from turbanet.loss import mse, softmax_cross_entropy
 from turbanet.networks.models import LSTM, MLP
 
 MEMBERS, ROWS, EPOCHS = 3, 24, 3
 RATE = 0.01
 WAYS = {
-    "loop": partial(baselines.train_loop, threads=1),
-    "fused": partial(baselines.train_loop, threads=1, fused=True),
-    "func": partial(baselines.train_func, threads=1),
-    "processes": partial(baselines.train_processes, processes=2),
+    "loop": partial(trainers.train_loop, threads=1),
+    "fused": partial(trainers.train_loop, threads=1, fused=True),
+    "func": partial(trainers.train_func, threads=1),
+    "processes": partial(trainers.train_processes, processes=2),
 }
 CASES = ["mlp", "mlp full batch", "mlp per member", "lstm", "lstm per member full batch"]
 
@@ -117,7 +117,7 @@ def arguments(case, **changed):
 def test_twin_is_a_copy(mlp):
     params = jax.tree.map(np.array, mlp.params[0])  # NumPy's own memory, which PyTorch could share
     before = jax.tree.map(np.copy, params)
-    baselines.train_loop([mlp_twin(params)] * MEMBERS, mlp.x, mlp.y, **arguments(mlp))
+    trainers.train_loop([mlp_twin(params)] * MEMBERS, mlp.x, mlp.y, **arguments(mlp))
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
@@ -125,14 +125,14 @@ def test_twin_is_a_copy(mlp):
 def test_train_in_pytorch_equals_optax(case, way):
     twins = case.twins()
     losses = WAYS[way](twins, case.x, case.y, **arguments(case))
-    predictions = [baselines.torch_predict(t, case.member(case.x, i)) for i, t in enumerate(twins)]
+    predictions = [trainers.torch_predict(t, case.member(case.x, i)) for i, t in enumerate(twins)]
     assert losses.dtype == np.float64
     np.testing.assert_allclose(losses, case.losses, rtol=1e-4)
     np.testing.assert_allclose(predictions, case.predictions, rtol=1e-3, atol=1e-4)
 
 
 def test_train_steps_equals_optax(case):
-    swarm, losses = baselines.train_steps(case.swarm, case.x, case.y, case.loss_fn, **case.how())
+    swarm, losses = trainers.train_steps(case.swarm, case.x, case.y, case.loss_fn, **case.how())
     x = case.x if case.per_member else np.broadcast_to(case.x, (MEMBERS, *case.x.shape))
     assert losses.dtype == np.float64
     np.testing.assert_allclose(losses, case.losses, rtol=1e-4)
@@ -157,10 +157,10 @@ def test_train_keeps_input_bias_at_zero(lstm, way):
 def test_train_loop_goes_on_where_it_ended(mlp, fused):
     at_once, in_turns = ([mlp.make_twin(params) for params in mlp.params] for _ in range(2))
     job = {"loss": mlp.loss, "learning_rate": RATE, "threads": 1}
-    expected = baselines.train_loop(at_once, mlp.x, mlp.y, order=mlp.order, epochs=EPOCHS, fused=fused, **job)
-    job["optimizers"] = baselines.adams(in_turns, learning_rate=RATE, fused=fused)
+    expected = trainers.train_loop(at_once, mlp.x, mlp.y, order=mlp.order, epochs=EPOCHS, fused=fused, **job)
+    job["optimizers"] = trainers.adams(in_turns, learning_rate=RATE, fused=fused)
     parts = [
-        baselines.train_loop(in_turns, mlp.x, mlp.y, order=mlp.order[:, [epoch]], epochs=1, **job)
+        trainers.train_loop(in_turns, mlp.x, mlp.y, order=mlp.order[:, [epoch]], epochs=1, **job)
         for epoch in range(EPOCHS)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), expected)
@@ -172,7 +172,7 @@ def test_train_restores_threads(mlp, monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
-    for train in (baselines.train_loop, baselines.train_func):
+    for train in (trainers.train_loop, trainers.train_func):
         train(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), threads=1)
     assert calls == [1, 7, 1, 7]
 
@@ -180,9 +180,9 @@ def test_train_restores_threads(mlp, monkeypatch):
 def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     threads = []
     losses = np.zeros((EPOCHS, 1))
-    monkeypatch.setattr(baselines, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
-    monkeypatch.setattr(baselines.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
-    baselines.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
+    monkeypatch.setattr(trainers, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
+    monkeypatch.setattr(trainers.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
+    trainers.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
     assert threads == [1, 1, 1]
 
 
@@ -209,14 +209,14 @@ def test_train_refuses_what_does_not_fit(mlp, way, message):
     changed = BAD[message]
     with pytest.raises(ValueError, match=message):
         if way == "steps":
-            baselines.train_steps(mlp.swarm, mlp.x, mlp.y, mlp.loss_fn, **{**mlp.how(), **changed})
+            trainers.train_steps(mlp.swarm, mlp.x, mlp.y, mlp.loss_fn, **{**mlp.how(), **changed})
         else:
             WAYS[way](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, **changed))
 
 
 def test_train_refuses_unequal_rows(mlp):
     with pytest.raises(ValueError, match="x has 24 rows, y has 23"):
-        baselines.train_loop(mlp.twins(), mlp.x, mlp.y[1:], **arguments(mlp))
+        trainers.train_loop(mlp.twins(), mlp.x, mlp.y[1:], **arguments(mlp))
 
 
 def test_best_threads_takes_the_fastest(monkeypatch):
@@ -226,12 +226,12 @@ def test_best_threads_takes_the_fastest(monkeypatch):
     def run(threads):
         clock[0] += seconds[threads] + slow_first.pop(threads, 0.0)
 
-    monkeypatch.setattr(baselines.timing.time, "perf_counter", lambda: clock[0])
-    assert baselines.best_threads(run, candidates=(1, 2, 4)) == 2
+    monkeypatch.setattr(trainers.timing.time, "perf_counter", lambda: clock[0])
+    assert trainers.best_threads(run, candidates=(1, 2, 4)) == 2
 
 
 def test_best_threads_tries_powers_of_two_and_all_cores(monkeypatch):
     tried = []
-    monkeypatch.setattr(baselines.joblib, "cpu_count", lambda: 6)
-    baselines.best_threads(tried.append)
+    monkeypatch.setattr(trainers.joblib, "cpu_count", lambda: 6)
+    trainers.best_threads(tried.append)
     assert sorted(set(tried)) == [1, 2, 4, 6]

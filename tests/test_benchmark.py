@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import turbanet as tn
-from turbanet.lab import benchmark, twins
-from turbanet.lab.benchmark import COLUMNS
-from turbanet.lab.labels import COMPILED, FUNC, KEYS, LOOP, OURS, SKLEARN, STEPS, WAYS
+from study.baselines import benchmark, twins
+from study.baselines.benchmark import COLUMNS
+from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, OURS, SKLEARN, STEPS, WAYS
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)

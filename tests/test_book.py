@@ -1,4 +1,4 @@
-"""turbanet.lab.book: the site has every page of the repository, every public name, and no link that leads nowhere."""
+"""study.pipeline.book: the site has every page of the repository, every public name, and no link that leads nowhere."""
 
 import json
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import turbanet
+from study.pipeline import book
 from turbanet import estimators, forecasting
-from turbanet.lab import book
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""turbanet/lab/canonical.py: what stays of code, under every Python; run by its path, as dvc.yaml does."""
+"""study/pipeline/canonical.py: what stays of code, under every Python; run by its path, as dvc.yaml does."""
 
 import ast
 import hashlib
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src/turbanet"
-SCRIPT = SOURCE / "lab/canonical.py"
+SOURCE = Path(__file__).parents[1] / "src"
+SCRIPT = SOURCE / "study/pipeline/canonical.py"
 MODULE = runpy.run_path(str(SCRIPT))
 canonical = MODULE["canonical"]
 TRICKY = '''#!/usr/bin/env python

@@ -17,8 +17,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import checkpoint, program
-from turbanet.training import run as training
+from turbanet.training import checkpoint, program, run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

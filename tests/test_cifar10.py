@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from turbanet.lab.sources import cifar10, store
+from study.sources import cifar10, store
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets")
 ROWS = 20  # of a batch here

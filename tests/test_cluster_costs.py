@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from turbanet.lab import cluster_costs, cluster_runs, peers, projection
+from study import peers
+from study.cluster import costs as cluster_costs, projection, runs as cluster_runs
 
 pytest.importorskip("ray")
 

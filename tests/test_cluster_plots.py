@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from turbanet.lab import cluster_plots as draw
-from turbanet.lab.cluster_ways import JOBLIB, SHARDS
+from study.cluster import plots as draw
+from study.cluster.methods import JOBLIB, SHARDS
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import turbanet as tn
-from turbanet.lab import cluster_suite, cluster_ways
-from turbanet.lab.cluster_suite import Nodes
-from turbanet.lab.cluster_ways import Forecaster
+from study.cluster import methods as cluster_methods, suite as cluster_suite
+from study.cluster.methods import Forecaster
+from study.cluster.suite import Nodes
 
 # Ray's own processes: forked and at once replaced, and ended by the operating system.
 pytestmark = [
@@ -74,19 +74,19 @@ def test_usual_ways_learn_what_a_swarm_learns():
     ids = np.array([6, 1, 3])
     swarm, history = tn.fit(MAKE(ids), DATA(ids)["x"], DATA(ids)["y"], tn.mse, epochs=2, per_member=True, **HOW)
     _, _, predictions = cluster_suite.one_process(MAKE, DATA, ids, epochs=2, **HOW)
-    own = cluster_ways.jobs(MAKE, DATA, ids, epochs=2, batch_size=10)
-    ways = [cluster_ways.trained_alone(job, hidden=4, **RATE) for job in own]
-    for found in (ways, [cluster_ways.trained_by_pytorch(job, **RATE) for job in own]):
-        losses, forecasts = cluster_ways._stacked(found)
+    own = cluster_methods.jobs(MAKE, DATA, ids, epochs=2, batch_size=10)
+    ways = [cluster_methods.trained_alone(job, hidden=4, **RATE) for job in own]
+    for found in (ways, [cluster_methods.trained_by_pytorch(job, **RATE) for job in own]):
+        losses, forecasts = cluster_methods._stacked(found)
         np.testing.assert_allclose(losses.reshape(3, 2, 4).mean(2).T, history.train_loss, rtol=1e-4)
         np.testing.assert_allclose(forecasts, predictions, rtol=1e-4, atol=1e-5)
     assert np.array_equal(predictions, tn.predict(swarm, DATA(ids)["predict"], per_member=True))
 
 
 def test_joblib_gives_each_network_back_in_its_place():
-    own = cluster_ways.jobs(MAKE, DATA, np.arange(3), epochs=1, batch_size=10)
-    losses, predictions = cluster_ways.by_joblib(own, processes=1, **RATE)
-    one, forecast = cluster_ways.trained_by_pytorch(own[2], **RATE)
+    own = cluster_methods.jobs(MAKE, DATA, np.arange(3), epochs=1, batch_size=10)
+    losses, predictions = cluster_methods.by_joblib(own, processes=1, **RATE)
+    one, forecast = cluster_methods.trained_by_pytorch(own[2], **RATE)
     assert np.array_equal(losses[2], one) and np.array_equal(predictions[2], forecast)
     assert losses.shape == (3, 4) and predictions.shape == (3, 8, 1)
 
@@ -153,8 +153,8 @@ def test_a_killed_node_changes_no_bit_and_tasks_learn_the_same(tmp_path, monkeyp
         assert began < when and cluster_suite.attempts(history, killed_at=when).lost.sum() >= 1
         swarm, _, predictions = cluster_suite.one_process(MAKE, DATA, np.arange(12), epochs=30, **HOW)
         assert cluster_suite.difference(results.swarm(), swarm) == 0
-        own = cluster_ways.jobs(MAKE, DATA, np.arange(4), epochs=30, batch_size=10)
-        _, forecasts = cluster_ways.by_tasks(own, hidden=4, **RATE)
+        own = cluster_methods.jobs(MAKE, DATA, np.arange(4), epochs=30, batch_size=10)
+        _, forecasts = cluster_methods.by_tasks(own, hidden=4, **RATE)
         np.testing.assert_allclose(forecasts, predictions[:4], rtol=1e-3, atol=1e-4)
     finally:
         there.close()

@@ -1,4 +1,4 @@
-"""turbanet.lab.compilation: what comes from JAX's cache on disk and what compiles."""
+"""study.measurement.compilation: what comes from JAX's cache on disk and what compiles."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import turbanet as tn
-from turbanet.lab.compilation import cold
+from study.measurement.compilation import cold
 from turbanet.training import program
 
 MODEL, ADAM = tn.MLP((3, 2)), optax.adam(0.1)  # others would be another program

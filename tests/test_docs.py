@@ -10,7 +10,7 @@ import turbanet
 
 ROOT = Path(turbanet.__file__).parents[1]
 FILES = [file.relative_to(ROOT) for file in Path(turbanet.__file__).parent.rglob("*.py") if ">>>" in file.read_text()]
-MODULES = sorted(".".join(file.with_suffix("").parts) for file in FILES if "lab" not in file.parts)
+MODULES = sorted(".".join(file.with_suffix("").parts) for file in FILES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -3,7 +3,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab import evolution_plots
+from study.evolution import plots as evolution_plots
 from turbanet.populations.genealogy import EvolutionHistory
 
 

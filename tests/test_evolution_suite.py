@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import loguniform
 
 import turbanet as tn
-from turbanet.lab import evolution_suite
+from study.evolution import suite as evolution_suite
 
 CARTPOLE, _ = gymnax.make("CartPole-v1")
 

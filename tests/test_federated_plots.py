@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab import federated_plots as draw
+from study.federated import plots as draw
 
 
 @pytest.fixture

@@ -9,8 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from turbanet.lab import federated_peers, federated_suite, federated_torch, flower_clients, peers
-from turbanet.lab.federated_suite import CNN, IID, LOGISTIC, SHARDS, TWO, Protocol
+from study import peers
+from study.federated import (
+    flower_clients,
+    peers as federated_peers,
+    suite as federated_suite,
+    torch_clients as federated_torch,
+)
+from study.federated.suite import CNN, IID, LOGISTIC, SHARDS, TWO, Protocol
 
 RANDOM = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(10), 40).astype(np.int32)

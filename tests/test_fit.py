@@ -12,8 +12,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import plan as plan_module
-from turbanet.training import program
+from turbanet.training import plan as plan_module, program
 from turbanet.training.data import placed, prepare
 
 rng = np.random.default_rng(0)

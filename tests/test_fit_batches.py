@@ -15,8 +15,7 @@ from conftest import DEVICES
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
-from turbanet.training import batches as batches_module
-from turbanet.training import run as training
+from turbanet.training import batches as batches_module, run as training
 from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)

@@ -1,12 +1,12 @@
-"""turbanet.lab.framework_plots: what is drawn is what was measured, and what was not is dashed."""
+"""study.data_parallel.scaling.plots: what is drawn is what was measured, and what was not is dashed."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab import framework_plots
-from turbanet.lab.labels import FRAMEWORKS
+from study.data_parallel.scaling import plots as framework_plots
+from study.figures.labels import FRAMEWORKS
 
 MEASURED = pd.DataFrame(
     [

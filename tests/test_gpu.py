@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from turbanet.lab.gpu import __main__ as gpu
-from turbanet.lab.gpu import chapter, figures, methods, sections, torch_steps
-from turbanet.lab.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS
+from study.gpu import __main__ as gpu, chapter, figures, methods, sections, torch_steps
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""turbanet.lab.group: workers through torch.distributed end where a loop by hand ends, or in one sentence."""
+"""study.data_parallel.group: workers through torch.distributed end where a loop by hand ends, or in one sentence."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from turbanet.lab import group
+from study.data_parallel import group
 from turbanet.training.sampling import deal
 
 RANDOM = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_torchrun_starts_the_same_training(tmp_path):
     given = job("downpour", workers=1)
     torch.save(given, tmp_path / "job.pt")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "turbanet.lab.group", tmp_path / "job.pt", tmp_path / "out"]
+    command = [*launcher, "-m", "study.data_parallel.group", tmp_path / "job.pt", tmp_path / "out"]
     environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}  # where the job's functions are
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""turbanet.lab.hogwild: the trainer and the tester of the public study, with its faults mended."""
+"""study.data_parallel.hogwild: the trainer and the tester of the public study, with its faults mended."""
 
 from functools import partial
 
@@ -9,8 +9,8 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix
 from torch import nn
 
-from turbanet.lab import hogwild
-from turbanet.lab.hogwild import DistributedTester, DistributedTrainer
+from study.data_parallel import hogwild
+from study.data_parallel.hogwild import DistributedTester, DistributedTrainer
 from turbanet.training.sampling import deal
 
 RANDOM = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -116,8 +117,17 @@ def test_ci_chooses_the_librarys_tests_by_their_mark():
     assert study >= {"test_notebooks.py", "test_house.py"} and not study & {"test_checkpoint.py", "test_canonical.py"}
 
 
+def test_the_wheel_holds_the_library_and_nothing_of_the_study(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    library = {str(f.relative_to(ROOT / "src")) for f in files() if f.is_relative_to(ROOT / "src/turbanet")}
+    assert inside == library and "turbanet/training/fit.py" in inside
+
+
 def test_folders_are_one_sentence_and_no_code():
-    inner = sorted((ROOT / "src/turbanet").glob("*/**/__init__.py"))
+    inner = sorted((ROOT / "src").glob("*/*/**/__init__.py"))
     code = {file: ast.parse(file.read_text()).body[1:] for file in inner}
     assert len(inner) > 4 and all(ast.get_docstring(ast.parse(file.read_text())) for file in inner)
     assert {file: body for file, body in code.items() if body} == {}
@@ -143,7 +153,7 @@ def test_no_file_names_a_package_index():
 
 
 def test_doctor_lists_the_linked_files_and_what_the_data_says_of_itself(tmp_path):
-    from turbanet.lab import doctor
+    from study.pipeline import doctor
 
     (tmp_path / "data/external/mnist").mkdir(parents=True)
     for name in ("images.gz", ".gitignore"):
@@ -165,6 +175,6 @@ def test_pyproject_names_every_package_that_the_source_imports():
     foreign = (
         used
         - set(sys.stdlib_module_names)
-        - {"turbanet", *re.findall(r"^(keras|tensorflow|mxnet|horovod|flwr)", peers, re.M)}
+        - {"turbanet", "study", *re.findall(r"^(keras|tensorflow|mxnet|horovod|flwr)", peers, re.M)}
     )
     assert foreign and {distributions[name][0].lower().replace("_", "-") for name in foreign} <= wanted().keys()

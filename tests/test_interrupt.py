@@ -12,8 +12,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import interrupt, program
-from turbanet.training import run as training
+from turbanet.training import interrupt, program, run as training
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(12, 3)).astype(np.float32)

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 

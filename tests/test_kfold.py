@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 import turbanet as tn
-from turbanet.lab import kfold, twins
-from turbanet.lab.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
+from study.baselines import kfold, twins
+from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from turbanet.training import schedules
 from turbanet.training.augment import draw
 

@@ -1,13 +1,13 @@
-"""turbanet.lab.labels: one name, key, colour and marker a way, without loading what trains."""
+"""study.figures.labels: one name, key, colour and marker a way, without loading what trains."""
 
 import subprocess
 import sys
 
-from turbanet.lab.labels import COLOURS, FRAMEWORK_NAMES, FRAMEWORKS, KEYS, MARKERS, WAYS
+from study.figures.labels import COLOURS, FRAMEWORK_NAMES, FRAMEWORKS, KEYS, MARKERS, WAYS
 
 
 def test_labels_load_neither_torch_nor_jax():
-    code = "import sys, turbanet.lab.plots; print(sorted({'jax', 'torch'} & sys.modules.keys()))"
+    code = "import sys, study.figures.plots; print(sorted({'jax', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -21,7 +21,7 @@ def test_ways_of_one_figure_look_different():
 
 
 def test_every_framework_has_a_name_and_looks_of_its_own():
-    from turbanet.lab.scaling import launch
+    from study.data_parallel.scaling import launch
 
     assert set(FRAMEWORK_NAMES) == set(launch.FRAMEWORKS)
     looks = [(label.colour, label.marker) for label in FRAMEWORKS.values()]

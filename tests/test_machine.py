@@ -13,7 +13,7 @@ import psutil
 import pynvml
 import pytest
 
-from turbanet.lab import machine
+from study.measurement import machine
 
 NAMES, BUSY, USED = ("NVIDIA H200", "NVIDIA L4"), (30, 50), (1, 2)  # percent, gigabytes
 
@@ -156,7 +156,7 @@ def test_utilisation_needs_a_time_between_samples():
 def test_peak_memory_sees_what_is_taken():
     code = """
 import numpy as np
-from turbanet.lab.machine import peak_memory
+from study.measurement.machine import peak_memory
 with peak_memory() as peak:
     np.ones(2**23)  # 64 MB
 print(peak())

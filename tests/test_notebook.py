@@ -1,4 +1,4 @@
-"""turbanet.lab.notebook: what it hands to a notebook, what it refuses, what it leaves in reports/."""
+"""study.pipeline.notebook: what it hands to a notebook, what it refuses, what it leaves in reports/."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_notebook
 
-from turbanet.lab import notebook
+from study.pipeline import notebook
 
 PARAMS = {
     "data": {"mnist": {"source": "auto"}},

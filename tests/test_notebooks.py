@@ -14,8 +14,8 @@ import papermill
 import pytest
 import yaml
 
-from turbanet.lab import notebook
-from turbanet.lab.sources import store
+from study.pipeline import notebook
+from study.sources import store
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -27,10 +27,15 @@ def stages():
     """{name: stage} of dvc.yaml, each `foreach` unrolled, each `${...}` filled in."""
     found = {}
     pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    folders = {name: path for one in pipeline["vars"] for name, path in one.items()}
     for name, stage in pipeline["stages"].items():
         each = stage.get("foreach", [None])
         for key in each:
-            values = {"key": key, "item": each[key] if isinstance(each, dict) else key, **pipeline["vars"][0]}
+            values = {
+                "key": key,
+                "item": each[key] if isinstance(each, dict) else key,
+                **folders,
+            }
             text = yaml.safe_dump(stage.get("do", stage))
             filled = re.sub(r"\$\{(\w+)\}", lambda match, values=values: values[match[1]], text)
             found[name if key is None else f"{name}@{key}"] = yaml.safe_load(filled)
@@ -38,14 +43,15 @@ def stages():
 
 
 STAGES = stages()
-RUNS = [name for name, stage in STAGES.items() if "turbanet.lab.notebook" in stage["cmd"]]
-SOURCE = ROOT / "src/turbanet"
-COPY = "build/source/turbanet"  # of SOURCE, canonical
+RUNS = [name for name, stage in STAGES.items() if "study.pipeline.notebook" in stage["cmd"]]
+SOURCE = ROOT / "src"
+COPY = "build/source"  # of SOURCE, canonical
+OURS = ("turbanet", "study")
 
 
 def public_names():
     """{public name: the module that it comes from}, by the stub that decides it."""
-    lines = ast.parse((SOURCE / "__init__.pyi").read_text()).body
+    lines = ast.parse((SOURCE / "turbanet/__init__.pyi").read_text()).body
     froms = [line for line in lines if isinstance(line, ast.ImportFrom)]
     return {alias.name: f"turbanet.{line.module}" for line in froms for alias in line.names}
 
@@ -84,12 +90,12 @@ def used(source):
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            ours = [alias for alias in node.names if alias.name.partition(".")[0] == "turbanet"]
+            ours = [alias for alias in node.names if alias.name.partition(".")[0] in OURS]
             packages |= {alias.asname or "turbanet" for alias in ours if alias.name == "turbanet" or not alias.asname}
             names |= {alias.name for alias in ours if alias.name != "turbanet"}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module.split(".")[0] == "turbanet"}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module.split(".")[0] in OURS}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
             names.add(f"turbanet.{node.attr}")
@@ -109,20 +115,21 @@ def closure(source):
 
 
 def dependencies(source):
-    """What dvc.yaml must name for a source: single modules of the top and of the lab, other folders whole."""
+    """What dvc.yaml must name for a source: single modules of the study and of the library's top, its folders whole."""
     files = closure(source)
-    if SOURCE / "lab/scaling/launch.py" in files:  # which starts the programs beside it
-        files |= {file for program in (SOURCE / "lab/scaling").glob("*.py") for file in closure(program.read_text())}
+    scaling = Path("study/data_parallel/scaling")
+    if SOURCE / scaling / "launch.py" in files:  # which starts the programs beside it
+        files |= {file for program in (SOURCE / scaling).glob("*.py") for file in closure(program.read_text())}
     inner = {file.relative_to(SOURCE) for file in files}
     if re.search(r"\breports\.published", source):  # these functions read a file beside their module
-        inner.add(Path("lab/published.csv"))
-    whole = {path: path if path.parts[0] == "lab" else path.parts[0] for path in inner}
-    whole |= {path: path.parent for path in inner if path.parent == Path("lab/scaling")}
+        inner.add(Path("study/pipeline/published.csv"))
+    whole = {path: path if path.parts[0] == "study" else Path(*path.parts[:2]) for path in inner}
+    whole |= {path: path.parent for path in inner if path.parent == scaling}
     return {f"{COPY}/{path}" for path in whole.values()}
 
 
 def declared(stage):
-    return {dep for dep in STAGES[stage]["deps"] if dep.startswith(COPY)}
+    return {dep for dep in STAGES[stage]["deps"] if dep.startswith(tuple(f"{COPY}/{name}/" for name in OURS))}
 
 
 def difference(stage, needed):
@@ -180,14 +187,14 @@ def test_run_stage_declares_the_code_that_its_notebook_uses(stage):
 
 @pytest.mark.parametrize("stage", [f"data@{name}" for name in store.SETS])
 def test_data_stage_declares_the_modules_of_its_set(stage):
-    modules = f"turbanet.lab.sources.store, turbanet.lab.sources.{stage.partition('@')[2]}"
+    modules = f"study.sources.store, study.sources.{stage.partition('@')[2]}"
     assert difference(stage, dependencies(f"import {modules}")) == []
 
 
 def test_used_follows_imports_and_public_names():
-    source = "import turbanet as tn\nfrom turbanet import LSTM\nfrom turbanet.lab import plots\ntn.fit, tn.loss"
-    names = ["", ".lab.plots", ".loss", ".networks.models", ".training.fit"]
-    assert used(source) == {file_of(f"turbanet{name}") for name in names}
+    source = "import turbanet as tn\nfrom turbanet import LSTM\nfrom study.figures import plots\ntn.fit, tn.loss"
+    names = ["turbanet", "study.figures.plots", "turbanet.loss", "turbanet.networks.models", "turbanet.training.fit"]
+    assert used(source) == set(map(file_of, names))
 
 
 def test_used_refuses_a_package_that_is_handed_on():
@@ -195,9 +202,9 @@ def test_used_refuses_a_package_that_is_handed_on():
         used("import turbanet as tn\nsetattr(tn, 'fit', None)")
 
 
-def test_dependencies_are_folders_but_for_the_lab():
-    found = dependencies("from turbanet.training import plan\nfrom turbanet.lab.paths import repository")
-    assert found == {f"{COPY}/backend.py", f"{COPY}/training", f"{COPY}/lab/paths.py"}
+def test_dependencies_are_folders_but_for_the_study():
+    found = dependencies("from turbanet.training import plan\nfrom study.pipeline.paths import repository")
+    assert found == {f"{COPY}/turbanet/backend.py", f"{COPY}/turbanet/training", f"{COPY}/study/pipeline/paths.py"}
 
 
 @pytest.mark.parametrize("stage", RUNS)
@@ -210,7 +217,7 @@ def test_run_stage_declares_each_of_its_parameters(stage):
 @pytest.mark.parametrize("stage", RUNS)
 def test_run_stage_runs_the_copy_that_a_source_stage_makes(stage):
     name, _, variant = stage.partition("@")
-    assert STAGES[stage]["cmd"] == f"python -m turbanet.lab.notebook {name} {variant}".strip()
+    assert STAGES[stage]["cmd"] == f"python -m study.pipeline.notebook {name} {variant}".strip()
     assert STAGES[stage]["deps"][0] in STAGES[f"source@{name}"]["outs"]
 
 

@@ -1,4 +1,4 @@
-"""turbanet.lab.one_network: every way trains the same network on the same rows, and says what it took."""
+"""study.data_parallel.one_network: every way trains the same network on the same rows, and says what it took."""
 
 import numpy as np
 import pandas as pd
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import turbanet as tn
-from turbanet.lab import one_network
-from turbanet.lab.labels import DDP, DILOCO, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED
-from turbanet.lab.twins import mlp_twin
+from study.baselines.twins import mlp_twin
+from study.data_parallel import one_network
+from study.figures.labels import DDP, DILOCO, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 6)).astype(np.float32)

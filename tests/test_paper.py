@@ -1,4 +1,4 @@
-"""turbanet.lab.paper: numbers, figures and tables in the report's text, and the four pages made of it."""
+"""study.pipeline.paper: numbers, figures and tables in the report's text, and the four pages made of it."""
 
 import re
 import zipfile
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from turbanet.lab import paper
+from study.pipeline import paper
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "notebooks/report"

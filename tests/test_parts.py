@@ -10,8 +10,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import parts, program
-from turbanet.training import run as training
+from turbanet.training import parts, program, run as training
 from turbanet.training.data import prepare
 
 rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""turbanet.lab.peers: environments from pinned lists, made once."""
+"""study.peers and study.pipeline.environments: environments from pinned lists, made once."""
 
 import re
 import subprocess
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from turbanet.lab import peers
-from turbanet.lab.scaling import launch
+from study import peers
+from study.data_parallel.scaling import launch
+from study.pipeline import environments
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +26,7 @@ def test_an_unknown_environment_is_named(tmp_path):
     (tmp_path / "peers").mkdir()
     (tmp_path / "peers/mxnet.txt").write_text("mxnet==1.9.1\n")
     with pytest.raises(ValueError, match="no list of packages for 'mxnett'; known: mxnet"):
-        peers.build("mxnett", root=tmp_path)
+        environments.build("mxnett", root=tmp_path)
 
 
 def test_an_environment_is_made_from_its_list_and_again_when_that_changes(tmp_path, monkeypatch):
@@ -40,13 +41,13 @@ def test_an_environment_is_made_from_its_list_and_again_when_that_changes(tmp_pa
     (tmp_path / "peers").mkdir()
     wanted = tmp_path / "peers/mxnet.txt"
     wanted.write_text("mxnet==1.9.1\n")
-    python = peers.build("mxnet", root=tmp_path)
+    python = environments.build("mxnet", root=tmp_path)
     assert python == tmp_path / "build/peers/mxnet/bin/python"
     assert commands[0][:3] == [sys.executable, "-m", "venv"] and commands[1][-2:] == ["-r", str(wanted)]
-    peers.build("mxnet", root=tmp_path)
+    environments.build("mxnet", root=tmp_path)
     assert len(commands) == 2
     wanted.write_text("mxnet==1.9.0\n")
-    peers.build("mxnet", root=tmp_path)
+    environments.build("mxnet", root=tmp_path)
     assert len(commands) == 4
 
 
@@ -54,12 +55,12 @@ def test_an_environment_is_made_from_its_list_and_again_when_that_changes(tmp_pa
     ("name", "on", "other"), [("horovod", "PYTORCH", "TENSORFLOW"), ("horovod_tensorflow", "TENSORFLOW", "PYTORCH")]
 )
 def test_horovod_is_built_from_source_on_one_framework(name, on, other, tmp_path, monkeypatch):
-    commands, environments = [], []
+    commands, settings = [], []
 
     def run(command, check, env=None):
         command = [str(word) for word in command]
         commands.append(command)
-        environments.append(env)
+        settings.append(env)
         if "venv" in command:
             (Path(command[-1]) / "lib/python3.11/site-packages").mkdir(parents=True)
         if "download" in command:
@@ -73,12 +74,12 @@ def test_horovod_is_built_from_source_on_one_framework(name, on, other, tmp_path
     monkeypatch.setattr(subprocess, "run", run)
     (tmp_path / "peers").mkdir()
     (tmp_path / f"peers/{name}.txt").write_text("cmake==3.31.10\nhorovod==0.28.1\n")
-    peers.build(name, root=tmp_path)
+    environments.build(name, root=tmp_path)
     folder = tmp_path / "build/peers" / name
     _, tools, download, build = commands
     assert tools[-1] == "cmake==3.31.10" and download[-1] == "horovod==0.28.1"
     assert build[-1] == str(folder / "source/horovod-0.28.1") and "--no-build-isolation" in build
-    flags = environments[-1]
+    flags = settings[-1]
     assert flags[f"HOROVOD_WITH_{on}"] == flags[f"HOROVOD_WITHOUT_{other}"] == flags["HOROVOD_WITH_GLOO"] == "1"
     assert f"HOROVOD_WITHOUT_{on}" not in flags and flags["PATH"].startswith(str(folder / "bin"))
     standard = (folder / "source/horovod-0.28.1/horovod/torch/CMakeLists.txt").read_text().split("\n")[0]

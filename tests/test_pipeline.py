@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import yaml
 
-from turbanet.lab import notebook, rebuild
+from study.pipeline import notebook, rebuild
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -189,24 +189,24 @@ def pipeline(tmp_path_factory):
 
 STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
 STUDIES |= {"agents", "federated", "evolution", "cluster"}
-USERS = {  # what an edit of a module makes stale, beside `code` and `report`
-    "selection/search.py": {"benchmark", "search", "kfold", "evolution"},
-    "lab/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
+USERS = {  # what an edit of a module makes stale, beside the copy of its package and `report`
+    "turbanet/selection/search.py": {"benchmark", "search", "kfold", "evolution"},
+    "study/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
 }
 
 
 @pytest.mark.parametrize("module", USERS)
 def test_an_edit_makes_only_its_users_stale(pipeline, module):
-    with (pipeline / "src/turbanet" / module).open("a") as file:
+    with (pipeline / "src" / module).open("a") as file:
         file.write("EDITED = True\n")
-    assert set(repro(pipeline)) == {"code", "report"} | USERS[module]
+    assert set(repro(pipeline)) == {f"code@{module.partition('/')[0]}", "report"} | USERS[module]
 
 
 def test_comments_make_nothing_stale_but_the_copy(pipeline):
-    for module in ("training/program.py", "lab/reports.py", "__init__.py"):
-        with (pipeline / "src/turbanet" / module).open("a") as file:
+    for module in ("turbanet/training/program.py", "study/pipeline/reports.py", "turbanet/__init__.py"):
+        with (pipeline / "src" / module).open("a") as file:
             file.write("# A comment.\n")
-    assert repro(pipeline) == ["code"]
+    assert set(repro(pipeline)) == {"code@turbanet", "code@study"}
 
 
 def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
@@ -230,7 +230,7 @@ def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline,
         file.write("EDITED = True\n")
     assert rebuild.main(["--stage", "mnist"]) == 0
     said = capfd.readouterr().out
-    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code", "mnist", "report"]
+    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code@turbanet", "mnist", "report"]
     stale = re.search("stale, .*: (.+)", said)[1].split(", ")
     assert set(stale) == {"sweep@small", "sweep@large", *STUDIES} - {"mnist"}
 

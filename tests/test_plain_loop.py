@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import turbanet as tn
 

@@ -1,4 +1,4 @@
-"""turbanet.lab.plots: each figure draws the numbers it was given, on the Axes it was given, without a warning."""
+"""study.figures.plots: each figure draws the numbers it was given, on the Axes it was given, without a warning."""
 
 import matplotlib
 
@@ -11,8 +11,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from turbanet.lab import plots
-from turbanet.lab.labels import FUSED, LOOP, OURS, SERIAL, WAYS
+from study.figures import plots
+from study.figures.labels import FUSED, LOOP, OURS, SERIAL, WAYS
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(

@@ -11,7 +11,7 @@ import torch
 from jax.extend.core import jaxprs_in_params
 
 import turbanet as tn
-from turbanet.lab.twins import mlp_twin
+from study.baselines.twins import mlp_twin
 from turbanet.training.member import train_step
 
 rng = np.random.default_rng(0)

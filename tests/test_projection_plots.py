@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from turbanet.lab import projection_plots as draw
-from turbanet.lab.projection import PARTS
+from study.cluster import projection_plots as draw
+from study.cluster.projection import PARTS
 
 
 @pytest.fixture

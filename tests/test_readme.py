@@ -17,7 +17,8 @@ import yaml
 import turbanet
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src/turbanet"
+SOURCES = ROOT / "src"
+SOURCE, STUDY = SOURCES / "turbanet", SOURCES / "study"
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "docs/design.md")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGES["README.md"], re.M | re.S)
@@ -74,17 +75,17 @@ def made():
     return [Path(name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
 
 
-def imported(file):
-    """The top-level folders and modules of turbanet that a module imports; "turbanet" stands for its public names."""
+def imported(file, package="turbanet"):
+    """The top-level folders and modules of a package that a module imports; its name stands for its public names."""
     names = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom):
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    ours = [name.split(".") for name in names if name.split(".")[0] == "turbanet"]
-    rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir()}
-    return {parts[1] if len(parts) > 1 and parts[1] in rooms else "turbanet" for parts in ours}
+    ours = [name.split(".") for name in names if name.split(".")[0] == package]
+    rooms = {path.name.removesuffix(".py") for path in (SOURCES / package).iterdir()}
+    return {parts[1] if len(parts) > 1 and parts[1] in rooms else package for parts in ours}
 
 
 def test_readme_has_an_example_of_at_most_fifteen_lines():
@@ -96,10 +97,11 @@ def test_page_names_a_path_that_is_there_or_is_made(page, name):
     path = Path(name)
     if path.parts[0] == "build":  # made by hand or by make, never committed
         assert "build/" in (ROOT / ".gitignore").read_text().splitlines()
-    elif not any(place.exists() for place in (ROOT / path, (ROOT / page).parent / path, SOURCE / path)):
+    elif not any((place / path).exists() for place in (ROOT, (ROOT / page).parent, SOURCE, SOURCES, STUDY)):
         unmade = [out for out in made() if not (ROOT / out).exists()]
-        module = SOURCE / f"{name}.py"  # as in training/plan
-        assert module.exists() or any(path == out or out in path.parents or path in out.parents for out in unmade)
+        modules = SOURCE / f"{name}.py", SOURCES / f"{name}.py"  # as in training/plan and study/figures/plots
+        a_module = any(module.exists() for module in modules)
+        assert a_module or any(path == out or out in path.parents or path in out.parents for out in unmade)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -124,7 +126,7 @@ def test_pages_fetch_nothing_from_a_remote_that_there_is_not():
 
 def test_readme_lists_every_stage_that_runs_a_notebook():
     table = "\n".join(line for line in PAGES["README.md"].splitlines() if line.startswith("|"))
-    wanted = {name for name, stage in stages().items() if "turbanet.lab.notebook" in stage["cmd"]}
+    wanted = {name for name, stage in stages().items() if "study.pipeline.notebook" in stage["cmd"]}
     assert wanted and wanted <= set(re.findall(r"`([^`]+)`", table))
 
 
@@ -140,19 +142,25 @@ def test_page_draws_paths_that_are_there(page):
 
 
 def test_design_draws_every_folder_and_top_level_module_of_the_library():
-    there = {f"{file.parent.relative_to(ROOT)}/" for file in SOURCE.rglob("*.py")}
-    there |= {str(file.relative_to(ROOT)) for file in SOURCE.glob("*.py")}
+    there = {f"{file.parent.relative_to(ROOT)}/" for file in SOURCES.rglob("*.py")}
+    there |= {str(file.relative_to(ROOT)) for file in SOURCES.glob("*/*.py")} - {"src/study/__init__.py"}
     assert {path for path in drawn("docs/design.md") if path.startswith("src/")} == there
 
 
-def test_imports_run_the_way_that_the_design_draws():
-    line = re.search(r"^lab -> .*$", PAGES["docs/design.md"], re.M)[0]
-    level = {name: i for i, names in enumerate(line.split(" -> ")) for name in names.split(", ")} | {"turbanet": 1}
+@pytest.mark.parametrize(("package", "first"), [("turbanet", "study"), ("study", "peers")])
+def test_imports_run_the_way_that_the_design_draws(package, first):
+    line = re.search(rf"^{first}\b.* -> .*$", PAGES["docs/design.md"], re.M)[0]
+    level = {name: i for i, names in enumerate(line.split(" -> ")) for name in names.split(", ")}
+    level |= {"turbanet": 1, "__init__": -1}
     back = []
-    for file in SOURCE.rglob("*.py"):
-        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-        back += [f"{file} imports {to}" for to in imported(file) - {room} if level[room] >= level[to]]
+    for file in (SOURCES / package).rglob("*.py"):
+        room = file.relative_to(SOURCES / package).parts[0].removesuffix(".py")
+        back += [f"{file} imports {to}" for to in imported(file, package) - {room} if level[room] >= level[to]]
     assert back == []
+
+
+def test_the_library_knows_nothing_of_the_study():
+    assert [file for file in SOURCE.rglob("*.py*") if file.suffix != ".pyc" and imported(file, "study")] == []
 
 
 def test_changelog_sends_readers_to_modules_that_are_there():
@@ -231,8 +239,8 @@ def test_readmes_first_example_prints_what_it_says(tmp_path):
 
 
 def test_what_the_readme_says_of_a_gpu_was_measured():
-    from turbanet.lab.gpu import chapter
-    from turbanet.lab.reports import number
+    from study.gpu import chapter
+    from study.pipeline.reports import number
 
     said = re.search(r"<!-- gpu: .*?-->(.*?)<!-- end of gpu -->", PAGES["README.md"], re.S)[1]
     found = chapter.numbers(chapter.cards(ROOT / "reports/gpu")[0])

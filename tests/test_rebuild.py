@@ -1,4 +1,4 @@
-"""turbanet.lab.rebuild: what `make report` tells DVC to do, and what it says afterwards."""
+"""study.pipeline.rebuild: what `make report` tells DVC to do, and what it says afterwards."""
 
 import datetime
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turbanet.lab import notebook, rebuild
+from study.pipeline import notebook, rebuild
 
 ROOT = Path(__file__).parents[1]
 KNOWN = [

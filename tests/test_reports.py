@@ -1,4 +1,4 @@
-"""turbanet.lab.reports: what a stage may leave behind, and how the report reads it."""
+"""study.pipeline.reports: what a stage may leave behind, and how the report reads it."""
 
 import json
 
@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab import plots, reports
+from study.figures import plots
+from study.pipeline import reports
 
 STAGES = {"sweep/small", "sweep/large", "mnist", "kfold", "evolution"}
 FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from sklearn.linear_model import LinearRegression
 
-from turbanet.lab import rolling
+from study.evaluation import rolling
 
 rng = np.random.default_rng(0)
 DAYS, TICKERS, HORIZON = 200, 3, 5

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 import turbanet as tn
-from turbanet.lab import roofline
+from study.measurement import roofline
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
 

@@ -5,8 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset

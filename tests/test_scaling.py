@@ -1,4 +1,4 @@
-"""turbanet.lab.scaling: every framework trains the same network on the same rows; what fails ends all in a sentence."""
+"""study.data_parallel.scaling: the frameworks train one network on the same rows; what fails ends all in a sentence."""
 
 import signal
 import socket
@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import turbanet as tn
-from turbanet.lab.scaling import launch
-from turbanet.lab.scaling.job import Job, Result, flat
+from study.data_parallel.scaling import launch
+from study.data_parallel.scaling.job import Job, Result, flat
 from turbanet.training.sampling import deal
 
 RANDOM = np.random.default_rng(0)

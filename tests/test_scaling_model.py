@@ -1,9 +1,9 @@
-"""turbanet.lab.scaling.model: a step's parts, found again in times that were made of them."""
+"""study.data_parallel.scaling.model: a step's parts, found again in times that were made of them."""
 
 import numpy as np
 import pytest
 
-from turbanet.lab.scaling import model
+from study.data_parallel.scaling import model
 
 
 @pytest.mark.parametrize("workers", [2, 4])

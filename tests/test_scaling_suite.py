@@ -1,11 +1,11 @@
-"""turbanet.lab.scaling.suite: what is measured is what its tables say, with trainings made up."""
+"""study.data_parallel.scaling.suite: what is measured is what its tables say, with trainings made up."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab.scaling import launch, suite
-from turbanet.lab.scaling.job import Job, Result
+from study.data_parallel.scaling import launch, suite
+from study.data_parallel.scaling.job import Job, Result
 
 ROWS = 640
 WEIGHTS = {"params/a": np.zeros((2, 3), np.float32), "batch_stats/a": np.zeros(7, np.float32)}

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score
 
-from turbanet.lab import scores
+from study.evaluation import scores
 
 rng = np.random.default_rng(0)
 Y = rng.integers(3, size=60)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 
-from turbanet.lab import searches
-from turbanet.lab.searches import ALONE, NETWORK, ONE_BY_ONE, TOGETHER
+from study.baselines import searches
+from study.baselines.searches import ALONE, NETWORK, ONE_BY_ONE, TOGETHER
 
 X, Y = load_iris(return_X_y=True)
 SETTINGS = {"members": [1, 2], "learning_rates": [0.001, 0.03], "weight_decays": [0.0, 0.1], "folds": 3, "seed": 4}

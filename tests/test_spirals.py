@@ -1,8 +1,8 @@
-"""turbanet.lab.sources.spirals: two arms, one seed."""
+"""study.sources.spirals: two arms, one seed."""
 
 import numpy as np
 
-from turbanet.lab.sources.spirals import spirals
+from study.sources.spirals import spirals
 
 
 def test_spirals_are_opposite_and_seeded():

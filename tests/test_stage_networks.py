@@ -8,9 +8,11 @@ import pytest
 from test_notebooks import PARAMS, cells, closure, code
 
 import turbanet as tn
-from turbanet.lab import benchmark, federated_suite, notebook
-from turbanet.lab.sources import store
-from turbanet.lab.windows import normalised
+from study.baselines import benchmark
+from study.evaluation.windows import normalised
+from study.federated import suite as federated_suite
+from study.pipeline import notebook
+from study.sources import store
 from turbanet.networks.policies import Agent
 
 MODELS = {"AlexNet", "LSTM", "LeNet", "LeNet5", "MLP", "MobileNet", "ResNet", "VGG", "Agent"}
@@ -45,7 +47,7 @@ def of_kfold(p, images):
     """The notebook's own networks: its cell of `models`, run with these parameters."""
     (cell,) = (each.source for each in cells("kfold.ipynb") if "models = {" in each.source)
     names = dict(p)
-    exec("import turbanet as tn\nfrom functools import partial\nfrom turbanet.lab import twins\n" + cell, names)
+    exec("import turbanet as tn\nfrom functools import partial\nfrom study.baselines import twins\n" + cell, names)
     pixels = {"lenet5": {"size": 32}, "alexnet": {"size": 28}}
     for name in p["networks"]:
         of = "cifar10" if name in ("lenet", "mobilenet", "vgg") else "mnist"

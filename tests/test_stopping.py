@@ -9,8 +9,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import parts, stopping
-from turbanet.training import run as training
+from turbanet.training import parts, run as training, stopping
 from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""turbanet.lab.sources.store: every source of every set, what is wrong with it."""
+"""study.sources.store: every source of every set, what is wrong with it."""
 
 import functools
 import gzip
@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import requests
 
-from turbanet.lab.sources import stocks, store
+from study.sources import stocks, store
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets"),
@@ -209,8 +209,8 @@ def test_prepare_lists_the_known_names(tmp_path, name, settings, known):
 def test_load_imports_no_sets_module(tmp_path):
     store.prepare("mnist", root=tmp_path, source="embedded")
     script = (
-        "import sys; from turbanet.lab.sources import store; store.load('mnist', sys.argv[1]); "
-        "print([name for name in store.SETS if f'turbanet.lab.sources.{name}' in sys.modules])"
+        "import sys; from study.sources import store; store.load('mnist', sys.argv[1]); "
+        "print([name for name in store.SETS if f'study.sources.{name}' in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

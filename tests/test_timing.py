@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from turbanet.lab import timing
+from study.measurement import timing
 
 
 def test_interleave_warms_all_up_then_takes_turns():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turbanet as tn
-from turbanet.lab import twins
+from study.baselines import twins
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(6, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 6)

@@ -1,13 +1,13 @@
-"""turbanet.lab.ways: every way trains the same networks, again and again from the same weights."""
+"""study.baselines.methods: every way trains the same networks, again and again from the same weights."""
 
 import numpy as np
 import optax
 import pytest
 
 import turbanet as tn
-from turbanet.lab import baselines, twins, ways
-from turbanet.lab.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SKLEARN, STEPS, WAYS
-from turbanet.lab.sources.spirals import spirals
+from study.baselines import methods, trainers, twins
+from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SKLEARN, STEPS, WAYS
+from study.sources.spirals import spirals
 
 X, Y = spirals(32)
 FULL_BATCH = tuple(way for way in WAYS if way not in (COMPILED, SKLEARN))
@@ -21,7 +21,7 @@ def swarm():
 
 def make(swarm, **changed):
     how = {"loss": "cross_entropy", "learning_rate": RATE, "twin": twins.mlp_twin, "plan": tn.Plan(2, 1)} | changed
-    return ways.runs(swarm, X, Y, tn.softmax_cross_entropy, **how)
+    return methods.runs(swarm, X, Y, tn.softmax_cross_entropy, **how)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_full_batch_ways_start_from_the_swarms_weights_each_time(swarm, every, w
 
 def test_full_batch_ways_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
     seen = []
-    monkeypatch.setattr(baselines, "train_loop", lambda twins, x, y, **how: seen.append(how))
+    monkeypatch.setattr(trainers, "train_loop", lambda twins, x, y, **how: seen.append(how))
     for run in make(swarm, names=(LOOP, FUSED), threads=3).values():
         run(5)
     common = {"epochs": 5, "loss": "cross_entropy", "learning_rate": RATE, "threads": 3}
@@ -69,7 +69,7 @@ def test_runs_of_fewer_epochs_take_the_first_batches(swarm, way):
 
 def test_runs_compile_one_network_for_all_members(swarm, monkeypatch):
     seen = []
-    monkeypatch.setattr(ways.torch, "compile", lambda network: seen.append(network) or network)
+    monkeypatch.setattr(methods.torch, "compile", lambda network: seen.append(network) or network)
     every = make(swarm, names=(COMPILED, LOOP), epochs=2, batch_size=8, threads=1)
     np.testing.assert_array_equal(every[COMPILED]()[0], every[LOOP]()[0])
     np.testing.assert_array_equal(every[COMPILED]()[0], every[LOOP]()[0])
@@ -95,27 +95,27 @@ def test_runs_have_scikit_learn_where_it_trains_the_same(model, changed, there):
 
 @pytest.mark.slow
 def test_assert_equal_losses_passes_for_every_way(every):
-    ways.assert_equal_losses(every, EPOCHS)
+    methods.assert_equal_losses(every, EPOCHS)
 
 
 def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
     other = make(swarm, names=(OURS, LOOP), learning_rate=2 * RATE)  # the swarm's own optimizer stays
     with pytest.raises(AssertionError, match="PyTorch loop trains something else"):
-        ways.assert_equal_losses(other, EPOCHS)
+        methods.assert_equal_losses(other, EPOCHS)
 
 
 def test_time_ways_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
     def run(epochs):
         return None, 1.5
 
-    table = ways.time_ways({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
+    table = methods.time_ways({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
     assert [*zip(table.way, table.repeat)][:6] == [(way, i) for i in range(3) for way in (OURS, LOOP)]
     assert set(table.compile_seconds) == {1.5}
 
 
 def test_time_ways_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(ways.timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(methods.timing.time, "perf_counter", lambda: clock[0])
     calls = []
 
     def run(epochs):
@@ -123,14 +123,14 @@ def test_time_ways_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
         clock[0] += epochs + (5.0 if len(calls) == 1 else 0.0)
         return None, np.nan
 
-    table = ways.time_ways({LOOP: run}, 3, segment=1, repeats=1)
+    table = methods.time_ways({LOOP: run}, 3, segment=1, repeats=1)
     assert set(table.compile_seconds) == {5} and set(table.seconds) == {3}
 
 
 def test_time_ways_runs_ours_by_whole_segments():
     seen = {OURS: [], LOOP: []}
     runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}
-    ways.time_ways(runs, 10**9, segment=16, repeats=2)
+    methods.time_ways(runs, 10**9, segment=16, repeats=2)
     assert {epochs % 16 for epochs in seen[OURS]} == {0} and 1 in seen[LOOP]
 
 
@@ -142,7 +142,7 @@ def test_full_batch_ways_tell_the_compilation_of_ours_alone(swarm):
 def test_fit_in_turns_ends_where_fit_ends(swarm):
     how = {"batch_size": 8, "plan": tn.Plan(1, 2), "progress": False, "segment": 2}
     whole, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, **how)
-    parts = list(ways.fit_in_turns(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, turn=2, **how))
+    parts = list(methods.fit_in_turns(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, turn=2, **how))
     np.testing.assert_allclose(np.concatenate([part.train_loss for _, part in parts]), history.train_loss, rtol=1e-5)
     assert [len(part.train_loss) for _, part in parts] == [2, 2, 1]
     np.testing.assert_allclose(tn.predict(parts[-1][0], X), tn.predict(whole, X), rtol=1e-4)
@@ -153,8 +153,8 @@ def test_loop_in_turns_trains_copies_to_where_the_loop_ends(swarm, fused):
     networks = [twins.mlp_twin(state.params) for state in swarm]
     order = np.random.default_rng(0).integers(len(X), size=(2, 3, 4, 8))
     job = {"loss": "cross_entropy", "learning_rate": RATE, "threads": 1}
-    parts = list(ways.loop_in_turns(networks, X, Y, order=order, turn=2, fused=fused, **job))
-    expected = baselines.train_loop(networks, X, Y, order=order, epochs=3, fused=fused, **job)
+    parts = list(methods.loop_in_turns(networks, X, Y, order=order, turn=2, fused=fused, **job))
+    expected = trainers.train_loop(networks, X, Y, order=order, epochs=3, fused=fused, **job)
     np.testing.assert_array_equal(np.concatenate([losses for _, losses in parts]), expected)
     for trained, network in zip(parts[-1][0], networks, strict=True):
-        np.testing.assert_array_equal(baselines.torch_predict(trained, X), baselines.torch_predict(network, X))
+        np.testing.assert_array_equal(trainers.torch_predict(trained, X), trainers.torch_predict(network, X))

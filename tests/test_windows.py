@@ -1,9 +1,9 @@
-"""turbanet.lab.windows: forecasts without look-ahead, rows by class, pixels."""
+"""study.evaluation.windows: forecasts without look-ahead, rows by class, pixels."""
 
 import numpy as np
 import pytest
 
-from turbanet.lab.windows import forecast_windows, normalised, split_rows
+from study.evaluation.windows import forecast_windows, normalised, split_rows
 
 # Forecasts.
 

@@ -1,12 +1,12 @@
-"""turbanet.lab.worker_plots: what is drawn is what was measured."""
+"""study.data_parallel.plots: what is drawn is what was measured."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.lab import worker_plots
-from turbanet.lab.labels import HOGWILD, LOCAL, SERIAL_ONE
+from study.data_parallel import plots as worker_plots
+from study.figures.labels import HOGWILD, LOCAL, SERIAL_ONE
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""turbanet.lab.workers: one worker's steps, what is recorded, and how processes end together."""
+"""study.data_parallel.workers: one worker's steps, what is recorded, and how processes end together."""
 
 import math
 import os
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from turbanet.lab import workers
+from study.data_parallel import workers
 
 X = torch.linspace(-1, 1, 12)[:, None]
 Y = 2 * X + 1

@@ -1,12 +1,12 @@
-"""turbanet.lab.workers_suite: what is measured is what its tables say, with runs made up."""
+"""study.data_parallel.suite: what is measured is what its tables say, with runs made up."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from turbanet.lab import one_network, workers_suite
-from turbanet.lab.labels import HOGWILD, SERIAL_ONE
+from study.data_parallel import one_network, suite as workers_suite
+from study.figures.labels import HOGWILD, SERIAL_ONE
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.training.checks import expects
-from turbanet.training.weights import mean_over_rows
-from turbanet.training.weights import weighted as weighted  # where code looks for losses
+from turbanet.training.weights import (
+    mean_over_rows,
+    weighted as weighted,  # where code looks for losses
+)
 
 ROUNDED = 0.001  # by how much a probability may be off 0 and 1
 SUMMED = 0.01  # by how much a sum of them may be, in half precision

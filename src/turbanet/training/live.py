@@ -91,8 +91,7 @@ def _shown(thing, display):
     shell = ipython and ipython.get_ipython()
     if not hasattr(shell, "kernel"):  # a terminal has nothing to draw on
         return None
-    from IPython.display import Image
-    from IPython.display import display as show
+    from IPython.display import Image, display as show
 
     if hasattr(thing, "savefig"):
         thing.savefig(picture := io.BytesIO(), format="png", dpi=100)

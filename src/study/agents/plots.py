@@ -1,0 +1,121 @@
+"""Figures of agents: how they learn, what they cost, what they do in their worlds; arrays and an Axes in."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.animation import FuncAnimation
+from matplotlib.patches import Rectangle
+
+from study.figures import plots
+from study.figures.labels import OURS
+from study.figures.plots import COLOURS, SMALL
+
+
+def learning(ax, steps, returns, band):
+    """Returns [update, member] against steps: every member thin, the interquartile mean thick in its band.
+
+    band : (mean, low, high) [update]
+    """
+    mean, low, high = band
+    ax.plot(steps, returns, color=COLOURS["member"], lw=0.3, alpha=0.35)
+    ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
+    ax.plot(steps, mean, color=COLOURS[OURS], lw=1.5)
+    ax.set(xlabel="steps in the environment", ylabel="return")
+    sns.despine(ax=ax)
+    return ax
+
+
+def profile(ax, thresholds, curves):
+    """The share of members above each return: curves {what: [threshold]}."""
+    for name, curve in curves.items():
+        ax.step(thresholds, 100 * curve, where="post", lw=1.2, label=name)
+    ax.set(xlabel="return", ylabel="agents above it (%)", ylim=(0, 105))
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def seconds_per_agent(ax, table):
+    """Seconds of an agent against how many train at once: a table of members, warm and cold seconds of an agent."""
+    for kind, style in (("warm", "-"), ("cold", "--")):
+        ax.plot(table.members, table[kind], style, color=COLOURS[OURS], marker="o", ms=3, lw=1, label=kind)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(plots.FuncFormatter(lambda value, _: f"{value:g}"))
+    plots.logarithmic(ax, "y")
+    ax.set(xlabel="agents trained", ylabel="seconds an agent")
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def costs(ax, table):
+    """A bar for each way of a table [way, seconds], logarithmic, with its number."""
+    table = table[::-1]
+    colours = [COLOURS[OURS] if way.startswith(OURS) else COLOURS["PyTorch"] for way in table.way]
+    ax.barh(table.way, table.seconds, color=colours, height=0.6)
+    for place, value in enumerate(table.seconds):
+        ax.text(value, place, f" {value:.3g}", va="center", fontsize=SMALL)
+    plots.logarithmic(ax, "x")
+    ax.set(xlabel="seconds an agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
+    ax.tick_params(axis="y", labelsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def cart_poles(axes, states, names):
+    """A cart and its pole in each Axes: states (x, angle), in metres and radians."""
+    for ax, (x, angle), name in zip(axes, states, names, strict=True):
+        ax.plot([-2.4, 2.4], [0, 0], color="0.7", lw=0.8)
+        ax.add_patch(Rectangle((x - 0.3, 0), 0.6, 0.3, color="0.3", lw=0))
+        ax.plot([x, x + np.sin(angle)], [0.3, 0.3 + np.cos(angle)], color=COLOURS[OURS], lw=2)
+        ax.set(xlim=(-2.6, 2.6), ylim=(-0.2, 1.6), aspect="equal", xticks=[], yticks=[])
+        ax.set_title(name, fontsize=SMALL)
+        sns.despine(ax=ax, left=True, bottom=True)
+    return axes
+
+
+def boards(axes, food, place, names):
+    """The grid in each Axes: food [time, row, column], where agents are [time, agent, 2]."""
+    for ax, cells, where, name in zip(axes, food, place, names, strict=True):
+        ax.imshow(1 - cells, cmap="Greens_r", vmin=-0.6, vmax=1.0)
+        ax.plot(where[:, 1], where[:, 0], "o", color=COLOURS[OURS], ms=2)
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(name, fontsize=SMALL)
+    return axes
+
+
+def movie(food, place):
+    """`boards` one after the other, as an animation."""
+    fig, ax = plt.subplots(figsize=(2.6, 2.6))
+
+    def frame(time):
+        ax.clear()
+        return boards([ax], food[[time]], place[[time]], [f"frame {time}"])
+
+    made = FuncAnimation(fig, frame, frames=len(food), interval=150)
+    plt.close(fig)
+    return made
+
+
+def foraging(ax, steps, own, one, *, at_random):
+    """What each agent ate against steps: with a network each, (mean, low, high) [update], with one, and at random."""
+    mean, low, high = own
+    ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
+    ax.plot(steps, mean, color=COLOURS[OURS], lw=1.2, label="a network each")
+    ax.plot(steps, one, color=COLOURS["PyTorch"], lw=1.2, label="one network")
+    ax.axhline(at_random, color="0.4", ls=":", lw=1, label="at random")
+    ax.set(xlabel="steps", ylabel="eaten by each", ylim=(0, None))
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def returns_by(ax, x, returns, what):
+    """A point an agent: {who: returns [member]} against a number of its environment, on a logarithm."""
+    for (name, own), (mark, colour) in zip(returns.items(), (("o", COLOURS[OURS]), ("x", "0.4")), strict=True):
+        ax.plot(x, own, mark, ms=3, color=colour, label=name)
+    plots.logarithmic(ax, "x")
+    ax.set(xlabel=what, ylabel="return", ylim=(0, None))
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax

@@ -1,0 +1,330 @@
+"""The benchmark suite: every workload trained every way, from the same weights on the same rows in the same order."""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import turbanet as tn
+from study.baselines import methods, trainers, twins
+from study.figures.labels import FUSED, KEYS, LOOP, NAMES, OURS, PROCESSES, SCAN, SKLEARN, WAYS
+from study.measurement import roofline, timing
+from study.measurement.compilation import cold, compile_seconds
+from study.measurement.machine import machine_line, peak_memory
+from study.pipeline.paths import repository
+from study.sources.spirals import spirals
+from turbanet.training.member import train_step
+
+COLUMNS = (
+    "workload",
+    "way",
+    "members",
+    "seconds_per_step",
+    "ratio_to_ours",
+    "cold_seconds",
+    "cold_ratio_to_ours",
+    "compile_seconds",
+    "peak_fraction",
+    "peak_memory_mb",
+)
+RUNS = "runs"  # seconds a step of each repeat, in turn with the other ways'
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Networks to train for `epochs`: x, y as `fit` takes them, batch_size None for full-batch steps.
+
+    loss: PyTorch's name for loss_fn. twin: one member's params -> a PyTorch network with these weights.
+    """
+
+    name: str
+    model: Any
+    members: int
+    x: np.ndarray
+    y: np.ndarray
+    twin: Callable
+    epochs: int = 1
+    batch_size: int | None = None
+    per_member: bool = False
+    loss_fn: Callable = tn.softmax_cross_entropy
+    loss: str = "cross_entropy"
+    learning_rate: float = 0.001  # Adam
+
+    @property
+    def rows(self):
+        """Rows that a member trains on."""
+        return self.x.shape[1] if self.per_member else len(self.x)
+
+    @property
+    def steps(self):
+        """Steps of every member in one run."""
+        return self.epochs * -(-self.rows // (self.batch_size or self.rows))
+
+    def first(self, members):
+        """The workload with its first members alone."""
+        own = {"x": self.x[:members], "y": self.y[:members]} if self.per_member else {}
+        return replace(self, members=members, **own)
+
+    def swarm(self):
+        """The untrained networks, the same ones each time."""
+        sample = self.x[0, :1] if self.per_member else self.x[:1]
+        return tn.TurbaTrainState.swarm(
+            self.model, optax.adam(self.learning_rate), self.members, sample_input=sample, seed=0
+        )
+
+    def member(self, **changed):
+        """One member's untrained state in shapes alone, nothing computed; `changed`: fields of the model."""
+        sample = self.x[0, :1] if self.per_member else self.x[:1]
+        model = self.model.clone(**changed)
+        create = tn.TurbaTrainState._creator(model, optax.adam(self.learning_rate), sample)
+        return jax.eval_shape(create, {"seed": 0, "id": 0})
+
+    def operations(self):
+        """Floating-point operations of the matrix products in one member's step, forward and backward.
+
+        A convolution counts by its window, however it is computed.
+        """
+        by_window = {"conv": jax.lax.conv_general_dilated} if hasattr(self.model, "conv") else {}
+        size = self.batch_size or self.rows
+        x, y = (a[0, :size] if self.per_member else a[:size] for a in (self.x, self.y))
+        return roofline.operations(lambda state: train_step(self.loss_fn, state, x, y), self.member(**by_window))
+
+
+def workloads(quick: bool = False) -> dict[str, Workload]:
+    """The suite, {name: Workload}: data are random numbers of the real sets' shapes, which speed does not depend on."""
+    rng = np.random.default_rng(0)
+    share = 4 if quick else 1
+
+    def images(rows, *shape):
+        return rng.random((rows, *shape), dtype=np.float32), rng.integers(0, 10, rows).astype(np.int32)
+
+    x, y = spirals(128, noise=0.05, seed=0)
+    series = rng.random((500, 384 // share, 21, 1), dtype=np.float32)
+    lstm = (series[:, :, :-1], series[:, :, -1])
+    mlp, mse = twins.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
+    # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
+    deep = {"batch_size": 32, "learning_rate": 0.00001}
+    listed = [
+        Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
+        Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
+        Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
+        Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
+        Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
+        Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep),
+        Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
+        Workload("resnet", tn.ResNet(), 4, *images(256 // share, 32, 32, 3), twins.resnet_twin, **deep),
+    ]
+    return {work.name: work for work in listed}
+
+
+def runs(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callable]:
+    """`ways.runs` of the workload: run() trains from the start to the end."""
+    how = {"epochs": work.epochs, "per_member": work.per_member, "segment": work.epochs, **_batch(work)}
+    how |= {"loss": work.loss, "learning_rate": work.learning_rate, "twin": work.twin}
+    return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **how)
+
+
+def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, looped=None):
+    """A table of the workload's ways (COLUMNS and RUNS), each by its key: all warm, in turn, losses equal.
+
+    `cold_seconds` are those of a first run in all, tracing and compilation in it, the making of the networks not.
+    Networks trained one after the other cost the same each: with `looped`, a loop runs over so many of them alone, and
+    its seconds are those of all; its memory is not known.
+    """
+    import pandas as pd
+
+    brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
+    threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
+    few = work.first(min(looped or work.members, work.members))
+    loops = runs(few, plan=plan, threads=threads, names=[way for way in names if way in (LOOP, FUSED)])
+    every = loops | runs(work, plan=plan, threads=threads, names=[way for way in names if way not in loops])
+    every = {way: every[way] for way in names if way in every}
+    first_seconds, memory = _first_runs(work, every, rtol)
+    seconds = timing.interleave(every, repeats=repeats, warmup=0)
+    table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
+    table["cold_seconds"] = [first_seconds[way][1] for way in table.way]
+    scale = np.where(table.way.isin(loops), work.members / few.members, 1)
+    table.cold_seconds *= scale
+    table["seconds_per_step"] *= scale / work.steps
+    ours = table.way == OURS  # a row, or none: then the ratios are NaN
+    operations = work.operations() * work.members
+    table = table.assign(
+        workload=work.name,
+        way=table.way.map(KEYS),
+        members=work.members,
+        ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
+        cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),
+        compile_seconds=[compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
+        peak_fraction=operations / table.seconds_per_step / peak,
+        peak_memory_mb=np.where(scale > 1, np.nan, [memory[way] for way in table.way]),
+    )
+    table[RUNS] = [list(np.multiply(seconds[way], by / work.steps)) for way, by in zip(seconds, scale, strict=True)]
+    return pd.DataFrame(table)[[*COLUMNS, RUNS]]
+
+
+@cold()
+def _first_runs(work, every, rtol):
+    """Run each way once, losses equal: {way: (seconds it says it compiled, seconds in all)}, {way: memory in MB}.
+
+    A way that cannot is taken out of `every`, aloud.
+    """
+    seconds = {}
+    memory = {}
+    expected = None
+    for name, run in list(every.items()):
+        gc.collect()
+        with peak_memory() as peak_of, timing.stopwatch() as first:
+            try:
+                losses, apart = run()
+            except (RuntimeError, NotImplementedError, ImportError) as error:
+                print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
+                del every[name]
+                continue
+        memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
+        seconds[name] = apart, first.seconds
+        expected = losses if expected is None else expected
+        wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+        same = expected[:, : losses.shape[1]]
+        np.testing.assert_allclose(losses, same, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
+    return seconds, memory
+
+
+def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
+    """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
+    model = tn.MLP((hidden, 2))
+    adam = optax.adam(learning_rate)
+    swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
+    how = {"epochs": steps, "segment": steps, "progress": False}
+    with cold():
+        first = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1]
+    runs = [tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(3)]
+    seconds = [run.steady_seconds / steps for run in runs]
+    return {
+        "members": members,
+        "hidden": hidden,
+        "seconds_per_step": np.median(seconds),
+        "low": min(seconds),
+        "high": max(seconds),
+        "compile_seconds": first.compile_seconds,
+        "state_bytes_per_member": sum(leaf.nbytes for leaf in jax.tree.leaves(swarm)) / members,
+    }
+
+
+def chosen_plan(work: Workload, *, devices=None):
+    """The plan that `fit` takes for the workload."""
+    return tn.Plan(devices).resolve(work.swarm())
+
+
+def measured(name: str):
+    """What `make bench` left in reports/benchmark/<name>/: (a table, {the machine and what it could do at the most}).
+
+    The table has COLUMNS with ways by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
+    paired repeats), cold_ratio, the `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
+    """
+    import pandas as pd
+
+    folder = repository() / "reports/benchmark" / name
+    if not (folder / "machine.json").is_file():
+        raise FileNotFoundError(f"There is no {folder / 'machine.json'}; `make bench` makes it.")
+    table = pd.read_csv(folder / "ratios.csv")
+    groups = pd.read_csv(folder / "repeats.csv").groupby(["workload", "way"]).seconds_per_step
+    repeats = {pair: seconds.tolist() for pair, seconds in groups}
+    ours = table[table.way == KEYS[OURS]].set_index("workload")
+    lines = []
+    for row in table.itertuples():
+        own = ours.loc[row.workload]
+        ratio, low, high = timing.ratio(repeats[row.workload, row.way], repeats[row.workload, KEYS[OURS]])
+        costs = own.compile_seconds, own.seconds_per_step, row.compile_seconds, row.seconds_per_step
+        ahead = np.nan if row.way == KEYS[OURS] else timing.break_even(*costs)
+        lines.append((ratio, low, high, ahead, len(repeats[row.workload, row.way])))
+    table[["ratio", "low", "high", "break_even_steps", "repeats"]] = lines
+    table = table.drop(columns="ratio_to_ours").rename(columns={"cold_ratio_to_ours": "cold_ratio"})
+    steps = {work.name: work.steps for work in workloads().values()}
+    here = json.loads((folder / "machine.json").read_text())
+    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps), machine=here["machine"])
+    return table.astype({"repeats": int}), here
+
+
+def _batch(work):
+    return {"batch_size": work.batch_size}
+
+
+def main(arguments=None):
+    """Measure the suite and print its table; a whole run's goes to reports/benchmark/<device>/, others' to build/."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat")
+    parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
+    given = parser.parse_args(arguments)
+    tn.use_cores()
+    suite = workloads(given.quick)
+    if unknown := set(given.workloads or ()) - set(suite):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
+    device = jax.devices()[0].platform
+    here = {"machine": machine_line(), **roofline.ceilings()}
+    peak = 1e9 * here["matmul_peak_gflops"]
+    table, plans, failures = run(list(given.workloads or suite), quick=given.quick, peak=peak)
+    runner = os.environ.get("TURBANET_REPORTS")  # which publishes by itself
+    folder = Path(runner or repository() / "build/benchmark" / device)
+    print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
+    folder.mkdir(parents=True, exist_ok=True)
+    table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
+    repeats = table[["workload", "way", RUNS]].explode(RUNS).astype({RUNS: float})
+    repeats = repeats.rename(columns={RUNS: "seconds_per_step"})
+    repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
+    repeats.to_csv(folder / "repeats.csv", index=False, float_format="%.4g")
+    (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
+    (folder / "machine.json").write_text(json.dumps(here, indent=2) + "\n")
+    if not (runner or given.quick or given.workloads or failures):
+        from study.pipeline import notebook
+
+        folder = notebook.publish(folder, f"benchmark/{device}", root=repository())
+    print(f"{machine_line()}; written to {folder / 'ratios.csv'}")
+    for name, failure in failures.items():
+        print(f"{name} is not in it: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def run(names, *, quick=False, repeats=None, peak=None):
+    """Measure some of the suite: (their tables, one below the other, {name: plan taken}, {name: why it has no table}).
+
+    peak: operations a second that the machine could do at the most; measured, if None.
+
+    A workload whose ways train something else has no table; the others are measured all the same.
+    """
+    import pandas as pd
+
+    peak = peak or roofline.matmul_peak()
+    tables = []
+    plans = {}
+    failures = {}
+    for name in names:
+        work = workloads(quick)[name]
+        begin = time.perf_counter()
+        plan = chosen_plan(work)
+        try:
+            how = {"repeats": repeats or (1 if quick else 3), "looped": 8 if quick else None}
+            table = measure(work, plan=plan, peak=peak, **how)
+        except AssertionError as error:
+            failures[name] = " ".join(str(error).split())
+            print(failures[name], file=sys.stderr)
+            continue
+        tables.append(table)
+        plans[name] = plan
+        said = table.to_string(index=False, float_format="%.4g")
+        print(f"{said}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS])
+    return table, plans, failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""The same networks trained the usual ways: PyTorch loop, torch.func, processes, scikit-learn, a step per dispatch."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import joblib
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, replace_all_batch_norm_modules_, stack_module_state, vmap
+
+from study.baselines.twins import tensor
+from study.measurement import timing
+
+LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
+
+
+def train_loop(
+    twins: Sequence[nn.Module],
+    x,
+    y,
+    *,
+    loss: str,
+    learning_rate: float,
+    order=None,
+    epochs: int,
+    per_member: bool = False,
+    fused: bool = False,
+    threads: int | None = None,
+    optimizers: Sequence[torch.optim.Adam] | None = None,
+) -> np.ndarray:
+    """Train each network after the other with Adam, in place, the way people do.
+
+    Parameters
+    ----------
+    x, y : arrays [row, ...], or [member, row, ...] with `per_member`
+    loss : "cross_entropy" (logits; integer labels or one-hot) or "mse", mean over the batch
+    order : int [member, epoch, step, batch], the rows of each step; None: every row, one step per epoch
+    fused : PyTorch's fused Adam instead of its default
+    threads : PyTorch's threads during the call; None leaves them
+    optimizers : what `adams` made, to go on where an earlier call ended; None begins anew
+
+    Returns
+    -------
+    losses : float64 [epoch, member], the mean over the epoch's steps, each before its update
+
+    Raises
+    ------
+    ValueError : an unknown loss; members, epochs or rows that do not fit
+    """
+    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    losses = np.empty((epochs, len(twins)))
+    with torch_threads(threads):
+        optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
+        for member, (twin, optimizer) in enumerate(zip(twins, optimizers, strict=True)):
+            own_x, own_y = (x[member], y[member]) if per_member else (x, y)
+            for epoch in range(epochs):
+                steps = []
+                for batch in [...] if order is None else order[member, epoch]:
+                    optimizer.zero_grad()
+                    value = loss_fn(twin(own_x[batch]), own_y[batch])
+                    value.backward()
+                    optimizer.step()
+                    steps.append(value.detach())
+                losses[epoch, member] = torch.stack(steps).double().mean().item()
+    return losses
+
+
+def adams(twins: Sequence[nn.Module], *, learning_rate: float, fused: bool = False) -> list[torch.optim.Adam]:
+    """One Adam a network, PyTorch's default or its fused one, for `train_loop` to go on with."""
+    return [_adam(twin.parameters(), learning_rate, fused) for twin in twins]
+
+
+def train_func(
+    twins, x, y, *, loss, learning_rate, order=None, epochs, per_member=False, fused=False, threads=None
+) -> np.ndarray:
+    """Train all networks at once with torch.func's vmap; arguments, errors and losses as in `train_loop`.
+
+    One Adam moves the stacked parameters, which equals one Adam each: it is elementwise. Running statistics of batch
+    normalisation, which vmap cannot write to, stay as they were.
+    """
+    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    skeleton = replace_all_batch_norm_modules_(copy.deepcopy(twins[0]).to("meta"))
+    skeleton.unrolled = True  # only an LSTM reads it
+    params, _ = stack_module_state(list(twins))
+    optimizer = _adam(params.values(), learning_rate, fused)
+    members = torch.arange(len(twins), device=x.device)[:, None]
+    axis = None if order is None and not per_member else 0
+
+    def one(params, x, y):
+        return loss_fn(functional_call(skeleton, params, (x,)), y)
+
+    all_members = vmap(one, in_dims=(0, axis, axis))
+    losses = np.empty((epochs, len(twins)))
+    with torch_threads(threads):
+        for epoch in range(epochs):
+            steps = []
+            for rows in [...] if order is None else order[:, epoch].unbind(1):
+                batch = (members, rows) if per_member and order is not None else rows
+                optimizer.zero_grad()
+                values = all_members(params, x[batch], y[batch])
+                values.sum().backward()
+                optimizer.step()
+                steps.append(values.detach())
+            losses[epoch] = torch.stack(steps).double().mean(0).cpu().numpy()
+    with torch.no_grad():
+        for member, twin in enumerate(twins):
+            for name, parameter in twin.named_parameters():
+                parameter.copy_(params[name][member])
+    return losses
+
+
+def train_compiled(twins, x, y, *, network, compiled, order=None, epochs, per_member=False, **settings) -> np.ndarray:
+    """`train_loop` on `compiled`, torch.compile's form of `network`: each twin's weights are put into it in turn.
+
+    The twins keep their weights.
+    """
+    losses = np.empty((epochs, len(twins)))
+    for member, twin in enumerate(twins):
+        network.load_state_dict(twin.state_dict())
+        own = slice(member, member + 1)
+        rows = None if order is None else order[own]
+        pair = (x[own], y[own]) if per_member else (x, y)
+        job = {"order": rows, "epochs": epochs, "per_member": per_member}
+        losses[:, own] = train_loop([compiled], *pair, **job, **settings)
+    return losses
+
+
+def train_processes(
+    twins, x, y, *, epochs, order=None, per_member=False, processes: int | None = None, **settings
+) -> np.ndarray:
+    """`train_loop` in processes of one thread each (None: one per core), members dealt out in turn."""
+    _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # mistakes show here, not in a process
+    data = {"x": x, "y": y}
+    own = {"order": order} | (data if per_member else {})
+    settings |= {"epochs": epochs, "per_member": per_member} | ({} if per_member else data)
+    return in_processes(train_loop, twins, own, processes=processes, **settings)
+
+
+def in_processes(train: Callable, twins, own, *, processes: int | None = None, **settings):
+    """`train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
+
+    own: what each member has, {name: tree of arrays [member, ...]}. The twins are trained in place; returns what
+    `train` returns, arrays [..., member].
+    """
+    count = min(processes or joblib.cpu_count(), len(twins))
+    shares = [slice(first, None, count) for first in range(count)]
+    jobs = []
+    for share in shares:
+        part = jax.tree.map(lambda leaf, share=share: np.asarray(leaf)[share], own)
+        jobs.append(joblib.delayed(_train_share)(train, twins[share], **part, threads=1, **settings))
+    weights, results = zip(*joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True)
+    for share, trained in zip(shares, weights, strict=True):
+        for twin, state in zip(twins[share], trained, strict=True):
+            twin.load_state_dict(state)
+
+    def gather(*parts):
+        whole = np.empty((*parts[0].shape[:-1], len(twins)))
+        for share, part in zip(shares, parts, strict=True):
+            whole[..., share] = part
+        return whole
+
+    return jax.tree.map(gather, *results)
+
+
+def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
+    """scikit-learn's MLPClassifier, one member of a swarm of MLPs after the other: their weights, order and losses.
+
+    x: [row, feature], y: int [row] of three classes or more, order: int [member, epoch, step, batch].
+    """
+    from sklearn.neural_network import MLPClassifier
+
+    losses = np.empty((epochs, len(swarm)))
+    size = order.shape[-1]
+    for member, state in enumerate(swarm):
+        layers = [state.params[f"Dense_{i}"] for i in range(len(state.params))]
+        *hidden, classes = (len(layer["bias"]) for layer in layers)
+        how = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
+        net = MLPClassifier(hidden, random_state=0, **how)
+        net.partial_fit(x[:size], y[:size], classes=np.arange(classes))
+        for coefs, intercepts, layer in zip(net.coefs_, net.intercepts_, layers, strict=True):
+            coefs[...] = layer["kernel"]
+            intercepts[...] = layer["bias"]
+        adam = net._optimizer  # began with the step that made the network: begin anew
+        adam.t = 0
+        for moment in (*adam.ms, *adam.vs):
+            moment[...] = 0
+        for epoch in range(epochs):
+            rows = order[member, epoch].ravel()
+            net.partial_fit(x[rows], y[rows])
+            losses[epoch, member] = net.loss_
+    return losses
+
+
+def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_member: bool = False):
+    """The public TurbaNet's way: batches replicated on the host, one jitted vmapped step per dispatch.
+
+    Data, order, losses and errors as in `train_loop`; `loss_fn(params, x, y, apply_fn) -> (scalar, ...)`.
+    Returns (swarm, losses float64 [epoch, member]).
+    """
+    x = np.asarray(x)
+    y = np.asarray(y)
+    order = _check(len(swarm), x, y, order, epochs, per_member)
+    members = np.arange(len(swarm))[:, None]
+    swarm = swarm.set_loss_fn(loss_fn)
+    if order is None:
+        copies = [a if per_member else np.broadcast_to(a, (len(swarm), *a.shape)) for a in (x, y)]
+        whole = jax.device_put(copies)
+    losses = np.empty((epochs, len(swarm)))
+    for epoch in range(epochs):
+        steps = []
+        for rows in [None] if order is None else order[:, epoch].swapaxes(0, 1):
+            batch = (members, rows) if per_member else rows
+            swarm, values, _ = swarm.train(*(whole if rows is None else (x[batch], y[batch])))
+            steps.append(values)
+        losses[epoch] = np.mean(jax.device_get(steps), axis=0, dtype=np.float64)
+    return swarm, losses
+
+
+def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = None) -> int:
+    """The fastest number of threads for `run(threads)`: each warmed up by one call, then the best of three in turn.
+
+    `run` does a brief piece of the work, on copies; candidates: powers of two up to the cores, and the cores.
+    """
+    cores = joblib.cpu_count()
+    candidates = candidates or sorted({2**power for power in range(cores.bit_length())} | {cores})
+    seconds = timing.interleave({threads: partial(run, threads) for threads in candidates}, repeats=3)
+    return min(seconds, key=lambda threads: min(seconds[threads]))
+
+
+@contextlib.contextmanager
+def torch_threads(threads: int | None):
+    """With it, PyTorch has so many threads; None leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def torch_predict(twin: nn.Module, x) -> np.ndarray:
+    """The network's outputs [row, output] for x [row, ...]; logits where it classifies."""
+    with torch.no_grad():
+        return twin(tensor(x).to(next(twin.parameters()))).cpu().numpy()
+
+
+def _train_share(train, twins, **job):
+    results = train(twins, **job)
+    return [twin.state_dict() for twin in twins], results
+
+
+def _adam(parameters, learning_rate, fused):
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    # None, not False: False would also switch off PyTorch's own choice of implementation.
+    return torch.optim.Adam(trained, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=fused or None)
+
+
+def _prepare(twins, x, y, loss, order, epochs, per_member):
+    """What a training function needs, as tensors where the networks are: (loss function, x, y, order)."""
+    if loss not in LOSSES:
+        raise ValueError(f"Unknown loss {loss!r}; known: {', '.join(LOSSES)}.")
+    order = _check(len(twins), x, y, order, epochs, per_member)
+    weight = next(twins[0].parameters())
+    y = tensor(y)
+    is_label = loss == "cross_entropy" and not y.is_floating_point()
+    y = y.to(weight.device, torch.long if is_label else weight.dtype)
+    order = None if order is None else torch.as_tensor(order, dtype=torch.long, device=weight.device)
+    return LOSSES[loss], tensor(x).to(weight), y, order
+
+
+def _check(members, x, y, order, epochs, per_member):
+    """`order` as an array, or None; raises ValueError where members, epochs or rows do not fit."""
+    if members < 1 or epochs < 1:
+        raise ValueError(f"Training needs at least one network and one epoch, got {members} and {epochs}.")
+    if per_member and not len(x) == len(y) == members:
+        raise ValueError(f"x has {len(x)} members, y has {len(y)}, there are {members} networks.")
+    rows = [len(array[0] if per_member else array) for array in (x, y)]
+    if rows[0] != rows[1]:
+        raise ValueError(f"x has {rows[0]} rows, y has {rows[1]}.")
+    if order is None:
+        return None
+    order = np.asarray(order)
+    if order.ndim != 4 or order.shape[:2] != (members, epochs):
+        wanted = f"order must be [member, epoch, step, batch] with {members} members and {epochs} epochs"
+        raise ValueError(f"{wanted}, got shape {order.shape}.")
+    if order.min() < 0 or order.max() >= rows[0]:
+        raise ValueError(f"order names rows {order.min()} to {order.max()}; there are {rows[0]} rows.")
+    return order

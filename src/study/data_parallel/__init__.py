@@ -1,0 +1,1 @@
+"""One network, many workers: Hogwild, parameter servers, local SGD, data-parallel training by seven frameworks."""

@@ -1,0 +1,142 @@
+"""Lock-free parallel SGD on CPU cores: processes update one network in shared memory (Hogwild: Recht et al. 2011)."""
+
+import copy
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from torch import multiprocessing
+
+from study.data_parallel import workers
+from turbanet.training.arrays import check_whole
+from turbanet.training.plan import say_once
+from turbanet.training.sampling import deal
+
+CHECKPOINT, LOSSES, SCORES = "checkpoint.pt", "losses.csv", "scores.csv"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """losses: a table of worker, step, seconds, loss and behind (updates by others during the step), by time.
+
+    startup_seconds: from the call to the first step, the start of the processes above all.
+    """
+
+    losses: Any
+    startup_seconds: float
+
+
+@dataclasses.dataclass
+class DistributedTrainer:
+    """Train one network by several processes of one thread each, which share its weights and take no locks.
+
+    Parameters
+    ----------
+    processes : how many; None: one per core
+    criterion : criterion(prediction, y) -> the loss of a batch, such as nn.CrossEntropyLoss()
+    root_dir : the folder that checkpoint.pt (the weights) and losses.csv are left in
+    batch_size : rows of a process's step
+    shared_state : whether the processes share the optimizer's state too; otherwise each has its own
+    seed : of the order of the rows
+    """
+
+    processes: int | None
+    criterion: Any
+    root_dir: Any
+    batch_size: int
+    shared_state: bool = False
+    seed: int = 0
+
+    def __call__(self, model, dataset, optimizer, scheduler, epochs: int) -> Trained:
+        """Train `model` in place on the rows of `dataset`, which are dealt out anew to the processes in each epoch.
+
+        Parameters
+        ----------
+        model : a PyTorch network on the CPU; it moves to shared memory and stays there
+        dataset : of (x, y), whole or row by row
+        optimizer : one of PyTorch's over the model's parameters, or a function of these that makes one
+        scheduler : None, one of PyTorch's for that optimizer, or a function of it; each process steps its own
+        epochs : how often each row is seen, by whichever process has it then
+
+        Raises
+        ------
+        ValueError : for more processes than rows, and numbers below 1
+        FloatingPointError : for a loss that is NaN or infinite, with its step and learning rate
+        RuntimeError : for a process that fails, with its traceback, or is killed; no process is left behind, no file
+        """
+        count = joblib.cpu_count() if self.processes is None else self.processes
+        check_whole(processes=count)
+        if count > joblib.cpu_count():
+            say_once(f"{count} processes share {joblib.cpu_count()} cores: what each gets is less than a core.")
+        folder = Path(self.root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (CHECKPOINT, LOSSES):
+            (folder / name).unlink(missing_ok=True)  # of the training before
+        dealt = deal(rows=len(dataset), workers=count, epochs=epochs, batch_size=self.batch_size, seed=self.seed)
+        order = torch.from_numpy(dealt).long().share_memory_()
+        record = torch.full((count, order[0, :, :, 0].numel(), 3), torch.nan, dtype=torch.float64).share_memory_()
+        updates = torch.zeros(count, dtype=torch.long).share_memory_()
+        model.share_memory()
+        if self.shared_state:
+            optimizer = _with_shared_state(optimizer, model)
+        called = time.perf_counter()
+        started = multiprocessing.get_context("spawn").Value("d", 0.0)
+        ready = multiprocessing.get_context("spawn").Barrier(count)
+        job = (model, dataset, optimizer, scheduler, self.criterion, order, record, updates, ready, started)
+        workers.together(workers.train_shared, *job, count=count)
+        losses = workers.table(record)
+        torch.save(model.state_dict(), folder / CHECKPOINT)
+        losses.to_csv(folder / LOSSES, index=False)
+        return Trained(losses, started.value - called)
+
+
+@dataclasses.dataclass
+class DistributedTester:
+    """Score a classifier on all batches of `loader`, (x, y) each; root_dir is where scores.csv is left, if not None."""
+
+    loader: Any
+    root_dir: Any = None
+
+    def __call__(self, model):
+        """(accuracy over all rows; a table of each class's rows, right ones and accuracy; the confusion matrix).
+
+        The matrix is int [true class, predicted class].
+        """
+        import pandas as pd
+        from sklearn.metrics import confusion_matrix
+
+        model.eval()
+        with torch.no_grad():
+            found = [(y, model(x)) for x, y in self.loader]
+        y = torch.cat([y for y, _ in found]).numpy()
+        scores = torch.cat([prediction for _, prediction in found])
+        matrix = confusion_matrix(y, scores.argmax(-1).numpy(), labels=np.arange(scores.shape[1]))
+        rows, right = matrix.sum(1), matrix.diagonal()
+        share = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
+        classes = pd.DataFrame({"class": np.arange(len(rows)), "rows": rows, "right": right, "accuracy": share})
+        if self.root_dir is not None:
+            Path(self.root_dir).mkdir(parents=True, exist_ok=True)
+            classes.to_csv(Path(self.root_dir) / SCORES, index=False)
+        return float(right.sum() / rows.sum()), classes, matrix
+
+
+def _with_shared_state(optimizer, model):
+    """The optimizer with the state that its first step makes, zero and in shared memory."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(model.parameters())
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    tried = copy.deepcopy(optimizer)  # with parameters of its own, which a step may change
+    theirs = [parameter for group in tried.param_groups for parameter in group["params"]]
+    for parameter in theirs:
+        parameter.grad = torch.zeros_like(parameter)
+    tried.step()
+    for parameter, other in zip(parameters, theirs, strict=True):
+        optimizer.state[parameter] = {
+            name: torch.zeros_like(value).share_memory_() if torch.is_tensor(value) else value
+            for name, value in tried.state[other].items()
+        }
+    return optimizer

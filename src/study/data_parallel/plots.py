@@ -1,0 +1,117 @@
+"""Figures of many workers on one network: who talks to whom, losses, staleness, speed-ups; arrays and an Axes in."""
+
+import numpy as np
+import seaborn as sns
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from study.data_parallel import workers
+from study.figures import plots
+from study.figures.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, MARKERS
+from study.figures.plots import COLOURS, SMALL
+
+ARCHITECTURES = {  # the way: what stands above the workers, what an arrow is
+    HOGWILD: ("weights in shared memory", "every step, no lock"),
+    DOWNPOUR: ("parameter server", "every few steps, own pace"),
+    DDP: ("mean of the gradients", "every step, all wait"),
+    LOCAL: ("mean of the weights", "every few steps, compiled"),
+}
+
+
+def architectures(axes):
+    """Who talks to whom, a schematic of four ways in as many Axes: two workers with rows of their own below."""
+    for ax, (way, (above, arrow)) in zip(axes, ARCHITECTURES.items(), strict=True):
+        _box(ax, 0.5, 0.82, above, COLOURS[way])
+        for x, worker in ((0.23, "worker 1"), (0.77, "worker 2")):
+            own = f"{worker}\n" + ("one set of weights" if way == HOGWILD else "own copy")
+            _box(ax, x, 0.42, worker if way == HOGWILD else own, "0.45", width=0.42)
+            _box(ax, x, 0.08, "own rows", "0.75", width=0.42, height=0.12)
+            _arrow(ax, (x, 0.15), (x, 0.32), "->")
+            _arrow(ax, (x, 0.53), (0.5 + 0.4 * (x - 0.5), 0.72), "<->")
+        ax.set_title(f"{way}\n{arrow}", fontsize=SMALL)
+        ax.set(xlim=(0, 1), ylim=(0, 0.95))
+        ax.set_axis_off()
+    return axes
+
+
+def losses(axes, runs, *, target=None):
+    """Mean training loss of the last epoch's batches, {way: (table of losses, batches of an epoch)}: time, epochs."""
+    for way, (table, window) in runs.items():
+        mean = workers.smoothed(table, window)
+        style = {"color": COLOURS[way], "lw": 1.1, "label": way}
+        axes[0].plot(table.seconds, mean, **style)
+        axes[1].plot(np.arange(1, len(table) + 1) / window, mean, **style)
+    for ax, name in zip(axes, ("seconds of training", "epochs of rows seen"), strict=True):
+        if target is not None:
+            ax.axhline(target, color="0.5", lw=0.8, ls=":")
+        ax.set(xlabel=name, ylabel="training loss (nats)")
+        sns.despine(ax=ax)
+    axes[0].legend(fontsize=SMALL)
+    return axes
+
+
+def staleness(ax, runs):
+    """How many updates of others came between a worker's reading and its writing: {way: table of losses}, shares."""
+    most = 0
+    for way, table in runs.items():
+        share = table.behind.value_counts(normalize=True).sort_index()
+        most = max(most, share[share > 0.001].index.max())
+        ax.plot(share.index, 100 * share, MARKERS[way], ls="-", ms=3, lw=1, color=COLOURS[way], label=way)
+    ax.set(xlabel="updates behind", ylabel="steps (%)", xlim=(-0.3, most + 0.3))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def speed_ups(ax, table, base):
+    """Time of `base` over each way's, to the same loss: a table of way and speed-up, one bar each, 1 marked."""
+    table = table[::-1]
+    ax.barh(table.way, table["speed-up"], color=[COLOURS[way] for way in table.way], height=0.65)
+    for place, value in enumerate(table["speed-up"]):
+        ax.text(value, place, f" {value:.2f}", va="center", fontsize=SMALL)
+    ax.axvline(1, color="0.3", lw=0.8, ls=":")
+    ax.set_xlabel(f"times as fast as {base}", loc="right")  # which is longer than the axis
+    ax.set_xlim(0, 1.15 * table["speed-up"].max())
+    ax.tick_params(axis="y", labelsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def _box(ax, x, y, text, colour, width=0.86, height=0.2):
+    shape = FancyBboxPatch(
+        (x - width / 2, y - height / 2), width, height, "round,pad=0,rounding_size=0.03", fc="white", ec=colour, lw=1
+    )
+    ax.add_patch(shape)
+    ax.text(x, y, text, ha="center", va="center", fontsize=SMALL)
+
+
+def _arrow(ax, begin, end, style):
+    ax.add_patch(FancyArrowPatch(begin, end, arrowstyle=style, mutation_scale=6, lw=0.8, color="0.3"))
+
+
+def against_workers(ax, table):
+    """Times as fast to a loss as one thread, against workers; open where they share cores: [way, workers, speed-up]."""
+    for way, own in table.groupby("way", sort=False):
+        how = {"color": COLOURS[way], "marker": MARKERS[way], "ms": 4}
+        ax.plot(own.workers, own["speed-up"], lw=1, label=way, **how)
+        shared = own[own.oversubscribed]
+        ax.plot(shared.workers, shared["speed-up"], mfc="white", ls="", **how)
+    ax.axhline(1, color="0.3", lw=0.8, ls=":")
+    ax.set(xlabel="workers", ylabel="times as fast as one thread", xticks=sorted(table.workers.unique()))
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def seconds_of_seeds(ax, table):
+    """Seconds to a loss, logarithmic: a point a seed, the median as a line; a table of way and seconds_to_loss."""
+    ways = list(dict.fromkeys(table.way))[::-1]
+    for place, way in enumerate(ways):
+        seconds = table.seconds_to_loss[table.way == way]
+        ax.plot(seconds, np.full(len(seconds), place), MARKERS[way], ms=3.5, color=COLOURS[way], alpha=0.7)
+        ax.plot(2 * [seconds.median()], [place - 0.3, place + 0.3], color=COLOURS[way], lw=1.5)
+    ax.set(xlabel="seconds to the loss", yticks=range(len(ways)), yticklabels=ways)
+    ax.tick_params(axis="y", labelsize=SMALL)
+    plots.logarithmic(ax, "x")
+    sns.despine(ax=ax)
+    return ax

@@ -1,0 +1,177 @@
+"""The worker programs of every framework: which there are, how they are started and watched, and how they end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import joblib
+import numpy as np
+
+from turbanet.training.plan import say_once
+
+PROGRAMS = Path(__file__).parent
+SAID = 2000  # characters of a failed program's own words
+LAUNCHED = re.compile(r"Process name: (?P<rank>\d+)\s+Exit code: (?P<code>\d+)")  # which horovodrun says failed first
+
+
+class Framework(NamedTuple):
+    """A program beside this module, the environment that it needs and how it is started.
+
+    environment : a folder of build/peers; "" for the one that this is called in
+    way : what the program does, where it can do several things
+    one_process : whether one process has a device for each worker
+    helpers : processes that it needs beside several workers, such as MXNet's scheduler and server
+    launcher : a command of its environment that starts the workers, which is told how many
+    networks : whether each worker trains a network of its own and communicates nothing
+    """
+
+    program: str
+    environment: str = ""
+    way: str = ""
+    one_process: bool = False
+    helpers: int = 0
+    launcher: str = ""
+    networks: bool = False
+
+
+FRAMEWORKS = {
+    "pytorch_ddp": Framework("pytorch_ddp"),
+    "pytorch_ddp_fp16": Framework("pytorch_ddp", way="fp16"),
+    "pytorch_alone": Framework("pytorch_ddp", way="alone", networks=True),
+    "jax": Framework("jax_parallel", one_process=True),
+    "jax_processes": Framework("jax_parallel"),
+    "keras": Framework("keras_jax", environment="keras", one_process=True),
+    "tensorflow": Framework("tensorflow_mirrored", environment="tensorflow"),
+    "mxnet": Framework("mxnet_dist", environment="mxnet", helpers=2),
+    "horovod_pytorch": Framework("horovod_pytorch", environment="horovod", launcher="horovodrun"),
+    "horovod_tensorflow": Framework("horovod_tensorflow", environment="horovod_tensorflow", launcher="horovodrun"),
+    "swarm": Framework("swarm", one_process=True, networks=True),
+    "swarm_processes": Framework("swarm", networks=True),
+}
+
+
+def train(name, job, *, workers, port=None, limit=3600):
+    """Train the job by so many workers of a framework, a core each: a `Result`.
+
+    Raises
+    ------
+    ValueError : for an unknown framework, more workers than rows, a port that is in use
+    FileNotFoundError : where the framework's environment has not been made
+    RuntimeError : where a program fails, is killed or takes longer than `limit` seconds; no process is left behind
+    """
+    framework = _known(name)
+    ports = [free_port(port), *(free_port() for _ in range(workers))]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        job.write(Path(folder), framework, workers, ports)
+        began = time.time()
+        results = _run(name, framework, Path(folder), workers, limit)
+        return job.result(results, began, workers)
+
+
+def all_reduce_seconds(sizes, *, workers, repeats=20):
+    """Seconds that gloo takes to sum float32 messages of these lengths over so many processes here: [size, repeat]."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        job = {"workers": workers, "port": free_port(), "sizes": [int(size) for size in sizes], "repeats": repeats}
+        (Path(folder) / "job.json").write_text(json.dumps(job))
+        return _run("loopback", Framework("loopback"), Path(folder), workers, limit=600)[0]["seconds"]
+
+
+def available(names):
+    """Those of the frameworks that can be run here; what the others need is said. ValueError for unknown ones."""
+    there = []
+    for name in names:
+        try:
+            interpreter(_known(name))
+        except FileNotFoundError as missing:
+            print(f"{name} is not measured. {missing}", flush=True)
+        else:
+            there.append(name)
+    return there
+
+
+def _known(name):
+    if name not in FRAMEWORKS:
+        raise ValueError(f"Unknown framework {name!r}; known: {', '.join(FRAMEWORKS)}.")
+    return FRAMEWORKS[name]
+
+
+def interpreter(framework):
+    """The Python that runs a framework's program, or FileNotFoundError."""
+    if not framework.environment:
+        return sys.executable
+    from study.pipeline.paths import repository
+
+    python = repository() / "build/peers" / framework.environment / "bin/python"
+    if not python.exists():
+        raise FileNotFoundError(f"There is no {framework.environment} in build/peers: `make peers` builds it.")
+    return str(python)
+
+
+def _commands(framework, folder, workers):
+    """What starts the workers: a command for each process."""
+    python = interpreter(framework)
+    program = [python, str(PROGRAMS / f"{framework.program}.py"), str(folder)]
+    if framework.launcher:
+        hosts = ["--gloo", "-np", str(workers), "-H", f"localhost:{workers}"]
+        return [[str(Path(python).with_name(framework.launcher)), *hosts, *program]]
+    count = 1 if framework.one_process else workers + framework.helpers * (workers > 1)
+    return [[*program, str(rank)] for rank in range(count)]
+
+
+def free_port(port=None):
+    """`port` if no other program has it, or any free one; ValueError otherwise."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError:
+            raise ValueError(
+                f"Port {port} is in use by another program: take another, or none for a free one."
+            ) from None
+        return probe.getsockname()[1]
+
+
+def _run(name, framework, folder, workers, limit):
+    """Run the programs of a job to their end, or end all of them with the first that fails: what each left."""
+    if workers > joblib.cpu_count():
+        say_once(f"{workers} workers share {joblib.cpu_count()} cores: what each gets is less than a core.")
+    commands = _commands(framework, folder, workers)
+    processes = []
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(PROGRAMS.parents[2])}
+    environment = os.environ | settings
+    failed = None
+    try:
+        for rank, command in enumerate(commands):
+            with (folder / f"said_{rank}.txt").open("w") as said:
+                how = {"stdout": said, "stderr": subprocess.STDOUT, "start_new_session": True}
+                processes.append(subprocess.Popen(command, env=environment, **how))
+        ends = time.monotonic() + limit
+        while failed is None and any(process.poll() is None for process in processes):
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{name} did not end within {limit} s, and its workers were stopped.")
+            time.sleep(0.05)
+            failed = next((rank for rank, process in enumerate(processes) if process.poll()), None)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if failed is None:
+        return [np.load(file) for file in sorted(folder.glob("result_*.npz"))]
+    said = (folder / f"said_{failed}.txt").read_text().strip()
+    code = processes[failed].returncode
+    if framework.launcher and (first := LAUNCHED.search(said)):
+        failed, code = int(first["rank"]), 128 - int(first["code"])  # as a shell counts signals
+        mark = f"[{failed}]<stderr>:"
+        said = "\n".join(line.removeprefix(mark) for line in said.splitlines() if line.startswith(mark))
+    if code < 0:
+        ended = signal.Signals(-code).name
+        raise RuntimeError(f"Worker {failed} of {name} was ended by {ended}, and the others were stopped.")
+    raise RuntimeError(f"Worker {failed} of {name} failed, and the others were stopped. It said:\n{said[-SAID:]}")

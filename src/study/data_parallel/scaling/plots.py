@@ -1,0 +1,109 @@
+"""Figures of data-parallel training by several frameworks: throughput, efficiency, accuracy; arrays and an Axes in."""
+
+import numpy as np
+import seaborn as sns
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from pandas.api.types import is_numeric_dtype
+
+from study.figures import plots
+from study.figures.labels import FRAMEWORKS
+from study.figures.plots import SMALL
+
+RATE = "images a second"
+
+
+def throughput(ax, table, predicted=None):
+    """Images a second against workers, with the range of what was measured; a prediction, if any, dashed.
+
+    table : as `suite.compared` makes it; open marks where workers share cores. predicted : workers, images a second,
+        with which both axes are logarithmic
+    """
+    for name, own in table.groupby("framework", sort=False):
+        middle = own[RATE]
+        ax.errorbar(own.workers, middle, [middle - own.low, own.high - middle], label=name, **_style(name))
+        _open(ax, own, RATE)
+    if predicted is not None:
+        ax.plot(predicted.workers, predicted[RATE], color="0.4", ls="--", lw=1, label="predicted")
+        plots.logarithmic(ax, "y")
+    else:
+        ax.set_ylim(0, None)
+    ax.set(ylabel=RATE)
+    return _against_workers(ax)
+
+
+def efficiency(ax, table, published=None):
+    """Throughput over that of as many single workers; published : {what: (workers, efficiency)}, as stars."""
+    for name, own in table.groupby("framework", sort=False):
+        ax.plot(own.workers, own.efficiency, label=name, **_style(name))
+        _open(ax, own, "efficiency")
+    for what, (workers, share) in (published or {}).items():
+        ax.plot(workers, share, "*", ms=9, color="0.2", label=what)
+    ax.axhline(1, color="0.3", lw=0.8, ls=":")
+    ax.set(ylabel="efficiency", ylim=(0, None))
+    return _against_workers(ax)
+
+
+def accuracy(ax, table, x, by="framework"):
+    """Test accuracy in percent against column `x`, a line for each value of `by`: a table with both and `framework`.
+
+    Names have their framework's colour, the second and third of one framework other dashes; numbers have a scale's.
+    """
+    numbers = is_numeric_dtype(table[by])
+    shades = iter(sns.color_palette("viridis", table[by].nunique()))
+    dashes = {name: iter(("-", "--", ":")) for name in table.framework}
+    for name, own in table.groupby(by, sort=numbers):
+        framework = own.framework.iloc[0]
+        style = _style(framework) | ({"color": next(shades)} if numbers else {"ls": next(dashes[framework])})
+        ax.plot(own[x], 100 * own.accuracy, label=name, **style)
+    beside = [line for other in ax.get_shared_y_axes().get_siblings(ax) for line in other.lines]
+    ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, 1.05 * max(line.get_ydata().max() for line in beside)))
+    ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def costs(ax, table, cost):
+    """A bar for each line of a table of `what`, `framework` and a cost."""
+    table = table[::-1]
+    ax.barh(table.what, table[cost], color=[FRAMEWORKS[name].colour for name in table.framework], height=0.6)
+    for place, value in enumerate(table[cost]):
+        ax.text(value, place, f" {value:.0f}", va="center", fontsize=SMALL)
+    ax.set(xlabel=cost, xlim=(0, 1.15 * table[cost].max()))
+    ax.tick_params(axis="y", labelsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def sums(ax, sizes, seconds, fitted):
+    """Seconds of a sum over workers against the bytes of its message: median and range of [size, repeat], and a fit."""
+    middle = np.median(seconds, axis=1)
+    spread = [middle - seconds.min(1), seconds.max(1) - middle]
+    ax.errorbar(sizes / 1e6, 1e3 * middle, [1e3 * side for side in spread], fmt="o", ms=3, lw=1, label="measured")
+    ax.plot(sizes / 1e6, 1e3 * fitted, color="0.4", ls="--", lw=1, label="latency and bandwidth")
+    ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)")
+    plots.logarithmic(ax)
+    ax.legend(fontsize=SMALL)
+    sns.despine(ax=ax)
+    return ax
+
+
+def _style(name):
+    label = FRAMEWORKS[name]
+    return {"color": label.colour, "marker": label.marker, "ms": 4, "lw": 1}
+
+
+def _open(ax, own, column):
+    shared = own[own.oversubscribed]
+    name = own.framework.iloc[0]
+    ax.plot(shared.workers, shared[column], **(_style(name) | {"ls": "", "mfc": "white", "zorder": 3}))
+
+
+def _against_workers(ax):
+    ax.set_xscale("log", base=2)
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(FixedLocator([2**power for power in range(12) if low <= 2**power <= high]))
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set(xlabel="workers")
+    sns.despine(ax=ax)
+    return ax

@@ -1,0 +1,162 @@
+"""Every framework's data-parallel training, which a rebuild has no time for: throughput, accuracy, cost of a step."""
+
+import sys
+
+import joblib
+
+from study.data_parallel.scaling import launch
+from study.data_parallel.scaling.job import cifar10_job
+from study.figures.labels import FRAMEWORK_NAMES
+
+BATCH, ROWS = 32, 64  # rows of a worker's step in weak scaling, of all workers' in strong scaling
+WORKERS = 2  # that train to an accuracy
+STRONG = ("pytorch_ddp", "jax", "swarm")  # of which strong scaling is measured too
+KERAS = "keras"  # whose batch normalisation takes the statistics of all workers' rows together
+TWICE = ("jax_processes", "pytorch_alone", "swarm_processes")  # which learn as another one does
+
+
+def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=ROWS, steps=23, repeats=2, **how):
+    """Each framework that can be run here at each number of workers, in turn: a table, by quarters of each run.
+
+    frameworks : names; None: all
+    batch_size : rows of a worker's step, whatever the number of workers (weak scaling)
+    strong : rows of a step of all workers together, of the frameworks in STRONG (strong scaling); None for none
+    how : of the job, see `cifar10_job`
+    """
+    import pandas as pd
+
+    lines = []
+    for repeat in range(repeats):
+        for name in launch.FRAMEWORKS if frameworks is None else frameworks:
+            cases = {(each, batch_size) for each in workers}
+            cases |= {(each, strong // each) for each in workers if strong and name in STRONG}
+            for count, size in sorted(cases):
+                found = _train(name, cifar10_job(batch_size=size, steps=steps, **how), count)
+                if found is None:
+                    continue
+                own = name, count, size, _oversubscribed(count), repeat
+                begin = found.startup_seconds, found.loss[0]
+                lines.extend((*own, part, rate, *begin) for part, rate in enumerate(found.throughputs()))
+                print(
+                    f"{name}, {count} workers, {size} rows each: {found.throughput():.0f} images a second", flush=True
+                )
+    columns = ["framework", "workers", "batch_size", "oversubscribed", "repeat", "part", "images_per_second"]
+    return pd.DataFrame(lines, columns=[*columns, "startup_seconds", "first_loss"])
+
+
+def compared(table, *, batch_size=None, rows=None):
+    """A table as `throughput`'s in numbers to compare: medians with their range, speed-up and efficiency.
+
+    batch_size : rows of a worker's step, to compare those (weak scaling); or
+    rows : of a step of all workers, to compare those (strong scaling)
+
+    Raises AssertionError where frameworks that train one network do not begin with the same loss.
+    """
+    table = table.assign(rows=table.batch_size * table.workers)
+    table = table[table.batch_size == batch_size] if rows is None else table[table.rows == rows]
+    _agree(table)
+    groups = table.groupby(["framework", "workers", "rows", "oversubscribed"], sort=False)
+    found = groups.images_per_second.agg(["median", "min", "max"]).reset_index()
+    found["startup (s)"] = groups.startup_seconds.median().to_numpy()
+    single = found[found.workers == 1].set_index("framework")["median"]
+    speed_up = found["median"] / found.framework.map(single)
+    found.insert(6, "speed-up", speed_up)
+    found.insert(7, "efficiency", speed_up / found.workers)
+    found["framework"] = found.framework.map(FRAMEWORK_NAMES)
+    called = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
+    columns = [name for name in found if name != "oversubscribed"]
+    return found[[*columns, "oversubscribed"]].rename(columns=called)
+
+
+def _agree(table):
+    """AssertionError where frameworks that train one network do not begin with the same loss."""
+    one = table[~table.framework.map(lambda name: launch.FRAMEWORKS[name].networks)]
+    for case, own in one.groupby(["workers", "batch_size"]):
+        first = own.first_loss.iloc[0]
+        near = own.framework.map(lambda name: 0.02 if name == KERAS else 0.001)
+        away = own[(own.first_loss / first - 1).abs() > near].framework.unique()
+        if len(away):
+            came = f"{', '.join(away)} begins at another loss than {own.framework.iloc[0]}'s {first:.4f}"
+            raise AssertionError(f"With {case[0]} workers of {case[1]} rows {came}.")
+
+
+def accuracy(
+    *, workers=WORKERS, batch_size=BATCH, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how
+):
+    """Test accuracy of every framework while so many workers train, and of a swarm's networks: a table.
+
+    counts, batch_sizes : of which PyTorch's DistributedDataParallel is trained too. The learning rate is in proportion
+    to the rows of a step.
+    """
+    import pandas as pd
+
+    cases = [(name, workers, batch_size) for name in launch.FRAMEWORKS if name not in TWICE]
+    cases += [("pytorch_ddp", count, batch_size) for count in counts]
+    cases += [("pytorch_ddp", workers, size) for size in batch_sizes]
+    lines = []
+    for name, count, size in cases:
+        networks = count if launch.FRAMEWORKS[name].networks else 1
+        found = _train(name, _trained(size, count // networks, epochs, evaluations, swarm=networks > 1, **how), count)
+        if found is None:
+            continue
+        own = name, count, size, networks, _oversubscribed(count)
+        for step, share in zip(found.at, found.accuracy, strict=True):
+            lines.append((*own, step, step * size * count // networks, found.seconds[step - 1], share))
+        print(f"{name}, {count} x {size}: {found.accuracy[-1]:.3f} after {found.seconds[-1]:.0f} s", flush=True)
+    columns = ["framework", "workers", "batch_size", "networks", "oversubscribed", "steps", "rows_seen", "seconds"]
+    return pd.DataFrame(lines, columns=[*columns, "accuracy"])
+
+
+def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
+    """PyTorch's throughput with gradients that are summed, and without, by depth of the network: a table."""
+    import pandas as pd
+
+    lines = []
+    for depth in depths:
+        job = cifar10_job(batch_size=batch_size, steps=steps, depth=depth)
+        for name in ("pytorch_ddp", "pytorch_alone"):
+            for count in workers:
+                found = _train(name, job, count)
+                if found is None:
+                    continue
+                lines.append((depth, job.gradient_bytes, name, count, batch_size, found.throughput()))
+                print(f"ResNet-{depth}, {name}, {count} workers: {lines[-1][-1]:.0f} images a second", flush=True)
+    columns = ["depth", "gradient_bytes", "framework", "workers", "batch_size", "images_per_second"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def sums(*, sizes=(256, 4096, 65_536, 262_144, 1_048_576), workers=2, repeats=50):
+    """Seconds that a sum of float32 over so many processes takes, by its length: a table."""
+    import pandas as pd
+
+    seconds = launch.all_reduce_seconds(sizes, workers=workers, repeats=repeats)
+    lines = [(4 * size, workers, *each) for size, own in zip(sizes, seconds, strict=True) for each in enumerate(own)]
+    return pd.DataFrame(lines, columns=["bytes", "workers", "repeat", "seconds"])
+
+
+def _train(name, job, count):
+    """`launch.train`, or None, said, where that framework cannot do it here."""
+    try:
+        return launch.train(name, job, workers=count)
+    except (FileNotFoundError, RuntimeError) as failure:
+        print(f"{name}, {count} workers: {failure}", file=sys.stderr, flush=True)
+        return None
+
+
+def _trained(batch_size, workers, epochs, evaluations, *, swarm, learning_rate=0.02, warm_up=100, test_rows=1000):
+    """A job of so many epochs of one network's rows; a swarm is evaluated after whole ones."""
+    job = cifar10_job(
+        batch_size=batch_size, steps=1, learning_rate=learning_rate * batch_size / 32, test_rows=test_rows
+    )
+    epoch = -(-len(job.x) // (batch_size * workers))
+    job.evaluate_every = epoch if swarm else max(1, epochs * epoch // evaluations)
+    job.steps = epochs * epoch // job.evaluate_every * job.evaluate_every
+    job.warm_up = warm_up * 32 // batch_size
+    return job
+
+
+def _oversubscribed(count):
+    return count > joblib.cpu_count()
+
+
+PARTS = {"throughput": throughput, "accuracy": accuracy, "depths": depths, "sums": sums}

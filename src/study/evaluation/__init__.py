@@ -1,0 +1,1 @@
+"""Splits without look-ahead, and scores with their intervals."""

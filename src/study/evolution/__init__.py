@@ -1,0 +1,1 @@
+"""Evolution and population-based training, and their peers."""

@@ -1,0 +1,81 @@
+"""Federated averaging in PyTorch, the clients of a round dealt out to a process per core."""
+
+import copy
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from torch import multiprocessing
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from study.data_parallel import workers
+
+
+@dataclasses.dataclass
+class Job:
+    """A network, and the rows that the clients of each round train it on.
+
+    model : a PyTorch network on the CPU, trained in place
+    x, y : tensors [row, ...], int64 [row]
+    order : int64 [round, sampled, step, batch], rows of x
+    learning_rate : of the clients' SGD
+    """
+
+    model: Any
+    x: Any
+    y: Any
+    order: Any
+    learning_rate: float
+
+
+def train(job: Job, *, processes: int):
+    """Train `job.model`: (float64 [round], seconds of each after the processes have started; those until then).
+
+    All clients have as many rows, so that they count alike. The shuffles are in `order`, and cost nothing here.
+    """
+    job = dataclasses.replace(job, model=job.model.share_memory())
+    for name in ("x", "y", "order"):
+        getattr(job, name).share_memory_()
+    count = sum(each.numel() for each in job.model.parameters())
+    sums = torch.zeros((processes, count)).share_memory_()
+    ticks = torch.zeros(len(job.order) + 1, dtype=torch.float64).share_memory_()
+    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    called = time.perf_counter()
+    workers.together(_work, job, sums, ticks, barrier, count=processes)
+    return ticks.diff().numpy(), float(ticks[0]) - called
+
+
+def _work(rank, job, sums, ticks, barrier):
+    """The part of every round that falls to this process; the first one keeps the server's weights."""
+    torch.set_num_threads(1)
+    model = copy.deepcopy(job.model)
+    loss_fn = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.learning_rate, fused=True)
+    processes = len(sums)
+    sampled = job.order.shape[1]
+    server = list(job.model.parameters())
+    barrier.wait()
+    if rank == 0:
+        ticks[0] = time.perf_counter()
+    for number in range(len(job.order)):
+        there = parameters_to_vector(server).detach()
+        sums[rank].zero_()
+        for place in range(rank, sampled, processes):
+            vector_to_parameters(there.clone(), model.parameters())
+            for rows in job.order[number, place]:
+                optimizer.zero_grad()
+                loss_fn(model(job.x[rows]), job.y[rows]).backward()
+                optimizer.step()
+            sums[rank] += parameters_to_vector(model.parameters()).detach() - there
+        barrier.wait()
+        if rank == 0:
+            with torch.no_grad():
+                for weights, change in zip(server, _split(sums.sum(0) / sampled, server), strict=True):
+                    weights += change
+            ticks[number + 1] = time.perf_counter()
+        barrier.wait()
+
+
+def _split(vector, like):
+    return [part.view_as(each) for part, each in zip(vector.split([e.numel() for e in like]), like, strict=True)]

@@ -1,0 +1,113 @@
+"""What the report and the README say of a GPU: numbers and tables, out of what `make gpu` left in reports/gpu/."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from study.figures.labels import FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, WORKLOADS
+
+LOOPS = (LOOP, FUSED)
+ONE_BY_ONE = (*LOOPS, GRAPH)
+SMALL, WIDE = "sweep-small", "sweep-large"
+
+
+def cards(folder: Path) -> list[Path]:
+    """The folders of cards that were measured in full, the last one first."""
+    found = {file.parent: json.loads(file.read_text()) for file in folder.glob("*/about.json")}
+    full = [card for card, about in found.items() if not about["tiny"] and (card / "sweep.csv").is_file()]
+    return sorted(full, key=lambda card: found[card]["date"], reverse=True)
+
+
+def read(card: Path, section: str) -> Any:
+    """A section's table, None if it was not measured there."""
+    import pandas as pd
+
+    file = card / f"{section}.csv"
+    return pd.read_csv(file) if file.is_file() and file.stat().st_size > 1 else None
+
+
+def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
+    """Seconds a step of all networks, [networks] by [method]; where they train one after the other, one's times all."""
+    table = read(card, "sweep")
+    table = table[(table.workload == workload) & (table.precision == precision)]
+    wide = table.pivot(index="networks", columns="method", values="seconds_per_step")
+    for name in ONE_BY_ONE:
+        if name in wide:
+            wide[name] = wide[name].fillna(wide.index.to_series() * wide[name].iloc[0])
+    return wide
+
+
+def numbers(card: Path) -> dict[str, Any]:
+    """What the text says, {name: number or text}."""
+    about = json.loads((card / "about.json").read_text())
+    small, wide = (sweep(card, name) for name in (SMALL, WIDE))
+    loop_one = small.loc[1, list(LOOPS)].min()
+    most = int(small.index.max())
+    found = {
+        "card": about["card"],
+        "driver": about["driver"],
+        "measured": f"measured on {about['date']} by make gpu on {about['card']}, driver {about['driver']}, "
+        f"jax {about['jax']}, torch {about['torch']}, of commit {about['commit']}",
+        "left_out": about["left_out"],
+        "networks": int(small.index[small.index <= 128].max()),
+        "most": most,
+        "most_ms": 1000 * small.loc[most, OURS],
+        "loop_one_ms": 1000 * loop_one,
+        "graph_one_ms": 1000 * small.loc[1, GRAPH],
+        "in_time_of_one": int(small.index[small[OURS] <= loop_one].max()),
+        "most_over_loop_one": small.loc[most, OURS] / loop_one,
+    }
+    found["in_time_ms"] = 1000 * small.loc[found["in_time_of_one"], OURS]
+    of = {"small": small.loc[found["networks"]], "wide": wide.loc[found["networks"]]}
+    for name, row in of.items():
+        found[f"{name}_ms"] = 1000 * row[OURS]
+        found[f"{name}_loop"] = row[list(LOOPS)].min() / row[OURS]
+        found[f"{name}_graph"] = row[GRAPH] / row[OURS]
+        found[f"{name}_func"] = row[FUNC_GRAPH] / row[OURS]
+        found[f"{name}_scan"] = row[OURS] / row[SCAN]
+    return found | _mnist(card)
+
+
+def _mnist(card):
+    table = read(card, "mnist")
+    if table is None:
+        return {}
+    ours = table[table.method == OURS].set_index(["networks", "precision"])
+    one = table[table.method != OURS].set_index("method").seconds
+    fifty, exact = ours.loc[(50, "TF32")], ours.loc[(50, "float32")]
+    found = {
+        "mnist_seconds": fifty.seconds,
+        "mnist_compile": fifty.compile_seconds,
+        "mnist_loop": one[list(LOOPS)].min(),
+    }
+    found |= {"mnist_graph": one[GRAPH], "mnist_accuracy": fifty.accuracy, "mnist_exact_accuracy": exact.accuracy}
+    gap = fifty.accuracy - exact.accuracy
+    half = 1.96 * np.hypot(fifty.accuracy_deviation, exact.accuracy_deviation) / np.sqrt(50)
+    return found | {"tf32_gap": gap, "tf32_low": gap - half, "tf32_high": gap + half}
+
+
+def tables(card: Path) -> dict[str, Any]:
+    """{name: frame} of the chapter: the sweep, the suite, as people read them."""
+    import pandas as pd
+
+    found = {}
+    columns = [OURS, SCAN, FUNC_GRAPH, GRAPH, FUSED, LOOP]
+    parts = []
+    for name, network in ((SMALL, "2-16-2"), (WIDE, "2-256-256-2")):
+        part = sweep(card, name)
+        part = 1e6 * part[[column for column in columns if column in part]]
+        parts.append(part.reset_index().assign(network=network))
+    table = pd.concat(parts, ignore_index=True)
+    found["gpu-sweep"] = table[["network", "networks", *(column for column in columns if column in table)]]
+    suite = read(card, "suite")
+    if suite is not None:
+        each = ["workload", "networks"]
+        wide = suite.pivot(index=each, columns="method", values="seconds_per_step").reset_index()
+        wide = wide.replace({"workload": WORKLOADS})
+        for name in columns:
+            if name in wide:
+                wide[name] *= 1000
+        found["gpu-suite"] = wide[[*each, *(name for name in columns if name in wide)]]
+    return found

@@ -1,0 +1,216 @@
+"""Every method of training a workload's networks on one device: each a function of a number of steps."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import turbanet as tn
+from study.baselines.benchmark import Workload
+from study.baselines.trainers import LOSSES
+from study.baselines.twins import tensor
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
+from study.gpu import torch_steps
+from turbanet.training.fit import batch_order
+
+ONE_BY_ONE = (LOOP, FUSED, GRAPH)  # which train one network: all of them take as many times as long
+
+
+@dataclasses.dataclass
+class Run:
+    """Some steps: the mean loss [network] over them, seconds without compilation, seconds of the whole call."""
+
+    loss: np.ndarray
+    seconds: float
+    wall: float
+    compile_seconds: float = float("nan")
+
+
+def methods(work: Workload, names: tuple[str, ...]) -> dict[str, Callable[[int], Run]]:
+    """{method: run(steps)} of those named that can train the workload; all begin with the same weights and rows.
+
+    Steps are whole epochs. A CUDA graph is captured on a GPU alone, so on a CPU those are left out.
+    """
+    swarm = work.swarm()
+    order = None
+    if work.batch_size:
+        order = np.asarray(batch_order(swarm, work.rows, epochs=1, batch_size=work.batch_size))[:, 0]
+    makers = {OURS: _ours, SCAN: _scan, STEPS: _steps, LOOP: _loop, FUSED: _loop, GRAPH: _loop}
+    makers |= {FUNC: _func, FUNC_GRAPH: _func, STACKED: _stacked}
+    on_gpu = torch.cuda.is_available()
+    return {
+        name: makers[name](work, swarm, order, name)
+        for name in names
+        if on_gpu or name not in (GRAPH, FUNC_GRAPH, STACKED)
+    }
+
+
+def _ours(work, swarm, order, name):
+    epoch = work.steps // work.epochs
+
+    def run(steps):
+        begin = time.perf_counter()
+        settings = {"batch_size": work.batch_size, "per_member": work.per_member, "progress": False}
+        epochs = steps // epoch
+        _, history = tn.fit(swarm, work.x, work.y, work.loss_fn, epochs=epochs, segment=epochs, **settings)
+        wall = time.perf_counter() - begin
+        return Run(history.train_loss.mean(0), history.steady_seconds, wall, history.compile_seconds)
+
+    return run
+
+
+def _member_step(work):
+    """One member's step, plain Flax and Optax: ((params, moments), (x, y)) -> (the same, loss)."""
+    optimizer = work.swarm().tx
+
+    def step(state, batch):
+        params, moments = state
+        value = jax.value_and_grad(lambda params: work.loss_fn(params, *batch, work.model.apply)[0])
+        loss, gradient = value(params)
+        updates, moments = optimizer.update(gradient, moments, params)
+        return (jax.tree.map(jnp.add, params, updates), moments), loss
+
+    return step
+
+
+def _scan(work, swarm, order, name):
+    step = jax.vmap(_member_step(work), (0, None if order is None else 0))
+    x, y = jnp.asarray(work.x), jnp.asarray(work.y)
+
+    def many(state, rows, length):
+        def one(state, rows):
+            return step(state, (x, y) if rows is None else (x[rows], y[rows]))
+
+        return jax.lax.scan(one, state, rows, length=length)
+
+    compiled = jax.jit(many, static_argnames="length")
+    rows = None if order is None else jnp.asarray(order.swapaxes(0, 1))
+
+    def run(steps):
+        begin = time.perf_counter()
+        epochs = 1 if order is None else steps // len(rows)
+        state, losses = (swarm.params, swarm.opt_state), []
+        for _ in range(epochs):
+            state, loss = compiled(state, rows, steps // epochs)
+            losses.append(loss)
+        mean = np.asarray(jnp.concatenate(losses).mean(0))
+        seconds = time.perf_counter() - begin
+        return Run(mean, seconds, seconds)
+
+    return run
+
+
+def _steps(work, swarm, order, name):
+    step = jax.jit(jax.vmap(_member_step(work), (0, None if order is None else 0)), donate_argnums=0)
+    x, y = jnp.asarray(work.x), jnp.asarray(work.y)
+
+    def run(steps):
+        state, losses = jax.tree.map(jnp.array, (swarm.params, swarm.opt_state)), []
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        for number in range(steps):
+            rows = None if order is None else order[:, number % order.shape[1]]
+            state, loss = step(state, (x, y) if rows is None else (x[rows], y[rows]))
+            losses.append(loss)
+        mean = np.mean([np.asarray(loss) for loss in losses], axis=0)
+        seconds = time.perf_counter() - begin
+        return Run(mean, seconds, seconds)
+
+    return run
+
+
+def _device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _data(work, network=None):
+    """x and y as tensors on the device, of one network where each has its own."""
+    x, y = (work.x, work.y) if network is None or not work.per_member else (work.x[network], work.y[network])
+    y = tensor(y).to(_device())
+    return tensor(x).to(_device()), y if y.is_floating_point() else y.long()
+
+
+def _timed(make, order):
+    """run(steps) of the `torch_steps.Training` that `make()` returns, made once and reset; order [step, ...]."""
+    made = []
+
+    def run(steps):
+        training = made[0] if made else made.append(make()) or made[0]
+        training.reset()
+        rows = None if order is None else torch.as_tensor(order, device=training.total.device).long()
+        _wait()
+        begin = time.perf_counter()
+        for number in range(steps):
+            training.step(None if rows is None else rows[number % len(rows)])
+        mean = (training.total / steps).cpu().numpy()
+        seconds = time.perf_counter() - begin
+        return Run(mean, seconds, seconds)
+
+    return run
+
+
+def _wait():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _first(work, swarm):
+    """The first network in PyTorch, with its weights."""
+    return work.twin(jax.tree.map(lambda leaf: np.asarray(leaf[0]), swarm.params)).to(_device())
+
+
+def _rows(order):
+    return None if order is None else torch.as_tensor(order, device=_device()).long()
+
+
+def _loop(work, swarm, order, name):
+    own = None if order is None else order[0]
+
+    def make():
+        adam: dict[str, Any] = {LOOP: {}, FUSED: {"fused": True}, GRAPH: {"fused": True, "capturable": True}}[name]
+        x, y = _data(work, 0)
+        training = torch_steps.one_network(
+            _first(work, swarm), x, y, LOSSES[work.loss], learning_rate=work.learning_rate, **adam
+        )
+        if name == GRAPH:
+            training.capture(None if own is None else _rows(own[0]))
+        return training
+
+    return _timed(make, own)
+
+
+def _stacked_params(work, swarm):
+    """The parameters of all MLPs as PyTorch has them, {name: [network, ...]}: kernels transposed."""
+    params = {}
+    for number in range(len(swarm.params)):
+        layer = swarm.params[f"Dense_{number}"]
+        params[f"{2 * number}.weight"] = tensor(np.asarray(layer["kernel"]).swapaxes(1, 2).copy()).to(_device())
+        params[f"{2 * number}.bias"] = tensor(np.asarray(layer["bias"])).to(_device())
+    return params
+
+
+def _func(work, swarm, order, name):
+    def make():
+        adam = {"fused": True, "capturable": name == FUNC_GRAPH, "learning_rate": work.learning_rate}
+        x, y = _data(work)
+        training = torch_steps.all_networks(
+            _first(work, swarm), _stacked_params(work, swarm), x, y, LOSSES[work.loss], **adam
+        )
+        if name == FUNC_GRAPH:
+            training.capture(None if order is None else _rows(order[:, 0]))
+        return training
+
+    return _timed(make, None if order is None else order.swapaxes(0, 1))
+
+
+def _stacked(work, swarm, order, name):
+    def make():
+        settings = {"learning_rate": work.learning_rate, "fused": True}
+        return torch_steps.stacked_products(_stacked_params(work, swarm), *_data(work), **settings)
+
+    return _timed(make, None)

@@ -1,0 +1,291 @@
+"""What `make gpu` measures, a section a function: each yields rows as soon as they are measured, within its seconds."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+
+import turbanet as tn
+from study.baselines.benchmark import Workload, workloads
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
+from study.gpu.methods import ONE_BY_ONE, methods
+from study.gpu.torch_steps import PRECISIONS, TF32
+
+REPEATS = 5
+TURN = 0.15  # seconds that a run takes, about
+CHECKED = 20  # steps after which losses must agree
+TOLERANCE = {TF32: 2e-2, "float32": 1e-3}  # relative, of their mean losses
+FUNC_MOST = 16_384  # networks
+FLOAT32 = "float32"
+
+
+class Budget:
+    """The seconds of a section: what does not fit into them is left out, and named."""
+
+    def __init__(self, seconds: float):
+        self.end = time.perf_counter() + seconds
+        self.left_out: list[str] = []
+
+    def allows(self, what: str, seconds: float) -> bool:
+        """Whether so many seconds are left for it."""
+        if time.perf_counter() + seconds <= self.end:
+            return True
+        self.left_out.append(what)
+        return False
+
+
+def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: int = REPEATS) -> list[dict]:
+    """A row for each method: seconds a step of all networks, in turns whose order is drawn; losses equal first.
+
+    A method that trains one network after the other is timed on one.
+    """
+    settings = PRECISIONS[precision]
+    jax.config.update("jax_default_matmul_precision", settings.jax)
+    torch.set_float32_matmul_precision(settings.torch)
+    torch.backends.cudnn.allow_tf32 = precision == TF32
+    epoch = work.steps // work.epochs
+    runs = methods(work, names)
+    pace, first, failed = {}, {}, {}
+    expected = None
+    for name, run in list(runs.items()):
+        steps = epoch * -(-CHECKED // epoch)
+        begin = time.perf_counter()
+        try:
+            found = run(steps)
+        except Exception as error:  # a method that cannot is a result
+            failed[name] = " ".join(str(error).split())[:150]
+            del runs[name]
+            continue
+        first[name] = time.perf_counter() - begin, found.compile_seconds
+        expected = found.loss if expected is None else expected
+        same = expected[: len(found.loss)]
+        np.testing.assert_allclose(
+            found.loss, same, rtol=TOLERANCE[precision], err_msg=f"{work.name}: {name} trains something else"
+        )
+        pace[name] = run(steps).seconds / steps
+    lengths = {name: epoch * max(1, round(TURN / each / epoch)) for name, each in pace.items()}
+    timed: dict[str, list] = {name: [] for name in runs}
+    rng = np.random.default_rng(0)
+    for _ in range(repeats):
+        for name in rng.permutation(list(runs)):
+            timed[name].append(runs[name](lengths[name]))
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"workload": work.name, "method": name, "networks": work.members, "precision": precision}
+        if name in timed:
+            times = work.members if name in ONE_BY_ONE else 1
+            each = [times * run.seconds / lengths[name] for run in timed[name]]
+            row |= {"seconds_per_step": np.median(each), "low": min(each), "high": max(each), "repeats": repeats}
+            row |= {"steps": lengths[name], "networks_timed": work.members // times}
+            row |= {"wall_per_step": np.median([times * run.wall / lengths[name] for run in timed[name]])}
+            apart = first[name][1]
+            warm = pace[name] * epoch * -(-CHECKED // epoch)
+            row |= {"compile_seconds": apart if apart == apart else max(0.0, first[name][0] - warm)}
+        rows.append(row | {"error": failed.get(name, "")})
+    return rows
+
+
+def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """The published sweep, 2-16-2 and 2-256-256-2 on 128 rows, from one network to as many as the card takes."""
+    suite = workloads()
+    small, wide = suite["sweep-small"], suite["sweep-large"]
+    plans: list[tuple[Workload, int, str, float]] = []
+    for precision, sizes in ((TF32, (1, 128, 1024, 4096, 16_384, 65_536)), (FLOAT32, (128, 4096))):
+        plans += [(small, size, precision, 6 if precision == TF32 else 14) for size in sizes]
+    for precision, sizes in ((TF32, (1, 128, 512, 4096)), (FLOAT32, (128,))):
+        plans += [(wide, size, precision, 9 if precision == TF32 else 18) for size in sizes]
+    if tiny:
+        plans = [(small, 1, TF32, 0), (small, 3, FLOAT32, 0)]
+    plans.sort(key=lambda plan: (plan[2] != TF32, plan[1] not in (1, 128)))  # what was published first
+    for work, size, precision, seconds in plans:
+        names: list[str] = [OURS, SCAN]
+        if size <= FUNC_MOST:
+            names += [FUNC, FUNC_GRAPH]
+        if size in (1, 128, 3):
+            names += [STEPS, LOOP, FUSED, GRAPH]
+        if size == 128 and precision == TF32 and work is small:
+            names += [STACKED]
+            seconds += 15
+        if budget.allows(f"{work.name} of {size} in {precision}", seconds):
+            yield compare(dataclasses.replace(work, members=size), tuple(names), precision)
+
+
+def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """The suite's workloads, at its own sizes and at those that fill a card."""
+    works = workloads(quick=tiny)
+    plans = [("mnist", 50, 14), ("stocks", 500, 16), ("lenet", 8, 16), ("resnet", 4, 30), ("mnist", 5000, 10)]
+    plans += [("stocks", 5000, 10), ("mnist", 500, 16), ("lenet", 64, 16), ("vgg11", 4, 20), ("resnet", 32, 30)]
+    plans += [("mobilenet", 4, 40)]
+    if tiny:
+        plans = [("mnist", 2, 0)]
+    for name, members, seconds in plans:
+        if budget.allows(f"{name} of {members}", seconds):
+            yield compare(_resized(works[name], members), _known(name, members), TF32, repeats=3)
+
+
+def _known(name, members):
+    """The methods that train a workload: torch.func where its networks are MLPs of its size."""
+    loops = (LOOP, FUSED, GRAPH) if members <= 500 else ()
+    return (OURS, *loops, *((FUNC, FUNC_GRAPH) if name == "mnist" and 1 < members <= 500 else ()))
+
+
+def _resized(work, members):
+    if members <= work.members:
+        return work.first(members)
+    own = -(-members // work.members)
+    data = {"x": np.tile(work.x, (own, 1, 1, 1))[:members], "y": np.tile(work.y, (own, 1, 1))[:members]}
+    return dataclasses.replace(work, members=members, **(data if work.per_member else {}))
+
+
+def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """50 and 500 networks 784-64-32-10 trained to the end at the published settings, beside one network in PyTorch.
+
+    x float32 [row, 784], y int [row]: the first 80 % train, the last 10 % test. The 50 train under both precisions,
+    each from ten seeds' worth of members, so that what TF32 changes shows in accuracies.
+    """
+    epochs = 1 if tiny else 10
+    train, held = int(0.8 * len(x)), int(0.9 * len(x))
+    adam = optax.adam(5e-5)
+    accuracies = {}
+    for members, precision in ((50, TF32), (50, FLOAT32), (500, TF32)) if not tiny else ((2, TF32),):
+        if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 50):
+            continue
+        jax.config.update("jax_default_matmul_precision", PRECISIONS[precision].jax)
+        swarm = tn.TurbaTrainState.swarm(tn.MLP((64, 32, 10)), adam, members, sample_input=x[:1], seed=0)
+        settings = {"epochs": epochs, "segment": epochs, "batch_size": 8, "progress": False}
+        begin = time.perf_counter()
+        trained, history = tn.fit(swarm, x[:train], y[:train], tn.softmax_cross_entropy, **settings)
+        seconds = time.perf_counter() - begin
+        logits = tn.predict(trained, x[held:])
+        each = np.asarray(tn.accuracy(logits, y[held:]))
+        accuracies[members, precision] = each
+        row = {"method": OURS, "networks": members, "precision": precision, "seconds": seconds, "source": source}
+        row |= {"compile_seconds": history.compile_seconds, "epochs": epochs, "rows": train, "accuracy": each.mean()}
+        row |= {"loss": history.train_loss[-1].mean(), "accuracy_deviation": each.std(ddof=1)}
+        yield [row | {"ensemble_accuracy": float(tn.accuracy(tn.ensemble_mean(logits), y[held:]))}]
+    work = Workload("mnist", tn.MLP((64, 32, 10)), 1, x[:train], y[:train], workloads()["mnist"].twin, batch_size=8)
+    work = dataclasses.replace(work, learning_rate=5e-5)
+    for name in (GRAPH, FUSED, LOOP):
+        if budget.allows(f"one network on MNIST by {name}", 0 if tiny else 15):
+            steps = work.steps if tiny else 4 * work.steps // 10  # of the ten epochs, as each costs the same
+            for run in methods(work, (name,)).values():
+                run(min(200, work.steps))
+                seconds = run(steps).seconds * epochs * work.steps / steps
+                yield [{"method": name, "networks": 1, "seconds": seconds, "epochs": epochs, "rows": train}]
+
+
+def stocks(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """An LSTM of 32 units for each of 500 series at the published settings: 1 000 epochs of 14 steps of 32 rows."""
+    networks, epochs, rows = (3, 2, 64) if tiny else (500, 1000, 436)
+    rng = np.random.default_rng(0)
+    series = rng.random((networks, rows, 21, 1), dtype=np.float32)
+    lstm = workloads(quick=tiny)["stocks"]
+    settings = {"x": series[:, :, :-1], "y": series[:, :, -1], "members": networks, "learning_rate": 1e-5}
+    work = dataclasses.replace(lstm, epochs=1, **settings)
+    for name in (OURS, GRAPH, FUSED, LOOP):
+        if budget.allows(f"LSTMs by {name}", 0 if tiny else {OURS: 34}.get(name, 3)):
+            for run in methods(work, (name,)).values():
+                run(work.steps)
+                steps = epochs * work.steps if name == OURS else 10 * work.steps
+                seconds = run(steps).wall * epochs * work.steps / steps * (networks if name in ONE_BY_ONE else 1)
+                row = {"method": name, "networks": networks, "seconds": seconds, "epochs": epochs, "rows": rows}
+                yield [row | {"precision": TF32}]
+
+
+def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """CartPole by PPO at CleanRL's settings, 500 000 timesteps each."""
+    import gymnax
+
+    env, _ = gymnax.make("CartPole-v1")
+    config = tn.PPOConfig(
+        lr=2.5e-4, n_steps=128, n_envs=4, batch_size=128, n_epochs=4, ent_coef=0.01, total_timesteps=500_000
+    )
+    config = config._replace(total_timesteps=2048) if tiny else config
+    for members, seconds in ((2, 0),) if tiny else ((64, 20), (2048, 38)):
+        if budget.allows(f"{members} agents", seconds):
+            swarm, history = tn.train_agents(env, config, members, progress=False)
+            returns = tn.evaluate_agents(env, swarm, episodes=2 if tiny else 20).mean(axis=1)
+            row = {"networks": members, "timesteps": config.total_timesteps, "seconds": history.steady_seconds}
+            row |= {"compile_seconds": history.compile_seconds, "mean_return": returns.mean()}
+            yield [row | {"solved": float((returns >= 475).mean())}]
+
+
+def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """pfl-research's CIFAR-10 workload by its sizes: 1 000 clients of 50 rows, 50 a round, batches of 10, a CNN."""
+    clients, sampled, rounds = (6, 2, 2) if tiny else (1000, 50, 100)
+    rng = np.random.default_rng(0)
+    x = rng.random((50 * clients, 32, 32, 3), dtype=np.float32)
+    y = rng.integers(0, 10, len(x))
+    net = tn.TurbaTrainState.swarm(tn.LeNet(), optax.sgd(0.1), 1, sample_input=x[:1])
+    rows = np.arange(len(x)).reshape(clients, 50)
+    settings = {"clients": rows, "sampled": sampled, "batch_size": 10, "progress": False}
+    if budget.allows(f"{rounds} rounds", 0 if tiny else 15):
+        _, history = tn.federated(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
+        row = {"clients": clients, "sampled": sampled, "rounds": rounds, "seconds": history.steady_seconds}
+        yield [row | {"startup_seconds": history.startup_seconds, "seconds_per_round": history.steady_seconds / rounds}]
+
+
+def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """What the card could do at the most: launches, bandwidth, products; and what a step of the sweep needs of each."""
+    size = 64 if tiny else 8192
+    x = jnp.ones((size, size), jnp.float32)
+    rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
+    seconds = _best(jax.jit(lambda x: x + 1), x)
+    rows.append({"what": "memory, read and written", "value": 2 * x.nbytes / seconds / 1e9, "unit": "GB/s"})
+    for precision, settings in PRECISIONS.items():
+        with jax.default_matmul_precision(settings.jax or "default"):
+            seconds = _best(jax.jit(lambda x: x @ x), x)
+        rows.append({"what": f"products in {precision}", "value": 2 * size**3 / seconds / 1e12, "unit": "TFLOP/s"})
+    yield rows
+    for name in ("sweep-small", "sweep-large"):
+        work = workloads()[name]
+        widths = [2, *work.model.widths]
+        weights = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+        state = 4 * (2 * 3 + 2) * weights  # weights and moments read and written, the gradient written and read
+        batch = 4 * 4 * len(work.x) * sum(widths[1:])  # each layer's sums and outputs, forward and backward
+        needs = {"operations": work.operations(), "bytes": state + batch}
+        yield [
+            {"what": f"{name}: {what} of a network's step", "value": need, "unit": what} for what, need in needs.items()
+        ]
+
+
+def _launch(tiny):
+    """Microseconds of one of many kernels that do nothing, launched one after the other by PyTorch."""
+    x = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    count = 100 if tiny else 10_000
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        for _ in range(count):
+            x.add_(1)
+        x.item()
+        seconds.append(time.perf_counter() - begin)
+    return 1e6 * min(seconds) / count
+
+
+def _best(function, x, repeats=10):
+    jax.block_until_ready(function(x))
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(function(x))
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+SECTIONS = {
+    "sweep": (sweep, 160),
+    "mnist": (mnist, 70),
+    "stocks": (stocks, 48),
+    "suite": (suite, 112),
+    "agents": (agents, 62),
+    "federated": (federated, 18),
+    "roofline": (roofline, 10),
+}  # {name: (function, its seconds)}

@@ -1,0 +1,1 @@
+"""The clock, the machine's facts, what compilation costs, how fast the machine could be."""

@@ -1,0 +1,56 @@
+"""`make peers`: what a rebuild has no time for, measured with other frameworks, each in an environment of its own."""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from study.agents import suite as agents_suite
+from study.cluster import costs as cluster_costs
+from study.data_parallel import suite as workers_suite
+from study.data_parallel.scaling import suite
+from study.federated import peers as federated_peers
+from study.pipeline.environments import build
+from study.pipeline.paths import repository
+
+PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers.PARTS | cluster_costs.PARTS
+
+
+def main(arguments=None):
+    """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(PARTS)}")
+    parser.add_argument("--build", action="store_true", help="only build")
+    given = parser.parse_args(arguments)
+    if unknown := sorted(set(given.parts) - PARTS.keys()):
+        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+    root = repository()
+    failures = []
+    for wanted in sorted((root / "peers").glob("*.txt")):
+        try:
+            build(wanted.stem, root=root)
+        except subprocess.CalledProcessError as failure:
+            failures.append(f"{wanted.stem} is not built: {failure}")
+    for sentence in failures:
+        print(sentence, file=sys.stderr)
+    if given.build:
+        return 1 if failures else 0
+    import turbanet as tn
+    from study.measurement.machine import machine, machine_line
+
+    tn.use_cores()
+    folder = Path(root / "reports/peers")
+    for part in given.parts or PARTS:
+        table = PARTS[part]()
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
+        here = {"machine": machine_line(), "date": datetime.date.today().isoformat(), **machine()}
+        (folder / f"{part}.json").write_text(json.dumps(here, indent=2) + "\n")
+        print(f"{machine_line()}; written to {folder / part}.csv", flush=True)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

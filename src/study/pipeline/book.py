@@ -1,0 +1,93 @@
+"""`make book`: the executed notebooks, the report and the library's reference as a static site in build/book/."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import turbanet
+from study.pipeline.paths import repository
+from turbanet import estimators, forecasting
+
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "params.yaml",
+    "docs/design.md",
+    "docs/guide.md",
+    "docs/cluster.md",
+)
+REFERENCE = {  # a page of the reference, and the modules or folders whose public names are on it
+    "swarms": ("turba_train_state",),
+    "training": ("training", "loss"),
+    "networks": ("networks",),
+    "ensembles": ("ensembles",),
+    "selection": ("selection",),
+    "series": ("series",),
+    "populations": ("populations", "ppo"),
+    "cluster": ("cluster",),
+}
+
+
+def reference() -> dict[str, list[str]]:
+    """{page: the full names of what is public on it}; KeyError for a public name that no page has."""
+    public = [getattr(package, name) for package in (turbanet, estimators, forecasting) for name in package.__all__]
+    of = {folder: page for page, folders in REFERENCE.items() for folder in folders}
+    pages = {page: [] for page in REFERENCE}
+    for thing in public:
+        pages[of[thing.__module__.split(".")[1]]].append(f"{thing.__module__}.{thing.__qualname__}")
+    return pages
+
+
+def assemble(root: Path, folder: Path) -> list[str]:
+    """Put the site's pages into `folder`, made afresh; returns the notebooks that were not executed here.
+
+    A page lies where it lies in the repository, so that links stay what they are; a notebook that a stage ran is the
+    executed one.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in PAGES:
+        _copy(root / name, folder / name)
+    kinds = ("*.md", "*.png", "*.csv", "*.txt", "*.pdf", "*.html")
+    for file in (file for kind in kinds for file in (root / "reports").rglob(kind)):
+        _copy(file, folder / file.relative_to(root))
+    bare = []
+    for notebook in sorted((root / "notebooks").glob("*.ipynb")):
+        stage = notebook.stem
+        executed = [root / "reports" / name / "executed.ipynb" for name in (stage, f"{stage}/small")]
+        found = next((file for file in executed if file.exists()), None)
+        bare += [] if found else [notebook.name]
+        _copy(found or notebook, folder / notebook.relative_to(root))
+    for page, names in reference().items():
+        text = "\n\n".join([f"# {page.capitalize()}", *(f"::: {name}" for name in names)])
+        (folder / "reference").mkdir(exist_ok=True)
+        (folder / f"reference/{page}.md").write_text(f"{text}\n")
+    return bare
+
+
+def _copy(file, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, target)
+
+
+def main(arguments=None):
+    """Assemble the site's pages and let mkdocs build them; a link that leads nowhere ends it with an error."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
+    root = repository()
+    bare = assemble(root, root / "build/book-pages")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", root / "docs/mkdocs.yml"]
+    built = subprocess.run(command, cwd=root / "build")  # its cache lies where it runs
+    if built.returncode:
+        return built.returncode
+    if bare:
+        print(f"Without outputs, as no stage ran them here: {', '.join(bare)}; `make report` runs them.")
+    print(f"The book is {root / 'build/book/index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What this machine gives a study: devices, versions, where the data comes from, what is stale."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def linked(root):
+    """The user's own files by data set: {set: [file names]} of `root`/data/external/<set>/."""
+    folders = sorted(folder for folder in Path(root, "data/external").glob("*") if folder.is_dir())
+    return {f.name: sorted(p.name for p in f.iterdir() if not p.name.startswith(".")) for f in folders}
+
+
+def provenance(root):
+    """What each data set says of itself: {set: {key: short value}} of `root`/data/<set>.json."""
+    said = {file.stem: json.loads(file.read_text()) for file in sorted(Path(root, "data").glob("*.json"))}
+    return {
+        name: {key: value for key, value in facts.items() if len(str(value)) <= 60}
+        for name, facts in said.items()
+        if isinstance(facts, dict)
+    }
+
+
+def stale(root):
+    """The stages that have changed themselves, or a sentence that says why there is no answer.
+
+    What depends on them is stale only if what they make changes, which nobody knows before.
+    """
+    if not Path(root, "dvc.yaml").exists():
+        return "no dvc.yaml here"
+    command = [sys.executable, "-m", "dvc", "repro", "--dry", "--allow-missing"]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if ran.returncode:
+        return f"dvc repro --dry failed: {ran.stderr.strip().splitlines()[0]}"
+    lines = ran.stdout.splitlines()
+    return ", ".join(line.split("'")[1] for line in lines if line.startswith("Running stage")) or "none"
+
+
+def torch_devices():
+    """The devices and CPU threads that the baselines have."""
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"torch_devices": ", ".join(["cpu", *names]), "torch_threads": torch.get_num_threads()}
+
+
+def report(root):
+    """All of it as {section: {name: value}}."""
+    from study.measurement.machine import machine
+
+    files = {name: ", ".join(found) or "nothing linked" for name, found in linked(root).items()}
+    sources = {
+        name: ", ".join(f"{key} {value}" for key, value in facts.items()) for name, facts in provenance(root).items()
+    }
+    return {
+        "machine": {**machine(), **torch_devices()},
+        "data/external": files or {"": "no data/external here: run this at the root of the repository"},
+        "data": sources or {"": "none made yet: make data"},
+        "stages": {"stale, and what uses them": stale(root)},
+    }
+
+
+def main():
+    sections = report(Path())
+    width = max(len(name) for rows in sections.values() for name in rows)
+    for section, rows in sections.items():
+        print(section)
+        for name, value in rows.items():
+            print(f"  {name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    main()

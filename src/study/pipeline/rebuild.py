@@ -1,0 +1,95 @@
+"""`make report`: rebuild what is stale, then say of each stage what it took and where its data came from."""
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from study.pipeline import doctor, notebook, reports
+from study.pipeline.paths import repository
+
+INPUTS = ("code", "source", "data")  # what the report needs, beside the results that are there, takes seconds
+BACK = "To get the committed reports back: git checkout -- reports dvc.lock"
+
+
+def stages(root: Path) -> list[str]:
+    """The stages of `root`/dvc.yaml that run a notebook; a group (sweep) before those in it (sweep@small)."""
+    found = []
+    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+        if name not in INPUTS:
+            found += [name, *(f"{name}@{item}" for item in stage.get("foreach", ()))]
+    return found
+
+
+def targets(stage: str | None, known: list[str]) -> list[str]:
+    """What `dvc repro` is told before the report: nothing for the whole study; one stage with what it needs.
+
+    Raises ValueError for a stage that is not in `known`.
+    """
+    if stage is None:
+        return []
+    if stage not in known:
+        raise ValueError(f"Unknown stage {stage!r}; known: {', '.join(known)}.")
+    return [*INPUTS] if stage == "report" else [stage, *INPUTS]
+
+
+def lines(root: Path, since: datetime.datetime) -> list[str]:
+    """A line a stage: its seconds as papermill took them, if not run after `since` that it is from before, its data."""
+    reports = root / "reports"
+    folders = {file.parent for name in ("metrics.json", "executed.ipynb") for file in reports.rglob(name)}
+    said = []
+    for folder in sorted(folders):
+        metrics = folder / "metrics.json"
+        source = json.loads(metrics.read_text()).get("data_source", "none") if metrics.exists() else "none"
+        said.append(f"{folder.relative_to(reports)!s:<14}{_seconds(folder, since):<24}{source}")
+    return said
+
+
+def unmade(known: list[str]) -> list[str]:
+    """What there is to say of those stages of `known` that nobody ran here, or that failed: at most two lines."""
+    groups = {name.partition("@")[0] for name in known if "@" in name}
+    missing = reports.not_run(name.replace("@", "/") for name in known if name not in groups)
+    others = [name for name in missing if name != "report"]
+    said = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
+    return said + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
+
+
+def _seconds(folder, since):
+    executed = folder / "executed.ipynb"
+    if not executed.exists():
+        return "not run here"
+    run = json.loads(executed.read_text())["metadata"]["papermill"]
+    before = datetime.datetime.fromisoformat(run["start_time"]) < since
+    return f"{run['duration']:6.0f} s" + ", from before" * before
+
+
+def main(arguments=None):
+    """Rebuild what is stale of the study, or one stage with what it needs and then the report alone."""
+    parser = argparse.ArgumentParser(description=main.__doc__, epilog="Other arguments are handed to `dvc repro`.")
+    parser.add_argument("--stage", help="a stage of dvc.yaml that runs a notebook")
+    given, others = parser.parse_known_args(arguments)
+    begun, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
+    try:
+        root = repository()
+        known = stages(root)
+        todo = targets(given.stage, known)
+    except (ValueError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    status = notebook.rebuild(root, todo, *others).returncode
+    print("\n".join(lines(root, since)))
+    print(f"{'all of it':<14}{time.perf_counter() - begun:6.0f} s")
+    if given.stage:
+        print(f"stale, and in the report as they were: {doctor.stale(root)}")
+    for line in unmade(known):
+        print(line)
+    print(BACK)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

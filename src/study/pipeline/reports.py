@@ -1,0 +1,169 @@
+"""What a stage leaves behind: metrics, tables and figures, the report and the numbers published before ours."""
+
+import io
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from study.pipeline.paths import repository
+
+GAP = 2  # letters between the columns of a table
+DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
+
+
+class Report:
+    """The folder of one stage's results; under the runner (TURBANET_REPORTS) or, by hand, below build/by_hand/.
+
+    Only the runner's results reach reports/, and only when the whole notebook succeeded: running a notebook by hand
+    makes no stage stale.
+    """
+
+    def __init__(self, stage, variant=None):
+        by_hand = repository() / "build" / "by_hand" / stage / (variant or "")
+        self.folder = Path(os.environ.get("TURBANET_REPORTS") or by_hand)
+
+    def metrics(self, values):
+        """Write metrics.json: flat, name to number, `data_source` text; rounded to six significant digits."""
+        clean = {}
+        for name, value in values.items():
+            if name != "data_source":
+                value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                    raise ValueError(f"The metric {name} must be a finite number, got {value!r}.")
+                value = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+            elif not isinstance(value, str):
+                raise ValueError(f"The metric data_source must be text, got {value!r}.")
+            clean[name] = value
+        self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
+
+    def table(self, frame, name):
+        """Write tables/<name>.csv without the index. Returns the frame."""
+        frame = frame.map(lambda cell: float(f"{cell:.{DIGITS}g}") if isinstance(cell, float) else cell)
+        self._write(f"tables/{name}.csv", frame.to_csv(index=False))
+        return frame
+
+    def figure(self, fig, name, note=""):
+        """Write figures/<name>.png (of 256 colours) and .pdf, the same bytes from the same figure, and its note, .txt.
+
+        note: whole sentences on data, sizes, machine and repeats, which the report puts into the caption.
+        """
+        (self.folder / "figures").mkdir(parents=True, exist_ok=True)
+        path = str(self.folder / "figures" / name)
+        picture = io.BytesIO()
+        fig.savefig(picture, format="png", dpi=200)
+        Image.open(picture).convert("RGB").quantize(256).save(f"{path}.png", optimize=True)  # a third of the bytes
+        fig.savefig(f"{path}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        self._write(f"figures/{name}.txt", f"{note}\n")
+        return fig
+
+    def text(self, name, text):
+        """Write one text file, the report itself."""
+        self._write(name, text)
+
+    def _write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def read_metrics(stage):
+    """The metrics of a stage, such as "mnist" or "sweep/small": a dict."""
+    return json.loads(_existing(stage, "metrics.json").read_text())
+
+
+def read_table(stage, name):
+    """A stage's table as a pandas frame."""
+    import pandas as pd
+
+    return pd.read_csv(_existing(stage, f"tables/{name}.csv"))
+
+
+def read_peers(part):
+    """A table that `make peers` left in reports/peers/, and {the machine then}: its `measured` is when and where."""
+    import pandas as pd
+
+    table, record = (_existing("peers", f"{part}.{kind}", f"make peers ARGS={part}") for kind in ("csv", "json"))
+    here = json.loads(record.read_text())
+    return pd.read_csv(table), here | {"measured": f"measured on {here['date']} by make peers on {here['machine']}"}
+
+
+def not_run(stages):
+    """Those of `stages`, named as for `read_metrics`, that nobody ran here, or that failed: what they have is older."""
+    return [stage for stage in stages if not (repository() / "reports" / stage / "executed.ipynb").is_file()]
+
+
+def _existing(stage, name, made_by="dvc repro"):
+    path = repository() / "reports" / stage / name
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path}; `{made_by}` makes it.")
+    return path
+
+
+def published(metrics):
+    """Every published number that compares with one of ours: study, what, published, here, ratio, why, source.
+
+    metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; one without a stage
+    is there to be quoted alone. Where it names epochs, ours is scaled from our epochs to those.
+    """
+    table = _published().dropna(subset="stage")
+    here = []
+    for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
+        if metric not in metrics.get(stage, {}):
+            raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
+        scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]
+        here.append(metrics[stage][metric] * scale)
+    table = table.assign(here=here, ratio=np.divide(here, table.published))
+    return table[["study", "what", "published", "here", "ratio", "why", "source"]].reset_index(drop=True)
+
+
+def published_numbers(study):
+    """{what: number} of one study in published.csv."""
+    table = _published()
+    return dict(table.loc[table.study == study, ["what", "published"]].itertuples(index=False))
+
+
+def _published():
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).with_name("published.csv"))
+
+
+def number(value, digits=3):
+    """To `digits` significant digits, without an exponent; `never` for what is infinite, nothing for what is NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and math.isinf(value):
+        return "never"
+    if not isinstance(value, float):
+        return f"{value:,}"
+    short = float(f"{value:.{digits}g}")
+    return np.format_float_positional(short, trim="-") if abs(short) < 1000 else f"{value:,.0f}"
+
+
+def readable(frame, digits=3):
+    """The frame with its cells as text, and of each column whether it holds numbers: they stand to the right."""
+
+    def cell(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number(value, digits) if is_number or value is None else str(value)
+
+    right = [all(isinstance(value, int | float) for value in frame[name]) for name in frame.columns]
+    return frame.astype(object).map(cell), right
+
+
+def markdown(frame, digits=3):
+    """A frame as a pipe table; numbers to `digits` significant digits and to the right, nothing for a missing one.
+
+    pandoc shares out a page by the dashes below the columns' names: as many as the longest cell has letters, at most
+    36, but never fewer than its longest word, and a gap to the next column.
+    """
+    cells, right = readable(frame, digits)
+    columns = [[text.replace("|", "\\|") for text in (str(name), *cells[name])] for name in cells.columns]
+    wide = [max(3, min(max(map(len, cells)), 36), *map(len, " ".join(cells).split())) for cells in columns]
+    dashes = ["-" * (width + GAP - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
+    header, *rows = zip(*columns)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, dashes, *rows))

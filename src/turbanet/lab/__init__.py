@@ -1,1 +1,0 @@
-"""The study's bench: what the notebooks need and a library user does not."""
