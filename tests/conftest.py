@@ -19,6 +19,11 @@ from turbanet.training import run
 
 if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled as they are for a user
+if not OPTIMIZED:  # what is compiled for a test runs once: this compiles four times as fast
+    jax.config.update("jax_disable_most_optimizations", True)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # in the processes that tests start
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 turbanet.use_cores(2)
 DEVICES = min(2, len(jax.devices()))  # that a plan of several devices has here
 ON_CPU = jax.default_backend() == "cpu"
@@ -79,6 +84,8 @@ LRUCache.put = put
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
     """Marks; and the longest files first, so that neither of `make test`'s two processes waits long for the other."""
+    if OPTIMIZED:
+        items[:] = [item for item in items if item.get_closest_marker("optimized")]
     for item in items:
         if item.path in STUDY:
             item.add_marker("study")

@@ -1,5 +1,9 @@
 """Where members run on an accelerator, by a stand-in for its platform: all of a device's share in one block."""
 
+import tempfile
+import time
+from pathlib import Path
+
 import jax
 import numpy as np
 import optax
@@ -7,6 +11,7 @@ import pytest
 
 import turbanet as tn
 from turbanet import backend, turba_train_state
+from turbanet.cluster import shards
 from turbanet.training import parts, program, run as training
 from turbanet.training.data import prepare
 
@@ -112,6 +117,14 @@ def by_count():
     tn.fit(made(), X, Y, rmse, **how, progress=False)
 
 
+def shard_of_a_cluster():
+    pytest.importorskip("pyarrow")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / shards.ATTEMPTS).mkdir()
+        job = shards.Job(None, tn.softmax_cross_entropy, None, {"epochs": 1}, tn.Checkpoints(folder), None, 1, 1)
+        shards._train(job, Path(folder), 0, made(), {"x": X, "y": Y, "predict": X}, time.time())
+
+
 PUBLIC = {
     "fit": lambda: fit(made(), validation=(X, Y), patience=9),
     "fit in parts": lambda: fit(made(), batch_size=4),
@@ -128,6 +141,7 @@ PUBLIC = {
     "together": together,
     "federated": federated,
     "evolve": evolve,
+    "cluster": shard_of_a_cluster,
 }
 
 

@@ -99,6 +99,7 @@ def test_the_history_counts_episodes_and_their_returns():
     assert len(history.frame()) == 30 and history.frame().steps.max() == 160
 
 
+@pytest.mark.optimized
 def test_an_agent_of_a_swarm_equals_the_agent_trained_alone():
     swarm, history = train(members=5)
     alone = tn.TurbaTrainState.swarm(Agent(2), SHORT.optimizer, 5, sample_input=np.zeros((1, 1)))[[3]]
@@ -174,6 +175,7 @@ def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
         assert_equal(swarm.get_state(member).params, good.get_state(member).params)
 
 
+@pytest.mark.optimized
 def test_a_training_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     config = SHORT._replace(normalize_observations=True, normalize_rewards=True)
     whole, expected = train(config=config)

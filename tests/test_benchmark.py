@@ -92,13 +92,13 @@ def test_measure_gives_one_whole_row_a_way(monkeypatch):
 
 def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
     networks = []
-    train = benchmark.baselines.train_loop
+    train = benchmark.trainers.train_loop
 
     def counted(twins, *data, **how):
         networks.append(len(twins))
         return train(twins, *data, **how)
 
-    monkeypatch.setattr(benchmark.baselines, "train_loop", counted)
+    monkeypatch.setattr(benchmark.trainers, "train_loop", counted)
     monkeypatch.setattr(benchmark.timing, "interleave", lambda runs, **how: {name: [3.0, 6.0, 9.0] for name in runs})
     first = {OURS: (7.0, 10.0), LOOP: (0.0, 5.0)}  # seconds of compiling, in all
     runs = benchmark._first_runs
@@ -115,8 +115,8 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
 
 
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
-    train = benchmark.baselines.train_steps
-    monkeypatch.setattr(benchmark.baselines, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
+    train = benchmark.trainers.train_steps
+    monkeypatch.setattr(benchmark.trainers, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
     with pytest.raises(AssertionError, match="mnist: one step per dispatch trains something else"):
         benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, STEPS))
 
@@ -125,7 +125,7 @@ def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
     def cannot(*args, **how):
         raise NotImplementedError("no rule for this")
 
-    monkeypatch.setattr(benchmark.baselines, "train_func", cannot)
+    monkeypatch.setattr(benchmark.trainers, "train_func", cannot)
     table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, FUNC))
     assert list(table.way) == ["turbanet"] and "torch.func vmap cannot: no rule for this" in capsys.readouterr().err
 

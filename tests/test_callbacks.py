@@ -54,6 +54,7 @@ def test_a_callback_is_called_after_each_segment_with_what_is_known_by_then():
         assert training == 6
 
 
+@pytest.mark.optimized
 def test_looking_changes_no_bit():
     plain, history = train()
     watched, other = train(callbacks=[lambda view: view.swarm])

@@ -69,6 +69,7 @@ def interrupted(monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("patience", [None, 2])
 def test_an_interrupted_training_goes_on_where_it_was(tmp_path, interrupted, monkeypatch, segments, patience):

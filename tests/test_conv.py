@@ -153,6 +153,7 @@ TORCH = [  # channels, groups, stride, padding, dilation
 ]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("channels, groups, stride, padding, dilation", TORCH)
 def test_values_and_gradients_equal_pytorch(channels, groups, stride, padding, dilation):
     x, w = normal(2, 9, 8, channels), normal(3, 3, channels // groups, 8)
@@ -202,6 +203,7 @@ def test_no_xla_convolution_is_left_in_value_and_gradient(groups):
     assert "conv_general_dilated" not in str(jax.make_jaxpr(partial(value_and_gradients, f))(x, w))
 
 
+@pytest.mark.optimized
 def test_swarm_in_a_scan_trains_like_each_member_alone():
     x, kernels = normal(4, 2, 9, 9, 3), normal(3, 3, 3, 3, 3)  # x: [step, batch, height, width, channel]
     mine, own = both(x[0], kernels[0], (2, 2), "SAME")

@@ -51,6 +51,7 @@ def test_an_elite_never_gets_worse():
     assert (np.diff(run(generations=20)[1].fitness.max(axis=1)) >= 0).all()
 
 
+@pytest.mark.optimized
 def test_the_evolution_goes_on_bit_for_bit():
     whole, all_of_it = run(generations=5)
     half, first = run(generations=2)

@@ -146,6 +146,7 @@ def test_what_the_model_keeps_of_its_batches_is_averaged_by_rows():
         tn.federated(start, X, Y, tn.mse, clients=rows, **job | {"batch_size": 9})
 
 
+@pytest.mark.optimized
 def test_two_calls_are_one_and_repeat_bit_for_bit():
     job = {"clients": RAGGED, **JOB}
     whole, seen = tn.federated(line(), X, Y, tn.mse, **job)

@@ -60,6 +60,7 @@ def close(rtol):
 PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 3), tn.Plan()]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
 def test_fit_equals_networks_alone_in_float64(plan):
     with jax.enable_x64(True):
@@ -75,6 +76,7 @@ def test_fit_equals_networks_alone_in_float64(plan):
             np.testing.assert_allclose(history.train_loss[:, i], losses, rtol=1e-9)
 
 
+@pytest.mark.optimized
 def test_fit_equals_networks_alone_in_float32():
     swarm = make()
     order = tn.batch_order(swarm, 30, epochs=25, batch_size=8)
@@ -86,6 +88,7 @@ def test_fit_equals_networks_alone_in_float32():
         np.testing.assert_allclose(tn.predict(trained, X)[i], prediction, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.optimized
 def test_fit_equals_pytorch():
     torch = pytest.importorskip("torch")
     swarm = make(members=2)
@@ -103,6 +106,7 @@ def test_fit_equals_pytorch():
             np.testing.assert_allclose(history.train_loss[epoch, i], loss.item(), rtol=1e-4)
 
 
+@pytest.mark.optimized
 def test_fit_of_rows_equals_networks_alone_on_their_rows():
     swarm, rows = make(), tn.bootstrap(jax.random.key(1), members=5, rows=30, size=20)
     order = tn.batch_order(swarm, rows, epochs=4, batch_size=8)
@@ -187,6 +191,7 @@ def test_fit_validates_each_fold_on_its_own_rows():
         np.testing.assert_allclose(history.validation_loss[-1, i], loss, rtol=1e-5)
 
 
+@pytest.mark.optimized
 def test_fit_in_two_calls_equals_one():
     half, _ = train(make(), epochs=2, segment=2)
     again, _ = train(half, epochs=2, segment=2)
@@ -195,6 +200,7 @@ def test_fit_in_two_calls_equals_one():
     assert np.asarray(whole.epoch).tolist() == [4] * 5
 
 
+@pytest.mark.optimized
 def test_fit_repeats_bit_for_bit():
     assert_same_bits(train(make())[0], train(make())[0])
 
@@ -205,6 +211,7 @@ def test_fit_does_not_depend_on_the_other_members():
     assert_same_bits(jax.tree.map(lambda leaf: leaf[jnp.array([1, 3])], all_five), two)
 
 
+@pytest.mark.optimized
 def test_fit_with_a_nan_neighbour_changes_no_bit():
     swarm = make()
     sick = swarm.replace(params=jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), swarm.params))

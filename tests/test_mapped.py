@@ -56,6 +56,7 @@ ROWS = tn.ragged([rng.choice(60, size, replace=True) for size in (60, 33, 40, 51
 HOW = [{}, {"rows": ROWS}, {"rows": ROWS, "equal_steps": True}, {"rows": ROWS, "batch_size": 50}]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("how", HOW, ids=["all", "ragged", "equal steps", "fewer than a batch"])
 @pytest.mark.parametrize("most", [1, 3, 256])
 def test_arrays_on_disk_train_bit_for_bit_as_in_memory(on_disk, monkeypatch, how, most):

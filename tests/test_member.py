@@ -100,6 +100,7 @@ def alone(name, id, order):
     return np.array(losses), {"params": params, **rest}
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{len(plan.devices)}x{plan.block}")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_member_ends_where_it_ends_alone(name, plan):
@@ -233,6 +234,7 @@ def test_an_nnx_module_trains_as_it_trains_alone():
     np.testing.assert_allclose(tn.predict(trained, X)[1], plain(X), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.optimized
 def test_float64_members_end_where_they_end_alone():
     with jax.enable_x64(True):
         x, y = jnp.asarray(X, float), jnp.asarray(Y)

@@ -253,9 +253,7 @@ def late_listings(tmp_path_factory):
     store.prepare("stocks", root=folder, source="file", tickers=6, days=160)
     (folder / "build/source").mkdir(parents=True)
     shutil.copy(ROOT / "notebooks/stocks.ipynb", folder / "build/source")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # compilation is most of it
-        notebook.run("stocks", root=folder)
+    notebook.run("stocks", root=folder)
     return folder / "reports/stocks"
 
 

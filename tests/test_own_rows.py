@@ -200,6 +200,7 @@ def test_a_member_makes_the_steps_that_it_makes_alone(batch_size, steps):
         close(trained.get_state(member).params, one.get_state(0).params)
 
 
+@pytest.mark.optimized
 def test_how_wide_rows_come_changes_no_bit():
     x, y = table(30)
     found = []
@@ -301,6 +302,7 @@ def test_what_a_member_draws_depends_on_no_other_members_rows():
         close(trained.get_state(member).params, one.get_state(0).params)
 
 
+@pytest.mark.optimized
 def test_training_bits_depend_on_no_other_members_rows():
     x, y = table(30)
     spoilt = np.where(np.arange(30)[:, None] < 12, x, np.nan)

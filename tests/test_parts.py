@@ -70,6 +70,7 @@ def test_parts_train_what_whole_epochs_train(how, request):
             np.testing.assert_allclose(metric, expected.validation_metric[name], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.optimized
 def test_no_bit_depends_on_where_an_epoch_is_cut(in_parts, monkeypatch):
     one, losses = train(patience=3)
     monkeypatch.setattr(training, "CALL_SECONDS", 1e9)

@@ -105,6 +105,7 @@ def test_who_copied_goes_on_from_the_other_s_state():
     assert seen[0].id.tolist() == list(range(6))
 
 
+@pytest.mark.optimized
 def test_the_training_goes_on_bit_for_bit():
     whole, all_of_it = run(rounds=4)
     half, first = run(rounds=2)

@@ -67,6 +67,7 @@ def run(code, *arguments):
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.optimized
 def test_a_loaded_swarm_goes_on_training_bit_for_bit_in_another_process(tmp_path):
     swarm = train(made())
     swarm.save(tmp_path / "swarm")

@@ -57,6 +57,7 @@ def alone(swarm, index, patience=3, epochs=30, min_delta=0.0):
     return losses, best_params
 
 
+@pytest.mark.optimized
 def test_each_member_stops_where_it_stops_alone_with_its_best_weights():
     swarm = made()
     trained, history = train(swarm)

@@ -124,7 +124,9 @@ def repro(folder, *arguments, quick=False, **how):
     folder = Path(folder).resolve()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "src")}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"} if quick else {}
+    if quick:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, **how)
 
