@@ -40,6 +40,11 @@ def test_accuracy_of_one_output_is_refused():
         tn.accuracy(LOGITS[..., :1], np.minimum(Y, 1))
 
 
+def test_accuracy_of_no_rows_is_refused():
+    with pytest.raises(ValueError, match=r"prediction has shape \(5, 0, 3\), no row: a score needs at least one"):
+        tn.accuracy(LOGITS[:, :0], Y[:0])
+
+
 def test_accuracy_refuses_another_number_of_rows():
     with pytest.raises(ValueError, match="40 rows, y has 39"):
         tn.accuracy(LOGITS, Y[:-1])

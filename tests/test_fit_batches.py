@@ -351,7 +351,7 @@ def test_batches_of_other_shapes_and_types_take_turns():
     assert np.isfinite(history.train_loss).all()
 
 
-def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see_is_no_step_of_it():
+def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see_is_no_step_of_it(caplog):
     seen = rng.random((5, 50)) < 0.7
     seen[:, 3] = False
     seen[2, 10:20] = False
@@ -367,6 +367,11 @@ def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see
     for one, two in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
         np.testing.assert_array_equal(one[1:], two[1:])
     assert np.isnan(history.train_loss).all(axis=0).tolist() == [False, True, True, True, True]
+    assert "diverged" not in caplog.text
+    ill = jax.tree.map(lambda leaf: np.array(leaf), before.params)
+    ill["Dense_0"]["bias"][3, 0] = np.inf
+    train([(X, Y, nobody)], before.replace(params=ill))
+    assert "Of 5 member(s) 3 diverged" in caplog.text
 
 
 def test_fewer_batches_than_a_training_was_kept_at_are_refused(tmp_path, monkeypatch, interrupted_after):

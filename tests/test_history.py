@@ -1,11 +1,14 @@
 """Histories: their best epochs, their epochs counted on, one after the other."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training.history import History, diverged
+from turbanet.training.history import History, diverged, name_diverged
 
 NAN = np.nan
 
@@ -141,6 +144,16 @@ def test_members_that_diverged_are_named_once_a_call(caplog):
         (said,) = [record.message for record in caplog.records if "diverged" in record.message]
         assert said.startswith("Of 4 member(s) 1, 3 diverged, with a NaN or infinite loss or weight: take a smaller")
     assert diverged(swarm, history).tolist() == [False, True, False, True]
+
+
+def test_of_several_trainings_in_one_it_is_said_how_many_diverged(caplog):
+    swarm, history = blown([0.1, 1e38], epochs=5)
+    twice = [np.concatenate([getattr(history, name)] * 2) for name in ("seed", "member", "epochs")]
+    losses = np.concatenate([history.train_loss] * 2, axis=1)
+    doubled = dataclasses.replace(history, **dict(zip(("seed", "member", "epochs"), twice)), train_loss=losses)
+    caplog.clear()
+    name_diverged(jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), swarm), doubled, restored=False)
+    assert caplog.text.count("2 of 4 members diverged, with a NaN or infinite") == 1
 
 
 def test_weights_that_break_in_the_last_step_are_seen(caplog):

@@ -86,6 +86,12 @@ def test_binary_cross_entropy_equals_scikit_learn(shape):
     np.testing.assert_allclose(binary_cross_entropy(logits, X, jnp.asarray(y), given)[0], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("row", [[3.0, -2.0], [0.5, 0.6], [1.2, -0.2]])
+def test_cross_entropy_of_what_are_no_probabilities_is_nan(row):
+    values = [cross_entropy(jnp.array([one]), X[:1], jnp.eye(2)[:1], given)[0] for one in (row, [0.6, 0.4])]
+    np.testing.assert_allclose(values, [np.nan, -np.log(0.6)], rtol=1e-6)
+
+
 @pytest.mark.parametrize("loss_fn", [mse, l2_loss, softmax_cross_entropy, cross_entropy])
 def test_a_target_of_another_shape_is_refused_not_broadcast(loss_fn):
     with pytest.raises(ValueError, match="make them equal"):

@@ -192,12 +192,14 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     ------
     ValueError : for a target of another shape than the probabilities.
 
-    `fit` and `evaluate` refuse rows of y, and predictions, that are no probabilities, such as logits.
+    A row that predicts no probabilities, such as one of logits, makes the loss NaN; `fit` and `evaluate` refuse it, and
+    rows of y that are none.
     """
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)
     log_probability = jnp.log(jnp.maximum(probability, jnp.finfo(probability.dtype).tiny))
-    return -jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1), probability
+    cost = -jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)
+    return jnp.where(_is_no_distribution(probability).any(axis=-1), jnp.nan, cost), probability
 
 
 @expects(_probabilities)

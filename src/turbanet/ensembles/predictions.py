@@ -53,6 +53,8 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         raise ValueError(f"A prediction is [..., row, class], its y int [row]; got shapes {array.shape}, {true.shape}.")
     if array.shape[-2] != len(true):
         raise ValueError(f"prediction has {array.shape[-2]} rows, y has {len(true)}.")
+    if not len(true):
+        raise ValueError(f"prediction has shape {array.shape}, no row: a score needs at least one.")
     classes = array.shape[-1]
     if classes == 1:
         raise ValueError(f"prediction has shape {array.shape}, one output a row: give an output for each class.")

@@ -52,7 +52,8 @@ def fit_batches(
         DataLoader of PyTorch's, a grain or tf.data pipeline, a list; or batches(epoch), which returns such a thing, as
         a generator; of a stream without end, lambda epoch: itertools.islice(stream, 100). Of (x, y, rows) each member
         sees the rows where its line of rows, bool [member, row], says so, by a loss that takes mask=, bool [batch], as
-        all of this library do; what it does not see may hold anything, and a batch of which it sees none is no step
+        all of this library do; what it does not see may hold anything, and a batch of which it sees none is no step;
+        of an epoch in which it sees none its loss is NaN
     epochs : how often to go through them
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator

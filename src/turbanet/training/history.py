@@ -122,13 +122,16 @@ class History:
         return dataclasses.replace(self, **changed, plan=other.plan, followed=other.followed)
 
 
-def diverged(swarm: Any, history: History) -> np.ndarray:
-    """bool [member], whose last training loss, or any weight, is NaN or infinite."""
+def diverged(swarm: Any, history: History, *, by_weights: bool = False) -> np.ndarray:
+    """bool [member], whose last training loss, or any weight, is NaN or infinite.
+
+    by_weights : whether a loss may be NaN for want of rows, so that NaN weights alone count
+    """
     epochs = np.broadcast_to(history.epochs, len(swarm))
     lost = np.zeros(len(swarm), bool)
     if len(history.train_loss):
         last = np.take_along_axis(history.train_loss, np.maximum(epochs - 1, 0)[None], axis=0)[0]
-        lost |= ~np.isfinite(last) & (epochs > 0)
+        lost |= (np.isinf(last) if by_weights else ~np.isfinite(last)) & (epochs > 0)
     for leaf in jax.tree.leaves(swarm.params):
         xp = np if isinstance(leaf, np.ndarray) else jnp  # where it lies
         with np.errstate(all="ignore"):
@@ -138,16 +141,19 @@ def diverged(swarm: Any, history: History) -> np.ndarray:
     return lost
 
 
-def name_diverged(swarm: Any, history: History, *, restored: bool) -> None:
+def name_diverged(swarm: Any, history: History, *, restored: bool, by_weights: bool = False) -> None:
     """Log which members have diverged, if any; `restored`: they have the weights of their best epoch again."""
-    lost = np.flatnonzero(diverged(swarm, history))
+    lost = np.flatnonzero(diverged(swarm, history, by_weights=by_weights))
     if not len(lost):
         return
     ids = history.member[lost].tolist()
     of_seeds = zip(history.seed[lost].tolist(), ids, strict=True)
     names = [f"{name}" for name in (ids if (history.seed == history.seed[0]).all() else of_seeds)]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    who = f"Of {len(swarm)} member(s) {', '.join(names[:NAMED])}{more} diverged, with a NaN or infinite loss or weight"
+    which = f"Of {len(swarm)} member(s) {', '.join(names[:NAMED])}{more}"
+    if len(set(zip(history.seed.tolist(), history.member.tolist(), strict=True))) < len(swarm):
+        which = f"{len(lost)} of {len(swarm)} members"  # of several trainings in one, which share their names
+    who = f"{which} diverged, with a NaN or infinite loss or weight"
     back = "; they have the weights of their best epoch again, or the first ones if none was good" if restored else ""
     advice = "take a smaller learning rate, clip gradients, or leave them out of what follows"
     logging.getLogger("turbanet").warning(f"{who}{back}: {advice}.")

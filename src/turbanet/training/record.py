@@ -65,7 +65,8 @@ class Record:
         history = self.history(run, state.epoch, seen)
         has_best = state.stopping is not None and state.stopping.patience is not None
         state = gathered(stopping.restored(state))
-        name_diverged(state, history, restored=has_best)
+        has_masks = getattr(run.program, "is_masked", False)  # by which a member may see no row of an epoch
+        name_diverged(state, history, restored=has_best, by_weights=has_masks)
         state = jax.device_put(state, jax.tree.map(home, self.swarm))
         if interrupted and on_interrupt == "raise":
             raise Interrupted(state, history)
