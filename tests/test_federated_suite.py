@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from study import peers
 from study.federated import (
     flower_clients,
     peers as federated_peers,
@@ -122,7 +121,7 @@ def test_rounds_are_counted_at_the_best_rate_with_several_seeds(monkeypatch):
 
 def test_flower_is_asked_for_the_same_training(monkeypatch):
     monkeypatch.setattr(federated_peers, "_data", lambda: (DATA, DATA))
-    monkeypatch.setattr(peers, "build", lambda name: f"python of {name}")
+    monkeypatch.setattr(federated_peers, "build", lambda name: f"python of {name}")
 
     def run(command, **_):
         python, script, folder, job = command
