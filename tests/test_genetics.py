@@ -169,7 +169,8 @@ def test_generations_and_scales_compile_nothing_anew():
 def test_a_rule_is_pure():
     rule, swarm = Genetic(crossover="layer"), make()
     inside = jax.jit(lambda rule, *order: rule(*order))(rule, KEY, swarm, FITNESS)
-    jax.tree.map(np.testing.assert_array_equal, inside.params, rule(KEY, swarm, FITNESS).params)
+    for one, other in zip(jax.tree.leaves(inside.params), jax.tree.leaves(rule(KEY, swarm, FITNESS).params)):
+        np.testing.assert_allclose(one, other, rtol=1e-6)  # another program, other roundings
 
 
 @pytest.mark.parametrize(
