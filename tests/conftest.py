@@ -17,10 +17,10 @@ from jax._src.lru_cache import LRUCache
 import turbanet
 from turbanet.training import run
 
+OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled as they are for a user
 if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
-OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled as they are for a user
-if not OPTIMIZED:  # what is compiled for a test runs once: this compiles four times as fast
+elif not OPTIMIZED:  # nor being fast: on a CPU this compiles four times as fast
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # in the processes that tests start
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"

@@ -238,8 +238,6 @@ def _disk_bytes(folder):
 
 
 if __name__ == "__main__":
-    from study.cluster import (
-        runs as cluster_runs,  # whose functions the workers import, as they cannot those of a main program
-    )
+    from study.cluster import runs  # whose functions the workers import, as they cannot those of a main program
 
-    print(json.dumps(getattr(cluster_runs, sys.argv[1])(**json.loads(sys.argv[2])), default=float))
+    print(json.dumps(getattr(runs, sys.argv[1])(**json.loads(sys.argv[2])), default=float))

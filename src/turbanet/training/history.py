@@ -125,7 +125,7 @@ class History:
 def diverged(swarm: Any, history: History, *, by_weights: bool = False) -> np.ndarray:
     """bool [member], whose last training loss, or any weight, is NaN or infinite.
 
-    by_weights : whether a loss may be NaN for want of rows, so that NaN weights alone count
+    by_weights : whether a loss may be NaN for want of rows, so that of NaN those of the weights alone count
     """
     epochs = np.broadcast_to(history.epochs, len(swarm))
     lost = np.zeros(len(swarm), bool)

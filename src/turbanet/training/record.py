@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from turbanet.training import metrics, stopping
+from turbanet.training.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
 from turbanet.training.interrupt import Interrupted
@@ -65,8 +66,9 @@ class Record:
         history = self.history(run, state.epoch, seen)
         has_best = state.stopping is not None and state.stopping.patience is not None
         state = gathered(stopping.restored(state))
-        has_masks = getattr(run.program, "is_masked", False)  # by which a member may see no row of an epoch
-        name_diverged(state, history, restored=has_best, by_weights=has_masks)
+        of_batches = isinstance(getattr(run, "batches", None), Batches)
+        may_see_none = of_batches and getattr(run.program, "is_masked", False)
+        name_diverged(state, history, restored=has_best, by_weights=may_see_none)
         state = jax.device_put(state, jax.tree.map(home, self.swarm))
         if interrupted and on_interrupt == "raise":
             raise Interrupted(state, history)
