@@ -151,20 +151,19 @@ def test_members_make_one_block(name, blocks):
     assert blocks and [pair for pair in blocks if pair[0] != pair[1]] == []
 
 
-def test_a_block_halves_with_the_members_that_are_left(blocks):
+def test_a_block_is_quartered_with_the_members_that_are_left(blocks):
     plan = tn.Plan(1, 100)
-    assert [plan.shrunk(left, of=100).block for left in (100, 51, 50, 26, 25, 3, 1, 0)] == [
-        100,
-        100,
-        50,
-        50,
-        25,
-        4,
-        1,
-        1,
-    ]
+    assert [plan.shrunk(left, of=100).block for left in (100, 26, 25, 7, 6, 1, 0)] == [100, 100, 25, 25, 7, 2, 1]
+    assert [plan.shrunk(left, of=100, least=25).block for left in (26, 25, 1)] == [100, 25, 25]
     assert tn.Plan(1, 64).shrunk(10, of=10).block == 64  # what was given is kept
-    assert [tn.Plan(1, 30).shrunk(left, of=100).block for left in (100, 31, 30, 15)] == [30, 30, 30, 15]
+    assert [tn.Plan(1, 30).shrunk(left, of=100).block for left in (100, 31, 30, 8, 7)] == [30, 30, 30, 30, 8]
+
+
+def test_what_keeps_an_accelerator_busy_is_no_smaller_block(blocks):
+    data = prepare(made(), X, Y)
+    weights = 3 * 4 + 4 + 4 * 2 + 2
+    assert parts.members_at_least(program.Train(tn.mse, 12), made(), data) == np.ceil(2e7 / (6 * weights * 12))
+    assert parts.members_at_least(program.Train(tn.mse, 3), made(), data) == np.ceil(2e7 / (6 * weights * 3))
 
 
 def test_stopped_members_are_set_aside_and_end_as_they_would_have(blocks, monkeypatch):
@@ -178,9 +177,11 @@ def test_stopped_members_are_set_aside_and_end_as_they_would_have(blocks, monkey
         "segment": 2,
         "plan": tn.Plan(1),
     }
+    fit(swarm, **settings)
+    assert {block for _, block in blocks} == {16}  # so few that a step takes as long with fewer
+    monkeypatch.setattr(parts, "STEP", 1)
     shrinking, history = fit(swarm, **settings)
-    sizes = {block for _, block in blocks}
-    assert sizes == {16, 8} and history.plan.block == 16
+    assert {block for _, block in blocks} == {16, 4} and history.plan.block == 16
     monkeypatch.setattr(training.Training, "_set_aside", lambda self: None)
     whole, other = fit(swarm, **settings)
     np.testing.assert_array_equal(history.epochs, other.epochs)
@@ -197,14 +198,32 @@ def test_a_block_is_what_memory_holds_found_by_one_more_compilation(call, blocks
     assert {block for _, block in blocks} == {share, share // 2}  # three quarters would fit, and leave a small block
 
 
+@pytest.mark.parametrize("call", [PUBLIC["fit"], PUBLIC["predict"], PUBLIC["federated"]])
+def test_a_block_that_compilation_has_no_memory_for_is_quartered(call, blocks, monkeypatch, capfd):
+    lower = tn.Plan.lower
+
+    class TooLarge:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: All configs failed: RESOURCE_EXHAUSTED: Out of memory")
+
+    def lowered(self, *args, **settings):
+        found = lower(self, *args, **settings)
+        return TooLarge() if self.block > 6 else found
+
+    monkeypatch.setattr(tn.Plan, "lower", lowered)
+    call()
+    share = MEMBERS // len(jax.devices())
+    assert {block for _, block in blocks} == {share, share // 4}
+
+
 RAGGED = tn.ragged([range(12), range(5), range(1, 10)])
 
 
-@pytest.mark.parametrize(("epochs", "rows"), [(1, None), (15, None), (16, None), (17, None), (40, None), (17, RAGGED)])
+@pytest.mark.parametrize(("epochs", "rows"), [(1, None), (30, None), (32, None), (33, None), (97, None), (33, RAGGED)])
 def test_short_epochs_train_in_a_loop_of_known_length_as_one_by_one(epochs, rows, blocks, monkeypatch):
     settings = {"epochs": epochs, "validation": (X, Y), "batch_size": 6, "rows": rows}
     trained, history = fit(made(3), **settings)
-    monkeypatch.setattr(training, "epochs_together", lambda *training: 1)
+    monkeypatch.setattr(training, "epochs_together", lambda *others: 1)
     one_by_one, other = fit(made(3), **settings)
     assert history.train_loss.shape == (epochs, 3) and np.isfinite(history.train_loss).all()
     np.testing.assert_allclose(history.train_loss, other.train_loss, rtol=1e-5)
@@ -214,11 +233,13 @@ def test_short_epochs_train_in_a_loop_of_known_length_as_one_by_one(epochs, rows
 
 def test_epochs_of_much_work_are_calls_of_their_own(blocks):
     data, plan = prepare(made(), X, Y), tn.Plan(1)
-    assert parts.epochs_together(program.Train(tn.mse, 12), made(), data, plan) == 16
-    assert parts.epochs_together(program.Train(tn.mse, 3), made(), data, plan) == 4  # of four steps
-    assert parts.epochs_together(program.Train(tn.mse, 4), made(), data, plan) == 4  # of three, of which five would fit
+    assert parts.epochs_together(program.Train(tn.mse, 12), made(), data, plan, 1000) == 64
+    assert parts.epochs_together(program.Train(tn.mse, 3), made(), data, plan, 1000) == 16  # of four steps
+    assert parts.epochs_together(program.Train(tn.mse, 4), made(), data, plan, 1000) == 16  # of three: 21 would fit
+    few = [parts.epochs_together(program.Train(tn.mse, 12), made(), data, plan, epochs) for epochs in (1, 10, 16, 65)]
+    assert few == [1, 16, 16, 16]  # so that few steps are made in vain
     long = prepare(made(), np.zeros((10**9, 3), np.int8), np.zeros(10**9, np.int8))
-    assert parts.epochs_together(program.Train(tn.mse, 10**9), made(), long, plan) == 1
+    assert parts.epochs_together(program.Train(tn.mse, 10**9), made(), long, plan, 1000) == 1
 
 
 def test_no_member_fits_in_no_memory(blocks, monkeypatch):

@@ -15,7 +15,7 @@ from conftest import DEVICES
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
-from turbanet.training import batches as batches_module, run as training
+from turbanet.training import batches as batches_module, program
 from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)
@@ -449,8 +449,8 @@ def test_rows_of_each_members_own_are_refused_where_none_can_be_left_out(loss, m
 def test_blocks_are_halved_where_memory_is_short(monkeypatch):
     whole = train(in_order(10), plan=tn.Plan(DEVICES, 1))
     answers = iter([1])
-    original = training.fitting_block
-    monkeypatch.setattr(training, "fitting_block", lambda *what: next(answers, None) or original(*what))
+    original = program.fitting_block
+    monkeypatch.setattr(program, "fitting_block", lambda *what: next(answers, None) or original(*what))
     ours = train(in_order(10), plan=tn.Plan(DEVICES, 2))
     assert ours[1].plan.block == 1
     equal(ours, whole)

@@ -49,6 +49,7 @@ def main(arguments=None):
     folder.mkdir(parents=True, exist_ok=True)
     about = {"card": here["gpu"], **here, "driver": _driver(), "commit": _commit(), "tiny": given.tiny}
     about |= {"date": datetime.date.today().isoformat(), "left_out": [], "failed": {}, "seconds": {}}
+    about = _with_others(about, folder / "about.json", given.sections or sections.SECTIONS)
     for name in given.sections or sections.SECTIONS:
         begin = time.perf_counter()
         budget = sections.Budget(given.share * sections.SECTIONS[name][1])
@@ -66,6 +67,17 @@ def main(arguments=None):
         print(f"left out, as there was no time: {what}")
     print(f"{sum(about['seconds'].values()):.0f} s; written to {folder}")
     return 1 if about["failed"] else 0
+
+
+def _with_others(about, file, sections):
+    """`about` with what the same code has left of other sections in this folder."""
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    if any(before.get(name) != about[name] for name in ("card", "commit", "tiny")):
+        return about
+    others = {name: seconds for name, seconds in before["seconds"].items() if name not in sections}
+    left_out = [what for what in before["left_out"] if what.split(":")[0] in others]
+    failed = {name: why for name, why in before["failed"].items() if name in others}
+    return about | {"seconds": others, "left_out": left_out, "failed": failed}
 
 
 def _draw(folder):

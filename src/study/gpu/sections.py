@@ -120,9 +120,12 @@ def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     """The suite's workloads, at its own sizes and at those that fill a card."""
     works = workloads(quick=tiny)
-    plans = [("mnist", 50, 14), ("stocks", 500, 16), ("lenet", 8, 16), ("resnet", 4, 30), ("mnist", 5000, 10)]
-    plans += [("stocks", 5000, 10), ("mnist", 500, 16), ("lenet", 64, 16), ("vgg11", 4, 20), ("resnet", 32, 30)]
-    plans += [("mobilenet", 4, 40)]
+    rng = np.random.default_rng(0)
+    x, y = rng.random((512, 20), np.float32), rng.integers(0, 2, 512).astype(np.int32)
+    works["tabular"] = Workload("tabular", tn.MLP((32, 2)), 2000, x, y, works["mnist"].twin, epochs=20, batch_size=32)
+    plans = [("mnist", 50, 14), ("stocks", 500, 14), ("lenet", 8, 14), ("resnet", 4, 22), ("mobilenet", 4, 36)]
+    plans += [("vgg11", 4, 18), ("tabular", 2000, 8), ("mnist", 5000, 8), ("stocks", 5000, 9), ("mnist", 500, 16)]
+    plans += [("lenet", 64, 10), ("resnet", 32, 20)]
     if tiny:
         plans = [("mnist", 2, 0)]
     for name, members, seconds in plans:
@@ -133,7 +136,8 @@ def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 def _known(name, members):
     """The methods that train a workload: torch.func where its networks are MLPs of its size."""
     loops = (LOOP, FUSED, GRAPH) if members <= 500 else ()
-    return (OURS, *loops, *((FUNC, FUNC_GRAPH) if name == "mnist" and 1 < members <= 500 else ()))
+    scan = (SCAN,) if name in ("mnist", "tabular") else ()
+    return (OURS, *scan, *loops, *((FUNC, FUNC_GRAPH) if name == "mnist" and 1 < members <= 500 else ()))
 
 
 def _resized(work, members):
@@ -173,8 +177,8 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
     work = Workload("mnist", tn.MLP((64, 32, 10)), 1, x[:train], y[:train], workloads()["mnist"].twin, batch_size=8)
     work = dataclasses.replace(work, learning_rate=5e-5)
     for name in (GRAPH, FUSED, LOOP):
-        if budget.allows(f"one network on MNIST by {name}", 0 if tiny else 15):
-            steps = work.steps if tiny else 4 * work.steps // 10  # of the ten epochs, as each costs the same
+        if budget.allows(f"one network on MNIST by {name}", 0 if tiny else 8):
+            steps = work.steps if tiny else 2 * work.steps // 10  # of the ten epochs, as each costs the same
             for run in methods(work, (name,)).values():
                 run(min(200, work.steps))
                 seconds = run(steps).seconds * epochs * work.steps / steps
@@ -281,11 +285,11 @@ def _best(function, x, repeats=10):
 
 
 SECTIONS = {
-    "sweep": (sweep, 160),
-    "mnist": (mnist, 70),
+    "sweep": (sweep, 165),
+    "mnist": (mnist, 60),
     "stocks": (stocks, 48),
-    "suite": (suite, 112),
+    "suite": (suite, 115),
     "agents": (agents, 62),
-    "federated": (federated, 18),
-    "roofline": (roofline, 10),
+    "federated": (federated, 22),
+    "roofline": (roofline, 8),
 }  # {name: (function, its seconds)}

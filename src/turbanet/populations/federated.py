@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
 from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan, check_plan, home, say_once
-from turbanet.training.program import fitting_block
+from turbanet.training.program import fitting
 from turbanet.training.sampling import check_rows
 
 
@@ -197,11 +198,11 @@ def federated(
     numbers = {"proximal": proximal, "drop_out": drop_out, "clip": clip or 0.0, "noise": noise}
     numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
     given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(check_seed(seed)), numbers))
-    ready = rule.compiled(plan, carry, given)
-    while (block := fitting_block(ready, plan)) != plan.block:
+    ready, block = fitting(partial(rule.compiled, plan, carry, given), plan)
+    while block != plan.block:
         say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")
         plan = dataclasses.replace(plan, block=block)
-        ready = rule.compiled(plan, carry, given)
+        ready, block = fitting(partial(rule.compiled, plan, carry, given), plan)
     jax.block_until_ready(given)
     begun = time.perf_counter()
     (state, _, own_layers), seen = run(ready, carry, given, rounds, progress=progress)

@@ -19,7 +19,9 @@ from turbanet.training.sums import added, zero
 
 LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
 LONG_ON_ACCELERATOR = 2e13  # likewise
-TOGETHER = 16  # steps, at the most, of the short epochs that an accelerator trains in one loop of known length
+TOGETHER = 64  # steps, at the most, of the short epochs that an accelerator trains in one loop of known length
+ROUND = 3  # steps that it could make while it asks the host whether another such loop follows
+STEP = 2e7  # operations below which an accelerator's step takes as long with fewer: its kernels' launches bind it
 IMAGES = 4  # axes: row, height, width, channel
 
 
@@ -81,13 +83,25 @@ def underway(members: int, order: Any = None) -> Underway:
     return Underway(order, jnp.zeros(members, jnp.int32), loss)
 
 
-def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan) -> int:
-    """How many short epochs a program trains in one loop of known length (see `Train.together`); 1 on a CPU."""
+def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan, epochs: int) -> int:
+    """How many short epochs a program trains in one loop of known length (see `Train.together`); 1 on a CPU.
+
+    Of the powers of two, as is the room for what was seen, the one that trains so many `epochs` in the fewest steps:
+    those that the last loop makes in vain are among them.
+    """
     if not plan.on_accelerator or type(program) is not Train:
         return 1
     operations = _reckoned(program, swarm, data)[1]
-    most = min(TOGETHER // program.steps(data.length), program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
-    return 1 << max(0, int(most).bit_length() - 1)  # a power of two, as is the room for what was seen
+    steps = program.steps(data.length)
+    most = min(TOGETHER // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
+    loops = [1 << power for power in range(max(1, int(most).bit_length()))]
+    return min(loops, key=lambda together: -(-epochs // together) * (together * steps + ROUND))
+
+
+def members_at_least(program: Train, swarm: Swarm, data: Data) -> int:
+    """Members that keep an accelerator busy: fewer of them take as long a step."""
+    operations = _reckoned(program, swarm, data)[1] / program.steps(data.length) / len(swarm)
+    return math.ceil(STEP / operations)
 
 
 def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:

@@ -114,14 +114,15 @@ class Plan:
         share = self._share(members)
         return dataclasses.replace(self, block=-(-share // -(-share // min(self.block, share))))
 
-    def shrunk(self, members: int, of: int) -> "Plan":
-        """The plan for the `members` that are left `of` those it began with: an accelerator's block halves with them.
+    def shrunk(self, members: int, of: int, least: int = 1) -> "Plan":
+        """The plan for the `members` that are left `of` those it began with: an accelerator's block is quartered.
 
-        A CPU's block stays. The sizes follow from the counts alone, so that a resumed training has them too.
+        Each size compiles anew, so halves would cost more than they save, and so would blocks of fewer than `least`. A
+        CPU's block stays. The sizes follow from the counts alone, so that a resumed training has them too.
         """
         block, share = self.block, self._share(of)
-        while self.on_accelerator and 1 < min(block, share) >= 2 * self._share(members):
-            block, share = -(-block // 2), -(-share // 2)
+        while self.on_accelerator and least < min(block, share) >= 4 * self._share(members):
+            block, share = -(-block // 4), -(-share // 4)
         return dataclasses.replace(self, block=block)
 
     @property

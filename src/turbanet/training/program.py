@@ -71,19 +71,19 @@ class Train:
         def another(number, carry):
             state, every = carry
             state, seen = epoch(state)
-            write = partial(
-                jax.lax.dynamic_update_index_in_dim, index=number, axis=0
-            )  # as at[].set would ask for bounds
-            return state, jax.tree.map(write, every, seen)
+            return state, written(every, jax.tree.map(lambda one: one[None], seen), number)
 
         def some(first, carry):
             """`together` epochs, of which those after the last one change nothing."""
+            state, every = carry
+            first *= self.together
 
-            def one(carry, number):
-                after, every = another(number, carry)
-                return (stopping.choose(number < epochs, after, carry[0]), every), None
+            def one(state, number):
+                after, seen = epoch(state)
+                return stopping.choose(number < epochs, after, state), seen
 
-            return jax.lax.scan(one, carry, first * self.together + jnp.arange(self.together))[0]
+            state, seen = jax.lax.scan(one, state, first + jnp.arange(self.together))
+            return state, written(every, seen, first)
 
         seen = room(jax.eval_shape(epoch, state)[1], self.epochs)
         if self.together == 1:
@@ -149,6 +149,11 @@ class Train:
         if before.stopping is not None:  # a stopped member has no loss
             seen = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), seen)
         return after, (*seen, predictions)
+
+
+def written(every: Any, seen: Any, first: Any) -> Any:
+    """`every` [epoch, ...] with what was `seen` [epoch, ...] from the epoch `first` on."""
+    return jax.tree.map(lambda all, some: jax.lax.dynamic_update_slice_in_dim(all, some, first, 0), every, seen)
 
 
 def room(seen: Any, *epochs: int) -> Any:
@@ -296,6 +301,25 @@ def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
     sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share one memory; without any, processes end
     need = sharing * (while_it_runs + rounds * returned)
     return Need(need, memory(plan.devices)[1])
+
+
+def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:
+    """(What `compile()` returns, the plan's block), or a smaller block where that program needs more than is free.
+
+    On an accelerator compiling itself runs products, and may lack the memory for one of them: then there is no program.
+    """
+    try:
+        found = compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error) or plan.block == 1:
+            raise
+        return None, max(1, plan.block // 4)
+    return found, fitting_block(getattr(found, "executable", found), plan, rounds)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device had too little memory."""
+    return "RESOURCE_EXHAUSTED" in repr(error)
 
 
 def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:

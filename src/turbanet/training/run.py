@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -16,9 +17,9 @@ from turbanet.training.data import of_members, placed, targets
 from turbanet.training.interrupt import noted
 from turbanet.training.member import Swarm
 from turbanet.training.metrics import on_host
-from turbanet.training.parts import Part, epochs_together, is_long
+from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
-from turbanet.training.program import Evaluate, Train, begun, compiled, fitting_block
+from turbanet.training.program import Evaluate, Train, begun, compiled, fitting, is_out_of_memory
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
 from turbanet.training.scores import evaluated, is_by_count
 
@@ -180,7 +181,7 @@ class Training:
 
     def _place(self, state):
         """Put the states of those who still train, and their data, where the plan says."""
-        self.current = self.plan.shrunk(len(self.training), of=len(self.start))
+        self.current = self._shrunk(len(self.training))
         rounds = self._rounds()
         self.states = [self.current.place(state, round) for round in rounds]
         data, held_out = self.data
@@ -194,12 +195,17 @@ class Training:
         """See how many steps an epoch has, and cut it into parts if it is long."""
         data = self.data[0]
         self.steps = self.program.steps(data.length)
+        self.least = members_at_least(self.program, self.start, data)
         if is_long(self.program, self.start, data, self.plan):
             self.program = Part(**vars(self.program))
             self.start = self.program.begun(self.start, data.length)
         else:
-            epochs = epochs_together(self.program, self.start, data, self.plan)
+            epochs = epochs_together(self.program, self.start, data, self.plan, min(self.segment, self.epochs))
             self.program = dataclasses.replace(self.program, together=epochs)
+
+    def _shrunk(self, members):
+        """The plan for so many members that are left."""
+        return self.plan.shrunk(members, of=len(self.start), least=self.least)
 
     def _rounds(self):
         return self.current.rounds(len(self.training), of=len(self.start))
@@ -243,7 +249,7 @@ class Training:
             rounds = zip(self.states, self.placed, strict=True)
             out = jax.block_until_ready([program(*round, **said) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in repr(error) or not self._can_begin_anew or self.plan.block == 1:
+            if not is_out_of_memory(error) or not self._can_begin_anew or self.plan.block == 1:
                 raise
             self._begin_anew(self.plan.block // 2)
             return None
@@ -267,8 +273,8 @@ class Training:
 
     def _program(self):
         """The program, compiled for a block whose memory is free."""
-        program = compiled(self.program, self.current, self.states[0], self.placed[0])
-        block = fitting_block(program.executable, self.current, len(self.states))
+        compile = partial(compiled, self.program, self.current, self.states[0], self.placed[0])
+        program, block = fitting(compile, self.current, len(self.states))
         if block == self.current.block:
             return program
         if not self._can_begin_anew:
@@ -343,7 +349,7 @@ class Training:
             return
         active = self._active()
         goes_on, stopped = np.flatnonzero(active), np.flatnonzero(~active)
-        after = self.plan.shrunk(len(goes_on), of=len(self.start))
+        after = self._shrunk(len(goes_on))
         halves = 2 * after.padded(len(goes_on)) <= self.current.padded(len(self.training))
         if halves or after.block < self.current.block:
             state = self._state()

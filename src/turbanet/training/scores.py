@@ -13,7 +13,7 @@ from turbanet.training.data import Data, of_members, placed
 from turbanet.training.member import Swarm, takes
 from turbanet.training.optimizers import has_averages
 from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
-from turbanet.training.program import Evaluate, compiled, fitting_block
+from turbanet.training.program import Evaluate, compiled, fitting
 
 MOST_COUNTS = 16  # of rows, from which on a sentence says how one program does
 
@@ -24,8 +24,7 @@ def apply(program: Any, swarm: Swarm, data: Any, plan: Any) -> Any:
     rounds = plan.rounds(len(swarm))
     states = [plan.place(swarm, round) for round in rounds]
     orders = list(zip(states, placed((data,), plan, rounds), strict=True))
-    run = compiled(program, plan, *orders[0])
-    block = fitting_block(run.executable, plan, len(rounds))
+    run, block = fitting(partial(compiled, program, plan, *orders[0]), plan, len(rounds))
     if block < plan.block:
         return apply(program, swarm, data, dataclasses.replace(plan, block=block).balanced(len(swarm)))
     out = gathered(*(run(*order) for order in orders), members=len(swarm))
