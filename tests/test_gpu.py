@@ -109,6 +109,36 @@ def test_a_method_timed_on_one_network_alone_is_multiplied(tmp_path):
     assert chapter.sweep(card, chapter.SMALL).loc[512, FUSED] == pytest.approx(0.512)
 
 
+def test_trainings_to_the_end_are_told_where_they_were_measured(tmp_path):
+    card = measured(tmp_path / "card")
+    assert not {"lstms", "agents", "rounds"} & chapter.numbers(card).keys()
+    seconds = {OURS: 3.0, GRAPH: 60.0, FUSED: 900.0, LOOP: 1000.0}
+    lstms = [{"method": name, "networks": 5, "seconds": each, "epochs": 7} for name, each in seconds.items()]
+    pd.DataFrame(lstms).to_csv(card / "stocks.csv")
+    agents = {"networks": [64, 2048], "timesteps": 500, "seconds": [5.0, 26.0], "mean_return": [450.0, 466.0]}
+    pd.DataFrame(agents).to_csv(card / "agents.csv")
+    pd.DataFrame({"rounds": [100], "sampled": [50], "seconds": [1.7]}).to_csv(card / "federated.csv")
+    found = chapter.numbers(card)
+    assert [found[f"lstms_{name}"] for name in ("seconds", "graph", "loop", "epochs")] == [3, 60, 900, 7]
+    assert [found[name] for name in ("agents", "agents_seconds", "agents_return")] == [2048, 26, 466]
+    assert (found["rounds"], found["rounds_seconds"]) == (100, 1.7)
+
+
+def test_sections_measured_one_by_one_by_the_same_code_stay_in_about(tmp_path):
+    file = tmp_path / "about.json"
+    about = {"card": "x", "commit": "a", "tiny": False}
+    before = about | {
+        "seconds": {"sweep": 1, "suite": 2},
+        "left_out": ["sweep: y", "suite: z"],
+        "failed": {"sweep": "w"},
+    }
+    file.write_text(json.dumps(before))
+    fresh = about | {"seconds": {}, "left_out": [], "failed": {}}
+    kept = {"seconds": {"sweep": 1}, "left_out": ["sweep: y"], "failed": {"sweep": "w"}}
+    assert gpu._with_others(fresh, file, ["suite"]) == fresh | kept
+    assert gpu._with_others(fresh | {"commit": "b"}, file, ["suite"]) == fresh | {"commit": "b"}
+
+
 def test_only_cards_measured_in_full_are_read(tmp_path):
     assert chapter.cards(tmp_path) == []
     card = measured(tmp_path / "card")

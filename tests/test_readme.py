@@ -245,5 +245,6 @@ def test_what_the_readme_says_of_a_gpu_was_measured():
     said = re.search(r"<!-- gpu: .*?-->(.*?)<!-- end of gpu -->", PAGES["README.md"], re.S)[1]
     found = chapter.numbers(chapter.cards(ROOT / "reports/gpu")[0])
     names = "in_time_of_one in_time_ms loop_one_ms most most_ms networks small_ms small_loop small_graph small_func"
+    names += " lstms lstms_epochs lstms_seconds lstms_graph lstms_loop agents agents_steps agents_seconds"
     expected = [number(found[name].item() if hasattr(found[name], "item") else found[name]) for name in names.split()]
     assert re.findall(r"\d[\d,.]*\d|\d", said.replace("2-16-2", "")) == expected

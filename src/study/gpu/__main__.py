@@ -54,7 +54,7 @@ def main(arguments=None):
         begin = time.perf_counter()
         budget = sections.Budget(given.share * sections.SECTIONS[name][1])
         try:
-            _measure(name, budget, folder / f"{name}.csv", tiny=given.tiny, packed=given.mnist)
+            _measure(name, budget, folder / f"{name}.csv", about["commit"], tiny=given.tiny, packed=given.mnist)
         except Exception as error:  # the others are measured all the same
             about["failed"][name] = " ".join(str(error).split())[:300]
             print(f"{name} ended early: {about['failed'][name]}", file=sys.stderr, flush=True)
@@ -86,8 +86,8 @@ def _draw(folder):
     figures.draw(folder)
 
 
-def _measure(name, budget, file, *, tiny, packed):
-    """Write the rows of a section as they come."""
+def _measure(name, budget, file, commit, *, tiny, packed):
+    """Write the rows of a section as they come, each with the commit that measured it."""
     import pandas as pd
 
     from study.gpu import sections
@@ -96,7 +96,7 @@ def _measure(name, budget, file, *, tiny, packed):
     data = _mnist(packed) if name == "mnist" else ()
     rows = []
     for some in function(budget, *data, tiny=tiny):
-        rows += some
+        rows += [row | {"commit": commit} for row in some]
         pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
         print(pd.DataFrame(some).to_string(index=False, float_format="%.4g"), flush=True)
 

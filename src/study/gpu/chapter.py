@@ -51,6 +51,7 @@ def numbers(card: Path) -> dict[str, Any]:
         "measured": f"measured on {about['date']} by make gpu on {about['card']}, driver {about['driver']}, "
         f"jax {about['jax']}, torch {about['torch']}, of commit {about['commit']}",
         "left_out": about["left_out"],
+        "earlier": {commit: ", ".join(what) for commit, what in about.get("earlier", {}).items()},
         "networks": int(small.index[small.index <= 128].max()),
         "most": most,
         "most_ms": 1000 * small.loc[most, OURS],
@@ -67,7 +68,7 @@ def numbers(card: Path) -> dict[str, Any]:
         found[f"{name}_graph"] = row[GRAPH] / row[OURS]
         found[f"{name}_func"] = row[FUNC_GRAPH] / row[OURS]
         found[f"{name}_scan"] = row[OURS] / row[SCAN]
-    return found | _mnist(card)
+    return found | _mnist(card) | _trained(card)
 
 
 def _mnist(card):
@@ -77,15 +78,35 @@ def _mnist(card):
     ours = table[table.method == OURS].set_index(["networks", "precision"])
     one = table[table.method != OURS].set_index("method").seconds
     fifty, exact = ours.loc[(50, "TF32")], ours.loc[(50, "float32")]
+    many = ours.index.get_level_values("networks").max()
     found = {
         "mnist_seconds": fifty.seconds,
         "mnist_compile": fifty.compile_seconds,
         "mnist_loop": one[list(LOOPS)].min(),
+        "mnist_most": int(many),
+        "mnist_most_seconds": ours.loc[(many, "TF32")].seconds,
     }
     found |= {"mnist_graph": one[GRAPH], "mnist_accuracy": fifty.accuracy, "mnist_exact_accuracy": exact.accuracy}
     gap = fifty.accuracy - exact.accuracy
     half = 1.96 * np.hypot(fifty.accuracy_deviation, exact.accuracy_deviation) / np.sqrt(50)
     return found | {"tf32_gap": gap, "tf32_low": gap - half, "tf32_high": gap + half}
+
+
+def _trained(card):
+    """Seconds of other trainings to the end."""
+    found = {}
+    if (table := read(card, "stocks")) is not None:
+        each = table.set_index("method").seconds
+        found |= {"lstms": int(table.networks.iloc[0]), "lstms_seconds": each[OURS], "lstms_graph": each[GRAPH]}
+        found |= {"lstms_loop": each[list(LOOPS)].min(), "lstms_epochs": int(table.epochs.iloc[0])}
+    if (table := read(card, "agents")) is not None:
+        most = table.loc[table.networks.idxmax()]
+        found |= {"agents": int(most.networks), "agents_seconds": most.seconds, "agents_return": most.mean_return}
+        found |= {"agents_steps": int(most.timesteps)}
+    if (table := read(card, "federated")) is not None:
+        found |= {name: int(table[name].iloc[0]) for name in ("rounds", "sampled")}
+        found |= {"rounds_seconds": table.seconds.iloc[0]}
+    return found
 
 
 def tables(card: Path) -> dict[str, Any]:

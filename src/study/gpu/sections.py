@@ -123,9 +123,9 @@ def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     rng = np.random.default_rng(0)
     x, y = rng.random((512, 20), np.float32), rng.integers(0, 2, 512).astype(np.int32)
     works["tabular"] = Workload("tabular", tn.MLP((32, 2)), 2000, x, y, works["mnist"].twin, epochs=20, batch_size=32)
-    plans = [("mnist", 50, 14), ("stocks", 500, 14), ("lenet", 8, 14), ("resnet", 4, 22), ("mobilenet", 4, 36)]
-    plans += [("vgg11", 4, 18), ("tabular", 2000, 8), ("mnist", 5000, 8), ("stocks", 5000, 9), ("mnist", 500, 16)]
-    plans += [("lenet", 64, 10), ("resnet", 32, 20)]
+    plans = [("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)]
+    plans += [("vgg11", 4, 30), ("mobilenet", 4, 90), ("mnist", 5000, 10), ("stocks", 5000, 10), ("mnist", 500, 20)]
+    plans += [("lenet", 64, 12), ("resnet", 32, 30)]
     if tiny:
         plans = [("mnist", 2, 0)]
     for name, members, seconds in plans:
@@ -230,7 +230,7 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     net = tn.TurbaTrainState.swarm(tn.LeNet(), optax.sgd(0.1), 1, sample_input=x[:1])
     rows = np.arange(len(x)).reshape(clients, 50)
     settings = {"clients": rows, "sampled": sampled, "batch_size": 10, "progress": False}
-    if budget.allows(f"{rounds} rounds", 0 if tiny else 15):
+    if budget.allows(f"{rounds} rounds", 0 if tiny else 9):
         _, history = tn.federated(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
         row = {"clients": clients, "sampled": sampled, "rounds": rounds, "seconds": history.steady_seconds}
         yield [row | {"startup_seconds": history.startup_seconds, "seconds_per_round": history.steady_seconds / rounds}]
@@ -285,11 +285,11 @@ def _best(function, x, repeats=10):
 
 
 SECTIONS = {
-    "sweep": (sweep, 165),
-    "mnist": (mnist, 60),
-    "stocks": (stocks, 48),
-    "suite": (suite, 115),
-    "agents": (agents, 62),
-    "federated": (federated, 22),
-    "roofline": (roofline, 8),
+    "sweep": (sweep, 176),
+    "mnist": (mnist, 82),
+    "stocks": (stocks, 46),
+    "suite": (suite, 86),
+    "agents": (agents, 65),
+    "federated": (federated, 15),
+    "roofline": (roofline, 10),
 }  # {name: (function, its seconds)}

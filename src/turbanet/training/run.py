@@ -43,6 +43,7 @@ class Training:
     """
 
     known: Any = None  # data that checkpoints know it by, where these are others than those in memory
+    least = 1  # members that keep an accelerator busy, where that is known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
         self.is_by_count = is_by_count(program.loss_fn, data[1])  # the held-out loss, which is then computed apart
