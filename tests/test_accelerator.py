@@ -79,27 +79,27 @@ def agents():
     import gymnax
 
     env, _ = gymnax.make("CartPole-v1")
-    config = tn.PPOConfig(n_steps=4, n_envs=2, batch_size=8, n_epochs=1, total_timesteps=16)
-    swarm, _ = tn.train_agents(env, config, MEMBERS, progress=False)
-    tn.evaluate_agents(env, swarm, episodes=1)
+    config = tn.rl.PPOConfig(n_steps=4, n_envs=2, batch_size=8, n_epochs=1, total_timesteps=16)
+    swarm, _ = tn.rl.train_agents(env, config, MEMBERS, progress=False)
+    tn.rl.evaluate_agents(env, swarm, episodes=1)
 
 
 def together():
-    config = tn.PPOConfig(n_steps=4, n_envs=1, batch_size=4, n_epochs=1, total_timesteps=4)
-    tn.train_together(tn.Foraging(agents=MEMBERS), config, progress=False)
+    config = tn.rl.PPOConfig(n_steps=4, n_envs=1, batch_size=4, n_epochs=1, total_timesteps=4)
+    tn.rl.train_together(tn.rl.Foraging(agents=MEMBERS), config, progress=False)
 
 
 def federated():
     clients = np.arange(12)[:, None].repeat(2, 1)
     settings = {"clients": np.tile(clients, (2, 1)), "rounds": 1, "sampled": MEMBERS, "progress": False}
-    tn.federated(made(1), X, Y, tn.softmax_cross_entropy, **settings)
+    tn.federated.train(made(1), X, Y, tn.softmax_cross_entropy, **settings)
 
 
 def evolve():
     def score(swarm, generation):
         return swarm, -tn.evaluate(swarm, X, Y, tn.softmax_cross_entropy)
 
-    tn.evolve(made(), score, tn.Genetic(), generations=1)
+    tn.evolution.evolve(made(), score, tn.evolution.Genetic(), generations=1)
 
 
 def batches():

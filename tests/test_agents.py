@@ -11,10 +11,9 @@ from conftest import DEVICES
 from flax import linen as nn, struct
 
 import turbanet as tn
-from turbanet import PPOConfig, evaluate_agents, train_agents
 from turbanet.networks.policies import Agent, Gaussian, Normalised, running
-from turbanet.populations import environments
-from turbanet.populations.agents import new_swarm
+from turbanet.rl import PPOConfig, environments, evaluate_agents, train_agents
+from turbanet.rl.agents import new_swarm
 from turbanet.training import program
 
 SHORT = PPOConfig(lr=0.01, n_steps=8, n_envs=2, batch_size=8, n_epochs=2, gamma=0.9, total_timesteps=160, ent_coef=0.01)

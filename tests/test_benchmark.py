@@ -20,9 +20,9 @@ FRAME = pd.DataFrame([dict.fromkeys(COLUMNS, 1) | {"runs": [0.25, 0.5]}])
 CEILINGS = {"matmul_peak_gflops": 2.0, "cache_gbytes_per_second": 3.0, "memory_gbytes_per_second": 1.0}
 BLOCKS = ((8, 1), (8, 2))
 SMALL = {
-    "mobilenet": {"model": tn.MobileNet(BLOCKS), "twin": partial(twins.mobilenet_twin, blocks=BLOCKS)},
-    "vgg11": {"model": tn.VGG(widths=(4, 8, 8, 8, 8))},
-    "resnet": {"model": tn.ResNet(8)},
+    "mobilenet": {"model": tn.networks.MobileNet(BLOCKS), "twin": partial(twins.mobilenet_twin, blocks=BLOCKS)},
+    "vgg11": {"model": tn.networks.VGG(widths=(4, 8, 8, 8, 8))},
+    "resnet": {"model": tn.networks.ResNet(8)},
 }
 
 

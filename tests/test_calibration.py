@@ -17,31 +17,31 @@ P = softmax(LOGITS, axis=-1)
 
 def test_likelihood_equals_scikit_learn():
     expected = [log_loss(Y, one) for one in P]
-    np.testing.assert_allclose(tn.negative_log_likelihood(P, Y), expected, rtol=1e-5)
-    assert np.isfinite(tn.negative_log_likelihood(np.eye(3)[[0]], np.array([1])))
+    np.testing.assert_allclose(tn.ensembles.negative_log_likelihood(P, Y), expected, rtol=1e-5)
+    assert np.isfinite(tn.ensembles.negative_log_likelihood(np.eye(3)[[0]], np.array([1])))
 
 
 def test_brier_score_equals_scikit_learn():
     expected = [brier_score_loss(Y, one, scale_by_half=False) for one in P]
-    np.testing.assert_allclose(tn.brier_score(P, Y), expected, rtol=1e-5)
-    assert tn.brier_score(np.eye(3)[[0, 1]], np.array([0, 0])) == pytest.approx(1.0)  # right: 0, wrong: 2
+    np.testing.assert_allclose(tn.ensembles.brier_score(P, Y), expected, rtol=1e-5)
+    assert tn.ensembles.brier_score(np.eye(3)[[0, 1]], np.array([0, 0])) == pytest.approx(1.0)  # right: 0, wrong: 2
 
 
 def test_calibration_error_by_hand():
     p = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.45, 0.55]])
     y = np.array([0, 1, 1, 1])
     # two bins: all four confidences lie in the upper one; accuracy 3/4, mean confidence 0.7375
-    assert tn.expected_calibration_error(p, y, bins=2) == pytest.approx(0.75 - 0.7375)
+    assert tn.ensembles.expected_calibration_error(p, y, bins=2) == pytest.approx(0.75 - 0.7375)
     # ten bins: (0.8, 0.9] right; (0.7, 0.8] wrong; (0.6, 0.7] right; (0.5, 0.6] right
-    assert tn.expected_calibration_error(p, y, bins=10) == pytest.approx((0.1 + 0.8 + 0.3 + 0.45) / 4)
+    assert tn.ensembles.expected_calibration_error(p, y, bins=10) == pytest.approx((0.1 + 0.8 + 0.3 + 0.45) / 4)
 
 
 def test_a_sure_prediction_falls_into_the_last_bin():
-    assert tn.expected_calibration_error(np.eye(2)[[0, 0]], np.array([0, 1])) == pytest.approx(0.5)
+    assert tn.ensembles.expected_calibration_error(np.eye(2)[[0, 0]], np.array([0, 1])) == pytest.approx(0.5)
 
 
 def test_temperature_minimises_the_likelihood():
-    found = tn.temperature(LOGITS, Y)
+    found = tn.ensembles.temperature(LOGITS, Y)
     assert found.shape == (4,)
     for one, got in zip(LOGITS, found, strict=True):
 
@@ -54,19 +54,19 @@ def test_temperature_minimises_the_likelihood():
 def test_temperature_undoes_a_scaling():
     true = softmax(rng.normal(size=(20000, 3)), axis=-1)
     y = np.array([rng.choice(3, p=p) for p in true])
-    assert tn.temperature(3 * np.log(true), y) == pytest.approx(3, rel=0.05)
+    assert tn.ensembles.temperature(3 * np.log(true), y) == pytest.approx(3, rel=0.05)
 
 
 def test_diversity_by_hand():
     same = np.log([[[0.7, 0.3]], [[0.7, 0.3]]])
-    np.testing.assert_allclose(tn.diversity(same), [0], atol=1e-6)
+    np.testing.assert_allclose(tn.ensembles.diversity(same), [0], atol=1e-6)
     apart = np.array([[[50.0, -50.0]], [[-50.0, 50.0]]])
-    np.testing.assert_allclose(tn.diversity(apart), [np.log(2)], rtol=1e-5)
+    np.testing.assert_allclose(tn.ensembles.diversity(apart), [np.log(2)], rtol=1e-5)
 
 
 def test_interval_over_members_is_their_quantiles():
     prediction = rng.normal(size=(50, 7, 2))
-    low, high = tn.prediction_interval(prediction, level=0.8)
+    low, high = tn.ensembles.prediction_interval(prediction, level=0.8)
     np.testing.assert_allclose(low, np.quantile(prediction, 0.1, axis=0))
     np.testing.assert_allclose(high, np.quantile(prediction, 0.9, axis=0))
 
@@ -78,30 +78,34 @@ def test_calibrated_intervals_hold_their_level():
         return members, centre + spread * rng.normal(size=count)
 
     (prediction, y), held_out = rows(20000), rows(4000)
-    low, high = tn.prediction_interval(prediction, held_out, level=0.9)
+    low, high = tn.ensembles.prediction_interval(prediction, held_out, level=0.9)
     assert np.mean((low <= y) & (y <= high)) == pytest.approx(0.9, abs=0.02)
-    narrow, wide = tn.prediction_interval(prediction, level=0.9)
+    narrow, wide = tn.ensembles.prediction_interval(prediction, level=0.9)
     assert np.mean((narrow <= y) & (y <= wide)) < 0.5  # members alone are far too sure
 
 
 def test_members_that_agree_have_an_interval_of_width_0():
     root = np.sqrt(2)  # the deviation of 0, 0 and 3, whose mean is 1
     held_out = np.array([[0.0, 0, 0], [0, 0, 0], [3, 3, 3]]), np.array([1, 1 + root, 9])  # 0, 1 and more deviations
-    low, high = tn.prediction_interval(np.array([[0, 0.1], [0, 0.1], [3, 0.1]]), held_out, level=0.5)  # of these, 1
+    low, high = tn.ensembles.prediction_interval(
+        np.array([[0, 0.1], [0, 0.1], [3, 0.1]]), held_out, level=0.5
+    )  # of these, 1
     np.testing.assert_allclose([low[0], high[0]], [1 - root, 1 + root])
     assert low[1] == high[1] == 0.1
 
 
 def test_a_calibration_row_where_members_agree_and_are_right_needs_no_width():
     held_out = np.array([[0.1, 0], [0.1, 2], [0.1, 1]]), np.array([0.1, 4])
-    low, high = tn.prediction_interval(np.array([[3.0], [5], [7]]), held_out, level=0.3)  # the smaller of 0 and more
+    low, high = tn.ensembles.prediction_interval(
+        np.array([[3.0], [5], [7]]), held_out, level=0.3
+    )  # the smaller of 0 and more
     np.testing.assert_array_equal([low, high], [[5], [5]])
 
 
 @pytest.mark.parametrize("level, bounded", [(0.5, True), (0.7, False)])
 def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width(level, bounded):
     held_out = np.array([[0.1, 0, 0], [0.1, 2, 2], [0.1, 1, 1]]), np.array([0.2, 1, 1])
-    low, high = tn.prediction_interval(np.array([[3.0, 6], [5, 6], [7, 6]]), held_out, level=level)
+    low, high = tn.ensembles.prediction_interval(np.array([[3.0, 6], [5, 6], [7, 6]]), held_out, level=level)
     expected = [[5, 6], [5, 6]] if bounded else [[-np.inf] * 2, [np.inf] * 2]  # the second, 0, and the third
     np.testing.assert_array_equal([low, high], expected)
 
@@ -109,11 +113,11 @@ def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: tn.negative_log_likelihood(P, Y[:-1]), "prediction has 60 rows, y has 59"),
-        (lambda: tn.prediction_interval(np.zeros((1, 3))), "two members"),
-        (lambda: tn.prediction_interval(np.zeros((2, 3)), level=1.0), "level in"),
-        (lambda: tn.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
-        (lambda: tn.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:5]), level=0.95), "at least 19 rows"),
+        (lambda: tn.ensembles.negative_log_likelihood(P, Y[:-1]), "prediction has 60 rows, y has 59"),
+        (lambda: tn.ensembles.prediction_interval(np.zeros((1, 3))), "two members"),
+        (lambda: tn.ensembles.prediction_interval(np.zeros((2, 3)), level=1.0), "level in"),
+        (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
+        (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:5]), level=0.95), "at least 19 rows"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -121,7 +125,9 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-@pytest.mark.parametrize("score", [tn.negative_log_likelihood, tn.brier_score, tn.expected_calibration_error])
+@pytest.mark.parametrize(
+    "score", [tn.ensembles.negative_log_likelihood, tn.ensembles.brier_score, tn.ensembles.expected_calibration_error]
+)
 def test_logits_are_no_probabilities(score):
     logits = 5 * rng.normal(size=P.shape[1:])
     message = r"Probabilities are at least 0 and sum to 1; got rows that sum to .*: of logits take jax.nn.softmax"
@@ -133,4 +139,6 @@ def test_logits_are_no_probabilities(score):
 
 
 def test_scores_work_inside_jit():
-    np.testing.assert_allclose(jax.jit(tn.negative_log_likelihood)(P, Y), tn.negative_log_likelihood(P, Y), rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(tn.ensembles.negative_log_likelihood)(P, Y), tn.ensembles.negative_log_likelihood(P, Y), rtol=1e-5
+    )

@@ -98,7 +98,7 @@ def begun(where):
 
 
 def on_cluster(where, make=classifiers, data=(X, Y), loss=tn.softmax_cross_entropy, members=42, **how):
-    return tn.fit_on_cluster(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
+    return tn.cluster.fit(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
 
 
 @pytest.mark.parametrize("shard", [42, 14, 6])
@@ -263,7 +263,7 @@ def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
 
 
 def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
-    there = tn.Cluster(tmp_path, shard=5, progress=False)
+    there = tn.cluster.Cluster(tmp_path, shard=5, progress=False)
     swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), 12, input_size=3, seed=[3, 1] * 6)
     swarm = swarm.replace(id=jax.numpy.repeat(jax.numpy.arange(6), 2))  # of two seeds, so that each id comes twice
     how = {"metric": {"right": tn.accuracy, "again": tn.accuracy}, "patience": 1, "validation": (X[:9], Y[:9])}
@@ -290,7 +290,7 @@ def test_scores_are_in_the_order_of_the_members():
 
 
 def test_cross_validate_and_halving_train_on_a_cluster(cluster, tmp_path):
-    there = tn.Cluster(tmp_path, shard=2, progress=False)
+    there = tn.cluster.Cluster(tmp_path, shard=2, progress=False)
     how = {"optimizer": optax.adam(0.01), "loss": tn.softmax_cross_entropy, "epochs": 3, "folds": 3, "seeds": 2}
     found = [tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, plan=HOW["plan"], cluster=c) for c in (there, None)]
     pd.testing.assert_frame_equal(*(each.table.drop(columns="seconds") for each in found))
@@ -314,7 +314,7 @@ def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_pat
     from ray.util.joblib import register_ray
 
     how = {"hidden": (8,), "epochs": 3, "random_state": 0, "plan": HOW["plan"]}
-    there = TurbaClassifier(6, cluster=tn.Cluster(tmp_path, shard=2, progress=False), **how).fit(X, Y)
+    there = TurbaClassifier(6, cluster=tn.cluster.Cluster(tmp_path, shard=2, progress=False), **how).fit(X, Y)
     alone = TurbaClassifier(6, **how)
     assert np.array_equal(there.predict_proba(X), alone.fit(X, Y).predict_proba(X))
     assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 6)
@@ -343,9 +343,11 @@ def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_
             raise OSError("the disk of member 5 is gone")
         return X, Y
 
-    with pytest.raises(tn.ShardsFailed, match="Shard 1, members 4 to 7, failed at every attempt.*the disk of member 5"):
+    with pytest.raises(
+        tn.cluster.ShardsFailed, match="Shard 1, members 4 to 7, failed at every attempt.*the disk of member 5"
+    ):
         on_cluster(tmp_path, data=data, members=12, shard=4)
-    with pytest.raises(tn.ShardsFailed) as failed:
+    with pytest.raises(tn.cluster.ShardsFailed) as failed:
         on_cluster(tmp_path, data=data, members=12, shard=4, attempts=1)
     ((ids, told),) = failed.value.failures.values()
     assert ids.tolist() == [4, 5, 6, 7] and "in data\n    raise OSError" in told

@@ -145,7 +145,7 @@ def test_a_killed_node_changes_no_bit_and_tasks_learn_the_same(tmp_path, monkeyp
     try:
         before = [node.node_id for node in there.nodes]
         run = {"members": 12, "shard": 3, "epochs": 30, "segment": 1, "progress": False, **HOW}
-        nodes = partial(tn.fit_on_cluster, MAKE, DATA, tn.mse, **run)
+        nodes = partial(tn.cluster.fit, MAKE, DATA, tn.mse, **run)
         began = time.time()
         kill = cluster_suite.killed(there, partial(nodes, checkpoints=tmp_path / "a"), tmp_path / "a", done=1)
         (results, history), when = kill

@@ -53,40 +53,40 @@ def test_accuracy_refuses_another_number_of_rows():
 def test_scores_are_macro_averages_of_scikit_learn():
     chosen = LOGITS[0].argmax(-1)
     expected = [f(Y, chosen, average="macro") for f in (precision_score, recall_score, f1_score)]
-    got = tn.scores(LOGITS[0], Y)
+    got = tn.ensembles.scores(LOGITS[0], Y)
     np.testing.assert_allclose([got["precision"], got["recall"], got["f1"]], expected)
 
 
 def test_member_scores_has_a_line_a_member():
-    table = tn.member_scores(LOGITS, Y)
+    table = tn.ensembles.member_scores(LOGITS, Y)
     assert len(table) == 5 and table.accuracy[3] == accuracy_score(Y, LOGITS[3].argmax(-1))
 
 
 def test_confusion_keeps_classes_nobody_has():
     narrow = np.where(Y == 2, 1, Y)
-    assert tn.confusion(LOGITS[0], narrow).shape == (3, 3)
-    assert (tn.confusion(LOGITS[0], Y) == confusion_matrix(Y, LOGITS[0].argmax(-1))).all()
+    assert tn.ensembles.confusion(LOGITS[0], narrow).shape == (3, 3)
+    assert (tn.ensembles.confusion(LOGITS[0], Y) == confusion_matrix(Y, LOGITS[0].argmax(-1))).all()
 
 
 def test_mean_confusion_averages_members():
     expected = sum(confusion_matrix(Y, one.argmax(-1)) for one in LOGITS) / 5
-    np.testing.assert_allclose(tn.mean_confusion(LOGITS, Y), expected)
+    np.testing.assert_allclose(tn.ensembles.mean_confusion(LOGITS, Y), expected)
 
 
 def test_disagreement_by_hand():
     votes = np.eye(2)[[[0, 0], [0, 1], [0, 1]]]  # 3 members, 2 rows: all agree; 2 against 1
-    np.testing.assert_allclose(tn.disagreement(votes), [0, 2 / 3], atol=1e-6)
+    np.testing.assert_allclose(tn.ensembles.disagreement(votes), [0, 2 / 3], atol=1e-6)
 
 
 def test_disagreement_needs_two_members():
     with pytest.raises(ValueError, match="two members"):
-        tn.disagreement(LOGITS[:1])
+        tn.ensembles.disagreement(LOGITS[:1])
 
 
 def test_score_interval_of_one_resample_equals_scikit_learn():
     drawn = np.random.default_rng(5).integers(40, size=40)
     got = tn.score_interval(LOGITS, Y, resamples=1, seed=5)
-    expected = [tn.scores(one[drawn], Y[drawn]) for one in LOGITS]
+    expected = [tn.ensembles.scores(one[drawn], Y[drawn]) for one in LOGITS]
     for name, (low, high) in got.items():
         np.testing.assert_allclose([low, high], np.mean([score[name] for score in expected]))
 
@@ -100,7 +100,7 @@ def test_score_interval_of_accuracy_agrees_with_the_binomial():
 
 
 def test_accuracy_by_size_ends_at_the_whole_ensemble_and_starts_at_a_member():
-    curve = np.asarray(tn.accuracy_by_size(LOGITS, Y, key=jax.random.key(0), orders=6))
+    curve = np.asarray(tn.ensembles.accuracy_by_size(LOGITS, Y, key=jax.random.key(0), orders=6))
     assert curve.shape == (6, 5)
     np.testing.assert_allclose(curve[:, -1], accuracy_score(Y, tn.ensemble_mean(LOGITS).argmax(-1)), rtol=1e-6)
     assert set(curve[:, 0].round(5)) <= set(np.asarray(tn.accuracy(LOGITS, Y)).round(5).tolist())
@@ -132,7 +132,7 @@ def test_stacking_weights_minimise_the_likelihood():
     def loss(w):
         return -np.log(np.abs(w) @ own / np.abs(w).sum()).mean()
 
-    found = np.asarray(tn.stacking_weights(LOGITS, Y, rounds=3000))
+    found = np.asarray(tn.ensembles.stacking_weights(LOGITS, Y, rounds=3000))
     best = min(minimize(loss, rng.random(5), method="Nelder-Mead", options={"maxiter": 5000}).fun for _ in range(3))
     assert found.sum() == pytest.approx(1, rel=1e-5) and loss(found) < best + 1e-4
 
@@ -140,8 +140,8 @@ def test_stacking_weights_minimise_the_likelihood():
 def test_greedy_weights_take_the_best_member_first():
     right = 4 * (np.arange(3) == Y[:, None]).astype(np.float32)
     members = np.stack([LOGITS[0], right, LOGITS[1]])
-    np.testing.assert_array_equal(tn.greedy_weights(members, Y, size=1), [0, 1, 0])
-    found = tn.greedy_weights(LOGITS, Y)
+    np.testing.assert_array_equal(tn.ensembles.greedy_weights(members, Y, size=1), [0, 1, 0])
+    found = tn.ensembles.greedy_weights(LOGITS, Y)
     own = softmax(LOGITS, axis=-1)[:, np.arange(40), Y]
     assert found.sum() == pytest.approx(1) and -np.log(found @ own).mean() <= -np.log(own).mean(1).min()
 
@@ -149,7 +149,7 @@ def test_greedy_weights_take_the_best_member_first():
 def test_out_of_bag_averages_members_that_did_not_see_a_row():
     prediction = rng.normal(size=(3, 4, 2))
     rows = np.array([[0, 1, 1], [0, 2, -1], [0, 1, 3]])
-    found = tn.out_of_bag(prediction, rows)
+    found = tn.ensembles.out_of_bag(prediction, rows)
     assert np.isnan(found[0]).all()
     np.testing.assert_allclose(found[1], prediction[1, 1])
     np.testing.assert_allclose(found[2], (prediction[0, 2] + prediction[2, 2]) / 2)
@@ -160,19 +160,19 @@ def test_out_of_bag_equals_scikit_learn():
     x, y = make_classification(80, n_classes=3, n_informative=5, random_state=0)
     bagging = BaggingClassifier(DecisionTreeClassifier(max_depth=2), 15, oob_score=True, random_state=0).fit(x, y)
     each = np.stack([tree.predict_proba(x) for tree in bagging.estimators_])
-    found = tn.out_of_bag(each, np.stack(bagging.estimators_samples_))
+    found = tn.ensembles.out_of_bag(each, np.stack(bagging.estimators_samples_))
     np.testing.assert_allclose(found, bagging.oob_decision_function_)
 
 
 def test_stacking_counts_a_row_that_every_member_finds_impossible():
     logits = np.array([[[300.0, 0.0], [0.0, 9.0]], [[200.0, 0.0], [9.0, 0.0]]], np.float32)
-    weights = np.asarray(tn.stacking_weights(logits, np.array([1, 1])))
+    weights = np.asarray(tn.ensembles.stacking_weights(logits, np.array([1, 1])))
     assert weights.sum() == pytest.approx(1) and np.isfinite(weights).all()
 
 
 def test_out_of_bag_leaves_a_broken_member_to_the_rows_it_did_not_see():
     prediction = np.array([[[np.nan], [np.nan]], [[1.0], [2.0]]])
-    found = tn.out_of_bag(prediction, np.array([[0, 0], [-1, -1]]))
+    found = tn.ensembles.out_of_bag(prediction, np.array([[0, 0], [-1, -1]]))
     assert found[0] == 1.0 and np.isnan(found[1])
 
 
@@ -186,17 +186,17 @@ BROKEN[[1, 3], 5] = np.nan
         tn.ensemble_mean,
         tn.ensemble_geometric_mean,
         tn.ensemble_vote,
-        tn.disagreement,
-        tn.diversity,
+        tn.ensembles.disagreement,
+        tn.ensembles.diversity,
         lambda logits: tn.ensemble_mean(logits, np.ones(len(logits))),
-        lambda logits: tn.stacking_weights(logits, Y),
-        lambda logits: tn.greedy_weights(logits, Y),
-        lambda logits: tn.accuracy_by_size(logits, Y, key=jax.random.key(0)),
-        lambda logits: tn.member_scores(logits, Y),
-        lambda logits: tn.mean_confusion(logits, Y),
+        lambda logits: tn.ensembles.stacking_weights(logits, Y),
+        lambda logits: tn.ensembles.greedy_weights(logits, Y),
+        lambda logits: tn.ensembles.accuracy_by_size(logits, Y, key=jax.random.key(0)),
+        lambda logits: tn.ensembles.member_scores(logits, Y),
+        lambda logits: tn.ensembles.mean_confusion(logits, Y),
         lambda logits: tn.score_interval(logits, Y, resamples=2),
-        lambda logits: tn.prediction_interval(logits),
-        lambda logits: tn.prediction_interval(LOGITS[..., 0], (logits[..., 0], Y)),
+        lambda logits: tn.ensembles.prediction_interval(logits),
+        lambda logits: tn.ensembles.prediction_interval(LOGITS[..., 0], (logits[..., 0], Y)),
     ],
 )
 def test_members_that_predict_nan_are_named_and_can_be_left_out(combine):
@@ -204,18 +204,20 @@ def test_members_that_predict_nan_are_named_and_can_be_left_out(combine):
         ValueError, match=r"The members at positions \[1, 3\] predict NaN: leave them out, .*without_nan"
     ):
         combine(BROKEN)
-    left = BROKEN[tn.without_nan(BROKEN)]
+    left = BROKEN[tn.ensembles.without_nan(BROKEN)]
     assert len(left) == 3
     combine(left)
 
 
-@pytest.mark.parametrize("combine", [tn.ensemble_mean, tn.ensemble_vote, tn.diversity, tn.disagreement])
+@pytest.mark.parametrize(
+    "combine", [tn.ensemble_mean, tn.ensemble_vote, tn.ensembles.diversity, tn.ensembles.disagreement]
+)
 def test_one_prediction_is_no_ensemble(combine):
     with pytest.raises(ValueError, match=r"logits must be \[member, row, class\], got shape \(40, 3\)"):
         combine(LOGITS[0])
 
 
-@pytest.mark.parametrize("score", [tn.scores, tn.confusion])
+@pytest.mark.parametrize("score", [tn.ensembles.scores, tn.ensembles.confusion])
 def test_an_ensemble_is_no_single_prediction(score):
     with pytest.raises(ValueError, match=r"One prediction is \[row, class\], got shape \(5, 40, 3\)"):
         score(LOGITS, Y)
@@ -255,7 +257,7 @@ def test_a_level_is_a_share(level):
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: tn.greedy_weights(LOGITS, Y, size=0), lambda: tn.score_interval(LOGITS, Y, resamples=0)]
+    "call", [lambda: tn.ensembles.greedy_weights(LOGITS, Y, size=0), lambda: tn.score_interval(LOGITS, Y, resamples=0)]
 )
 def test_nothing_drawn_is_refused(call):
     with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):

@@ -215,7 +215,7 @@ BAD = [
     ({"key": 2**32}, "key must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),
     ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
-    ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.LeNet()}}, "LeNet needs x"),
+    ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.networks.LeNet()}}, "LeNet needs x"),
 ]
 
 

@@ -163,7 +163,7 @@ def test_members_predict_in_the_unit_of_the_targets():
     members = model.predict_members(x[300:])
     assert members.shape == (4, 142)
     np.testing.assert_allclose(members.mean(0), model.predict(x[300:]), rtol=1e-9)
-    low, high = tn.prediction_interval(members, (model.predict_members(x[:300]), 1000 + 5 * y[:300]))
+    low, high = tn.ensembles.prediction_interval(members, (model.predict_members(x[:300]), 1000 + 5 * y[:300]))
     inside = ((low <= 1000 + 5 * y[300:]) & (1000 + 5 * y[300:] <= high)).mean()
     assert inside > 0.8  # the swarm's own predictions are near 0
     both = TurbaRegressor(2, hidden=(8,), epochs=2).fit(x, np.stack([y, 2 * y], 1))

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from study.evolution import plots as evolution_plots
-from turbanet.populations.genealogy import EvolutionHistory
+from turbanet.evolution.genealogy import EvolutionHistory
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_numpy_acts_as_the_swarm_does(hidden):
 
 def test_agents_earn_in_gymnasium_what_they_earn_here():
     swarm = evolution_suite.agents(200, (16,))
-    ours = np.asarray(tn.evaluate_agents(CARTPOLE, swarm, episodes=1)).ravel()
+    ours = np.asarray(tn.rl.evaluate_agents(CARTPOLE, swarm, episodes=1)).ravel()
     theirs = evolution_suite.in_gymnasium(evolution_suite.layers(swarm))
     error = np.hypot(ours.std(), theirs.std()) / np.sqrt(200)
     assert abs(ours.mean() - theirs.mean()) < 4 * error
@@ -38,7 +38,7 @@ def test_agents_earn_in_gymnasium_what_they_earn_here():
 
 def test_every_agent_of_an_endless_generation_acts_all_of_its_steps():
     endless = evolution_suite.endless(CARTPOLE.default_params)
-    returns = tn.evaluate_agents(CARTPOLE, evolution_suite.agents(8, (4,)), episodes=1, params=endless)
+    returns = tn.rl.evaluate_agents(CARTPOLE, evolution_suite.agents(8, (4,)), episodes=1, params=endless)
     assert (returns == evolution_suite.GENERATION_STEPS).all()
 
 
@@ -84,6 +84,6 @@ def test_always_one_is_the_true_reward(search, payers):
     np.testing.assert_array_equal(payers.apply_fn({"params": weights}, x), 1)
     by_network = search.returns(search.all_paid_by(weights), seed=5)
     how = {"model": search.model, "seed": 5, "progress": False}
-    agents, _ = tn.train_agents(CARTPOLE, search.config, 4, **how)
-    by_world = tn.evaluate_agents(CARTPOLE, agents, episodes=2, seed=5).mean(axis=1)
+    agents, _ = tn.rl.train_agents(CARTPOLE, search.config, 4, **how)
+    by_world = tn.rl.evaluate_agents(CARTPOLE, agents, episodes=2, seed=5).mean(axis=1)
     np.testing.assert_array_equal(by_network, by_world)

@@ -30,10 +30,10 @@ class Normed(nn.Module):
 MODELS = {
     "MLP": (tn.MLP((8, 3)), (4,)),
     "LSTM": (tn.LSTM(8, 2), (5, 3)),
-    "LeNet": (tn.LeNet(), (28, 28, 1)),
-    "VGG": (tn.VGG(widths=(8, 8, 8, 16, 16)), (32, 32, 3)),
-    "MobileNet": (tn.MobileNet(blocks=((16, 1), (24, 2))), (32, 32, 3)),
-    "ResNet": (tn.ResNet(depth=8), (32, 32, 3)),
+    "LeNet": (tn.networks.LeNet(), (28, 28, 1)),
+    "VGG": (tn.networks.VGG(widths=(8, 8, 8, 16, 16)), (32, 32, 3)),
+    "MobileNet": (tn.networks.MobileNet(blocks=((16, 1), (24, 2))), (32, 32, 3)),
+    "ResNet": (tn.networks.ResNet(depth=8), (32, 32, 3)),
     "Normed": (Normed(), (4,)),
 }
 

@@ -603,7 +603,7 @@ def test_a_stopped_member_has_no_metric():
 
 def conv_swarm(members=2):
     images = rng.normal(size=(230, 16, 16, 1)).astype(np.float32)
-    return images, tn.TurbaTrainState.swarm(tn.LeNet(classes=4), TX, members, sample_input=images[:1], seed=3)
+    return images, tn.TurbaTrainState.swarm(tn.networks.LeNet(classes=4), TX, members, sample_input=images[:1], seed=3)
 
 
 @pytest.mark.parametrize("rows", [100, 230])  # the last part is filled up; or one part holds all
@@ -614,7 +614,7 @@ def test_rows_scored_in_parts_are_scored_as_at_once(monkeypatch, rows):
     losses = tn.evaluate(swarm, images, labels, tn.softmax_cross_entropy)
     predictions = tn.predict(swarm, images)
     for i, state in enumerate(swarm):
-        logits = np.asarray(tn.LeNet(classes=4).apply({"params": state.params}, images), np.float64)
+        logits = np.asarray(tn.networks.LeNet(classes=4).apply({"params": state.params}, images), np.float64)
         picked = logits[np.arange(230), labels] - np.log(np.exp(logits).sum(-1))
         np.testing.assert_allclose(predictions[i], logits, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(losses[i], -picked.mean(), rtol=1e-5)

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.populations.foraging import MOVES, Board, Foraging
+from turbanet.rl.foraging import MOVES, Board, Foraging
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 KEY = jax.random.key(0)

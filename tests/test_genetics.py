@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import turbanet as tn
-from turbanet.populations import genetics, variation
-from turbanet.populations.genetics import Genetic, Tournament, Truncation
+from turbanet.evolution import genetics, variation
+from turbanet.evolution.genetics import Genetic, Tournament, Truncation
 
 KEY = jax.random.key(0)
 FITNESS = np.array([3.0, 9.0, 1.0, 7.0, 5.0, 8.0])  # best first: members 1, 5, 3, 4, 0, 2

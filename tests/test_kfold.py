@@ -27,7 +27,7 @@ JOB |= {"timed_epochs": 1, "sampled": (SERIAL, SERIAL_ONE, PROCESSES)}
 @pytest.fixture(scope="module")
 def compared():
     names = ["cosine", "warm", "reduce", "constant", "multistep"]
-    return kfold.compare("lenet", tn.LeNet(), twins.lenet_twin, X, Y, schedules=names, augment=CHANGE, **JOB)
+    return kfold.compare("lenet", tn.networks.LeNet(), twins.lenet_twin, X, Y, schedules=names, augment=CHANGE, **JOB)
 
 
 @pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
@@ -66,7 +66,7 @@ def test_pytorchs_class_accuracies_are_those_of_all_held_out_rows(compared):
 
 
 def test_pytorch_changes_the_same_pixels():
-    swarm = tn.TurbaTrainState.swarm(tn.LeNet(), optax.adam(0.1), 2, sample_input=X[:1], seed=5)
+    swarm = tn.TurbaTrainState.swarm(tn.networks.LeNet(), optax.adam(0.1), 2, sample_input=X[:1], seed=5)
     drawn = kfold.draws(swarm, CHANGE, steps=3, rows=8)
     state = swarm.get_state(1).replace(step=2)
     expected = CHANGE.apply(draw(CHANGE, state, 8), X[:8])

@@ -53,7 +53,7 @@ def public_names():
     """{public name: the module that it comes from}, by the stub that decides it."""
     lines = ast.parse((SOURCE / "turbanet/__init__.pyi").read_text()).body
     froms = [line for line in lines if isinstance(line, ast.ImportFrom)]
-    return {alias.name: f"turbanet.{line.module}" for line in froms for alias in line.names}
+    return {alias.name: f"turbanet.{line.module or alias.name}" for line in froms for alias in line.names}
 
 
 PUBLIC = public_names()

@@ -96,10 +96,10 @@ def test_a_saved_swarm_that_predicts_by_its_optimizer_is_loaded_with_it(tmp_path
         tn.TurbaTrainState.load(tmp_path, MODEL)
 
 
-@pytest.mark.parametrize("train", [tn.local_sgd, tn.federated])
+@pytest.mark.parametrize("train", [tn.federated.local_sgd, tn.federated.train])
 def test_who_averages_members_refuses_averages_of_the_optimizer(train):
     how = {"workers": 2, "epochs": 1, "batch_size": 2}
-    if train is tn.federated:
+    if train is tn.federated.train:
         how = {"clients": [[0, 1]], "rounds": 1, "sampled": 1}
     with pytest.raises(
         ValueError, match=f"{train.__name__} goes by what is trained, .* take an optimizer without averages"

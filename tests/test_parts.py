@@ -136,13 +136,13 @@ def test_an_image_counts_as_often_as_its_windows_see_it(monkeypatch):
     images = np.zeros((64, 32, 32, 3), np.float32)
     for share, expected in ((0.95, True), (1.2, False)):
         monkeypatch.setattr(parts, "LONG", share * 6 * products * 64 * 4)
-        assert long(64, model=tn.LeNet(), x=images) is expected
+        assert long(64, model=tn.networks.LeNet(), x=images) is expected
 
 
 def test_the_operations_of_an_image_are_counted_once(monkeypatch):
     monkeypatch.setattr(parts, "LONG", 3e9)
     images = np.zeros((64, 32, 32, 3), np.float32)
-    assert not long(64, model=tn.LeNet(classes=7), x=images)
+    assert not long(64, model=tn.networks.LeNet(classes=7), x=images)
     monkeypatch.setattr(parts.member, "predict", None)
-    assert not long(64, model=tn.LeNet(classes=7), x=images)
-    assert long(64, model=tn.LeNet(classes=8), x=images)  # what cannot be counted may be long
+    assert not long(64, model=tn.networks.LeNet(classes=7), x=images)
+    assert long(64, model=tn.networks.LeNet(classes=8), x=images)  # what cannot be counted may be long

@@ -22,10 +22,10 @@ MODELS = {
     "mlp": (tn.MLP, {"widths": (7, 3)}, ROWS),
     "mlp, features first": (tn.MLP, {"widths": (7, 3), "features_first": True}, ROWS),
     "lstm": (tn.LSTM, {"hidden": 4, "outputs": 3}, SERIES),
-    "lenet": (tn.LeNet, {"classes": 3}, IMAGES),
-    "vgg": (tn.VGG, {"widths": (4, 4, 4, 4, 4), "classes": 3}, IMAGES),
-    "mobilenet": (tn.MobileNet, {"blocks": NARROW, "classes": 3}, IMAGES),
-    "resnet": (tn.ResNet, {"depth": 8, "classes": 3}, IMAGES),
+    "lenet": (tn.networks.LeNet, {"classes": 3}, IMAGES),
+    "vgg": (tn.networks.VGG, {"widths": (4, 4, 4, 4, 4), "classes": 3}, IMAGES),
+    "mobilenet": (tn.networks.MobileNet, {"blocks": NARROW, "classes": 3}, IMAGES),
+    "resnet": (tn.networks.ResNet, {"depth": 8, "classes": 3}, IMAGES),
 }
 
 

@@ -21,16 +21,16 @@ def exact(noise, rounds, delta):
 
 @pytest.mark.parametrize(("noise", "rounds"), [(5.0, 1), (20.0, 10), (60.0, 200)])
 def test_epsilon_of_all_clients_in_each_round_lies_just_above_the_exact_one(noise, rounds):
-    found = tn.client_epsilon(noise=noise, clients=50, sampled=50, rounds=rounds, delta=1e-5)
+    found = tn.federated.client_epsilon(noise=noise, clients=50, sampled=50, rounds=rounds, delta=1e-5)
     by_hand = exact(noise, rounds, 1e-5)
     assert by_hand <= found < 1.15 * by_hand
 
 
 def test_fewer_sampled_clients_and_rounds_give_away_less():
-    most = tn.client_epsilon(noise=4, **HOW)
-    assert tn.client_epsilon(noise=4, **HOW | {"rounds": 50}) < most
-    assert tn.client_epsilon(noise=4, **HOW | {"sampled": 5}) < most
-    assert tn.client_epsilon(noise=0, **HOW) == np.inf
+    most = tn.federated.client_epsilon(noise=4, **HOW)
+    assert tn.federated.client_epsilon(noise=4, **HOW | {"rounds": 50}) < most
+    assert tn.federated.client_epsilon(noise=4, **HOW | {"sampled": 5}) < most
+    assert tn.federated.client_epsilon(noise=0, **HOW) == np.inf
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_fewer_sampled_clients_and_rounds_give_away_less():
 )
 def test_bad_input_stops_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
-        tn.client_epsilon(**{"noise": 1.0, **HOW, **change})
+        tn.federated.client_epsilon(**{"noise": 1.0, **HOW, **change})

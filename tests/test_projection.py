@@ -65,7 +65,7 @@ def test_efficiency_is_the_training_alone_over_the_seconds_of_all_workers():
     assert found.efficiency == pytest.approx(100 / 114.1)
 
 
-def test_shards_are_those_that_fit_on_cluster_would_take():
+def test_shards_are_those_that_cluster_fit_would_take():
     found = projected(COSTS, members=1_000_000, machines=[1, 100], cores=32)
     assert found["shard"].tolist() == [1024, 79]  # at most 1024; 1 000 000 over four times 3200 workers
 

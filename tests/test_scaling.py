@@ -20,7 +20,7 @@ from turbanet.training.sampling import deal
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(48, 8, 8, 3)).astype(np.float32)
 Y = RANDOM.integers(0, 10, 48)
-MODEL = tn.ResNet(8)
+MODEL = tn.networks.ResNet(8)
 HERE = ["pytorch_ddp", "jax", "jax_processes"]
 
 
@@ -93,7 +93,7 @@ def test_a_swarm_trains_a_network_a_core(name):
     assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0]
     assert found.at.tolist() == [8, 16, 24] and found.accuracy.shape == (3,)
     assert (np.diff(found.seconds) > 0).all()
-    model = tn.ResNet(8)
+    model = tn.networks.ResNet(8)
     swarm = tn.TurbaTrainState.swarm(model, optax.sgd(0.05, 0.9), 2, sample_input=X[:1], seed=0)
     swarm, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=3, batch_size=6)
     np.testing.assert_allclose(found.loss[::8], history.train_loss.mean(1), rtol=1e-3)

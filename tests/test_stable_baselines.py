@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from study.agents import stable_baselines
-from turbanet import PPOConfig
 from turbanet.ppo import Categorical, RolloutBuffer, Taken, ppo_loss
+from turbanet.rl import PPOConfig
 
 CONFIG = PPOConfig(lr=0.0, n_steps=32, n_envs=2, batch_size=64, n_epochs=1, gamma=0.97, gae_lambda=0.9, ent_coef=0.02)
 

@@ -82,7 +82,7 @@ def of_evolution(p, images):
 
 
 def of_async_sgd(p, images):
-    yield from ((tn.LeNet(), normalised(x)) for x in images["cifar10"])
+    yield from ((tn.networks.LeNet(), normalised(x)) for x in images["cifar10"])
     yield from ((tn.MLP((64, 32, 10)), flat(x)) for x in images["mnist"])  # of `make peers`
 
 
@@ -94,7 +94,7 @@ NETWORKS = {  # by stage: (parameters, images) -> (network, its input of one row
     "search": on_mnist("widths"),
     "kfold": of_kfold,
     "async_sgd": of_async_sgd,
-    "scaling": lambda p, images: [(tn.ResNet(p["depth"]), normalised(x)) for x in images["cifar10"]],
+    "scaling": lambda p, images: [(tn.networks.ResNet(p["depth"]), normalised(x)) for x in images["cifar10"]],
     "agents": lambda p, images: [(Agent(actions), np.zeros((1, seen))) for actions, seen in ((2, 4), (3, 6))],
     "federated": of_federated,
     "evolution": of_evolution,

@@ -103,7 +103,7 @@ def test_seeds_that_int32_would_cut_to_another_ones_are_refused(seed):
 def test_new_ids_are_none_that_int32_cuts():
     ids = [2**31 - 2, 5]
     swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), ids, 3)
-    rule = partial(turbanet.Genetic(), jax.random.key(0), fitness=np.arange(2))
+    rule = partial(turbanet.evolution.Genetic(), jax.random.key(0), fitness=np.arange(2))
     for grow in (lambda swarm: swarm.append(swarm), lambda swarm: swarm.merge(), lambda swarm: rule(swarm)):
         with pytest.raises(ValueError, match="A new member would have the id 214748364.*, ids go up to 2147483646"):
             grow(swarm)

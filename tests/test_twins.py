@@ -16,13 +16,13 @@ X, Y = rng.normal(size=(6, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 6
 BLOCKS = ((8, 1), (16, 2), (16, 1))
 SMALL = {"mcmahan": X[:, :28, :28, :1], "lenet5": X[..., :1], "alexnet": X[:, :28, :28, :1]}
 PAIRS = {
-    "lenet": (tn.LeNet(), twins.lenet_twin),
-    "mcmahan": (tn.LeNet(features=(3, 4), padding=2, hidden=(12,)), partial(twins.lenet_twin, padding=2)),
-    "lenet5": (tn.LeNet5(), twins.lenet5_twin),
-    "alexnet": (tn.AlexNet((4, 6, 8, 8, 6), (20, 12)), twins.alexnet_twin),
-    "vgg": (tn.VGG(11, (4, 6, 8, 8, 8)), twins.vgg_twin),
-    "mobilenet": (tn.MobileNet(BLOCKS), lambda params: twins.mobilenet_twin(params, BLOCKS)),
-    "resnet": (tn.ResNet(8), twins.resnet_twin),
+    "lenet": (tn.networks.LeNet(), twins.lenet_twin),
+    "mcmahan": (tn.networks.LeNet(features=(3, 4), padding=2, hidden=(12,)), partial(twins.lenet_twin, padding=2)),
+    "lenet5": (tn.networks.LeNet5(), twins.lenet5_twin),
+    "alexnet": (tn.networks.AlexNet((4, 6, 8, 8, 6), (20, 12)), twins.alexnet_twin),
+    "vgg": (tn.networks.VGG(11, (4, 6, 8, 8, 8)), twins.vgg_twin),
+    "mobilenet": (tn.networks.MobileNet(BLOCKS), lambda params: twins.mobilenet_twin(params, BLOCKS)),
+    "resnet": (tn.networks.ResNet(8), twins.resnet_twin),
 }
 PLAIN = {
     "mlp": (tn.MLP((8, 5, 4)), twins.mlp_twin, rng.normal(size=(24, 6)).astype(np.float32)),
@@ -93,11 +93,11 @@ def test_weights_of_dense_layers_alone_come_back_too():
 
 
 DEPTHS = {
-    "vgg13": (tn.VGG(13, (2, 2, 4, 4, 4)), twins.vgg_twin),
-    "vgg16": (tn.VGG(16, (2, 2, 4, 4, 4)), twins.vgg_twin),
-    "vgg19": (tn.VGG(19, (2, 2, 4, 4, 4)), twins.vgg_twin),
-    "resnet20": (tn.ResNet(20), twins.resnet_twin),
-    "resnet44": (tn.ResNet(44), twins.resnet_twin),
+    "vgg13": (tn.networks.VGG(13, (2, 2, 4, 4, 4)), twins.vgg_twin),
+    "vgg16": (tn.networks.VGG(16, (2, 2, 4, 4, 4)), twins.vgg_twin),
+    "vgg19": (tn.networks.VGG(19, (2, 2, 4, 4, 4)), twins.vgg_twin),
+    "resnet20": (tn.networks.ResNet(20), twins.resnet_twin),
+    "resnet44": (tn.networks.ResNet(44), twins.resnet_twin),
 }
 
 
@@ -125,22 +125,25 @@ def test_lenet_twin_takes_one_member():
 
 def test_a_vgg_of_another_depth_is_refused():
     with pytest.raises(ValueError, match="depth of 11, 13, 16, 19, got 12"):
-        tn.VGG(12).init(jax.random.key(0), X)
+        tn.networks.VGG(12).init(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize("depth", [2, 19])
 def test_a_resnet_of_another_depth_is_refused(depth):
     with pytest.raises(ValueError, match="depth is 6 n"):
-        tn.ResNet(depth).init(jax.random.key(0), X)
+        tn.networks.ResNet(depth).init(jax.random.key(0), X)
 
 
-@pytest.mark.parametrize("model, name", [(tn.LeNet(), "LeNet"), (tn.LeNet5(), "LeNet5"), (tn.AlexNet(), "AlexNet")])
+@pytest.mark.parametrize(
+    "model, name",
+    [(tn.networks.LeNet(), "LeNet"), (tn.networks.LeNet5(), "LeNet5"), (tn.networks.AlexNet(), "AlexNet")],
+)
 def test_a_shape_that_a_model_cannot_take_is_refused(model, name):
     with pytest.raises(ValueError, match=f"{name} needs x .*got shape"):
         model.init(jax.random.key(0), X[:, :7, :7])
 
 
-@pytest.mark.parametrize("model", [tn.VGG(), tn.MobileNet(), tn.ResNet()])
+@pytest.mark.parametrize("model", [tn.networks.VGG(), tn.networks.MobileNet(), tn.networks.ResNet()])
 def test_rows_of_features_are_no_images(model):
     with pytest.raises(ValueError, match="needs x .*got shape"):
         model.init(jax.random.key(0), np.zeros((1, 784), np.float32))

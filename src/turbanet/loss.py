@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.training.checks import expects
-from turbanet.training.weights import (
+from turbanet.training.sample_weight import (
     mean_over_rows,
     weighted as weighted,  # where code looks for losses
 )

@@ -20,7 +20,7 @@ from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
 from turbanet.backend import on_accelerator, platform
-from turbanet.training import member, saved
+from turbanet.training import member, serialization
 from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.training.describe import described
 from turbanet.training.fingerprint import fingerprint
@@ -174,7 +174,7 @@ class TurbaTrainState(TrainState):
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
         shapes = jax.eval_shape(initial, 0, 0, sample)
-        if optimizer is not saved.PREDICTS:
+        if optimizer is not serialization.PREDICTS:
             check_optimizer(optimizer, shapes.get("params", {}))
         carried, idle = member.survey(model, shapes, sample)
         for sentence in idle:
@@ -222,7 +222,7 @@ class TurbaTrainState(TrainState):
         the loss: `load` takes the model and the optimizer, `set_loss_fn` the loss. Raises ValueError for a folder that
         holds something else, OSError where it cannot be written.
         """
-        saved.save(self, folder)
+        serialization.save(self, folder)
 
     @classmethod
     def load(
@@ -266,8 +266,8 @@ class TurbaTrainState(TrainState):
         >>> again.shape
         (5, 4, 3)
         """
-        creator = partial(cls._creator, model, saved.PREDICTS if optimizer is None else optimizer)
-        return saved.load(folder, creator, schedule=schedule, sample_input=sample_input, check=check)
+        creator = partial(cls._creator, model, serialization.PREDICTS if optimizer is None else optimizer)
+        return serialization.load(folder, creator, schedule=schedule, sample_input=sample_input, check=check)
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""

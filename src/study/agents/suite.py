@@ -141,7 +141,7 @@ def _main(devices, block, members, timesteps, which="cleanrl"):
     seconds = []
     for _ in range(1 if public else 2):
         begin = time.perf_counter()
-        tn.train_agents(env, config, members, model=model, plan=tn.Plan(devices, block), progress=False)
+        tn.rl.train_agents(env, config, members, model=model, plan=tn.Plan(devices, block), progress=False)
         seconds.append(time.perf_counter() - begin)
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"cold": seconds[0], "warm": seconds[-1], "megabytes": megabytes}))

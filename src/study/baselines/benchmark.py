@@ -119,10 +119,12 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
         Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
-        Workload("lenet", tn.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
-        Workload("mobilenet", tn.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep),
-        Workload("vgg11", tn.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
-        Workload("resnet", tn.ResNet(), 4, *images(256 // share, 32, 32, 3), twins.resnet_twin, **deep),
+        Workload("lenet", tn.networks.LeNet(), 8, *images(1280 // share, 32, 32, 3), twins.lenet_twin, batch_size=32),
+        Workload(
+            "mobilenet", tn.networks.MobileNet(), 4, *images(256 // share, 32, 32, 3), twins.mobilenet_twin, **deep
+        ),
+        Workload("vgg11", tn.networks.VGG(), 4, *images(256 // share, 32, 32, 3), twins.vgg_twin, **deep),
+        Workload("resnet", tn.networks.ResNet(), 4, *images(256 // share, 32, 32, 3), twins.resnet_twin, **deep),
     ]
     return {work.name: work for work in listed}
 

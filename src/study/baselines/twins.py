@@ -50,7 +50,7 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
 
 
 def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
-    """One member's `turbanet.LeNet` of this `padding` in PyTorch, for x [batch, height, width, channel] as well."""
+    """One member's `LeNet` of this `padding` in PyTorch, for x [batch, height, width, channel] as well."""
     if not {"Conv_0", "Dense_0"} <= set(params):
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
     convs = [_conv(layer, padding=padding) for layer in _numbered(params, "Conv")]
@@ -59,14 +59,14 @@ def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
 
 
 def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
+    """One member's `turbanet.networks.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
     layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, CONV_NORM)]
     stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
 
 
 def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.AlexNet` in PyTorch."""
+    """One member's `turbanet.networks.AlexNet` in PyTorch."""
     layers = list(_numbered(params, "Conv"))
     stages = []
     for i, layer in enumerate(layers):
@@ -76,7 +76,7 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.VGG` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.networks.VGG` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, CONV_NORM)
     stages = []
     for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
@@ -88,7 +88,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
-    """One member's `turbanet.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.networks.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, CONV_NORM)
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
@@ -97,7 +97,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.ResNet` in PyTorch; running statistics begin anew."""
+    """One member's `turbanet.networks.ResNet` in PyTorch; running statistics begin anew."""
     layers = _numbered(params, CONV_NORM)
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     width = 16

@@ -49,7 +49,7 @@ def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats
     """LSTMs by one process with two devices and by two workers with one, in turn: a table, a line a run.
 
     Each has an empty cache of programs and a process of its own, whose start is in `startup_seconds` alone.
-    Workers keep checkpoints as `fit_on_cluster` does without being told, the one process keeps none.
+    Workers keep checkpoints as `turbanet.cluster.fit` does without being told, the one process keeps none.
     AssertionError where more than a hundredth of the members differ by more than `within` of their weights. With two
     devices JAX compiles another program than with one, and in thousands of steps some members make much of a rounding.
 

@@ -30,7 +30,7 @@ def by_tasks(own: Sequence[dict], **how: Any) -> tuple[np.ndarray, np.ndarray]:
     """(losses [member, step], predictions [member, row, 1]) of a Ray task a network; how: of `trained_alone`."""
     import ray
 
-    from turbanet.cluster.fit import environment
+    from turbanet.cluster.driver import environment
 
     # A shard's environment, with as few threads: workers of another one would begin anew, and be in each other's way.
     how_it_runs = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": environment(1, 0)}

@@ -67,7 +67,7 @@ def projected(
     Parameters
     ----------
     cores : workers of a machine, one a core
-    shard : members of a task; None: as `fit_on_cluster` chooses
+    shard : members of a task; None: as `turbanet.cluster.fit` chooses
     steps : of each member
     checkpoints : of each shard, before its last
     disk_bytes_per_second : of the shared folder, for all machines together: an assumption

@@ -113,7 +113,7 @@ def driver(*, members, shard):
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         how = {"shard": shard, "epochs": 1, "batch_size": 8, "plan": tn.Plan(1, block=64), "progress": False}
-        _, history = tn.fit_on_cluster(tiny, few_rows, tn.mse, members=members, checkpoints=f"{folder}/run", **how)
+        _, history = tn.cluster.fit(tiny, few_rows, tn.mse, members=members, checkpoints=f"{folder}/run", **how)
         seconds = time.perf_counter() - begin
         assert history.table.members.sum() == members
     line = {"members": members, "shard": int(history.table.members[0]), "shards": len(history.table)}
@@ -155,7 +155,7 @@ def two_workers(*, folder, members, hidden, epochs, block, shard):
     import psutil
 
     import turbanet as tn
-    from turbanet.cluster.fit import environment
+    from turbanet.cluster.driver import environment
 
     make = partial(networks, hidden=hidden)
     how = {
@@ -171,7 +171,7 @@ def two_workers(*, folder, members, hidden, epochs, block, shard):
         startup = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
         to = f"{folder}/run"
-        results, history = tn.fit_on_cluster(make, series, tn.mse, members=members, checkpoints=to, **how)
+        results, history = tn.cluster.fit(make, series, tn.mse, members=members, checkpoints=to, **how)
         seconds = time.perf_counter() - begin
         _keep_weights(results.swarm(), folder)
     table = history.table
@@ -191,7 +191,7 @@ def _keep_weights(swarm, folder):
 def unit_costs(*, members, shards, hidden, epochs, block):
     """The lines of `cluster_costs.unit_costs`, but for a task's."""
     import turbanet as tn
-    from turbanet.cluster.fit import environment
+    from turbanet.cluster.driver import environment
 
     make = partial(networks, hidden=hidden)
     how = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(1, block=block), "progress": False}
@@ -200,7 +200,7 @@ def unit_costs(*, members, shards, hidden, epochs, block):
     with tempfile.TemporaryDirectory() as folder, _begun(1, cores=1) as (ray, _):
         _all_answer(ray, 1, num_cpus=1, runtime_env=environment(1, 0))
         to = {"members": shards * members, "shard": members, "checkpoints": f"{folder}/run"}
-        results, history = tn.fit_on_cluster(make, series, tn.mse, **to, **how)
+        results, history = tn.cluster.fit(make, series, tn.mse, **to, **how)
         beside = (history.table.seconds - history.table.steady_seconds).to_numpy()
         training = history.table.steady_seconds.median()
         begin = time.perf_counter()

@@ -37,7 +37,7 @@ def returns(ids, *, days: int, seed: int) -> np.ndarray:
 
 
 def series(ids, *, days: int, test_days: int, window: int, seed: int) -> dict[str, Any]:
-    """What `fit_on_cluster` reads of these ids: x [member, row, window, 1], y [member, row, 1], predict as x.
+    """What `turbanet.cluster.fit` reads of these ids: x [member, row, window, 1], y [member, row, 1], predict as x.
 
     The last `test_days` days are those that are predicted; the others are trained on.
     """

@@ -144,7 +144,7 @@ def _group(task, network, count, way):
 def _local(task, swarm, count, outer):
     how = {"epochs": task.epochs, "batch_size": task.batch_size, "every": task.every, "seed": task.seed}
     job = {"workers": count, "outer": outer}
-    swarm, seen = tn.local_sgd(swarm, task.x, task.y, tn.softmax_cross_entropy, **job, **how)
+    swarm, seen = tn.federated.local_sgd(swarm, task.x, task.y, tn.softmax_cross_entropy, **job, **how)
     record = np.zeros((count, len(seen.seconds), len(workers.COLUMNS)))
     record[:, :, workers.TOOK] = seen.seconds
     record[:, :, workers.LOSS] = seen.loss.T

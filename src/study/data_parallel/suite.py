@@ -118,7 +118,7 @@ def _lenet(**how):
 
     arrays, _ = store.load("cifar10")
     x = normalised(arrays["x_train"][:10_000])
-    task = one_network.Task(tn.LeNet(), twins.lenet_twin, x, arrays["y_train"][:10_000], batch_size=32, **how)
+    task = one_network.Task(tn.networks.LeNet(), twins.lenet_twin, x, arrays["y_train"][:10_000], batch_size=32, **how)
     return task, normalised(arrays["x_test"]), arrays["y_test"]
 
 

@@ -18,7 +18,7 @@ def score_table(outputs: Mapping[str, np.ndarray], y, *, resamples: int, seed: i
     """
     lines = []
     for model, output in outputs.items():
-        mean = tn.member_scores(output, y).mean()
+        mean = tn.ensembles.member_scores(output, y).mean()
         line = {"model": model}
         for score, (low, high) in tn.score_interval(output, y, resamples=resamples, seed=seed).items():
             line[f"{score} (%)"] = 100 * mean[score]
@@ -45,9 +45,9 @@ def differences(right: Mapping[str, np.ndarray], pairs, *, resamples: int, seed:
 def calibration(probability, y) -> dict[str, float]:
     """Expected calibration error, log loss and Brier score, the means over members: [member, row, class], int [row]."""
     return {
-        "calibration_error": float(np.mean([tn.expected_calibration_error(one, y) for one in probability])),
-        "log_loss": float(tn.negative_log_likelihood(probability, y).mean()),
-        "brier": float(tn.brier_score(probability, y).mean()),
+        "calibration_error": float(np.mean([tn.ensembles.expected_calibration_error(one, y) for one in probability])),
+        "log_loss": float(tn.ensembles.negative_log_likelihood(probability, y).mean()),
+        "brier": float(tn.ensembles.brier_score(probability, y).mean()),
     }
 
 

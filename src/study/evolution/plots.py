@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from study.figures import plots
 from study.figures.labels import OURS
 from study.figures.plots import COLOURS, SMALL
-from turbanet.populations.genealogy import NOBODY
+from turbanet.evolution.genealogy import NOBODY
 
 
 def fitness(ax, curves):

@@ -89,7 +89,7 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
         return swarm, -seen.validation_loss[-1]
 
     found = {}
-    tuned, history = tn.population_based(
+    tuned, history = tn.evolution.population_based(
         swarm, train, values, rounds=rounds, share=share, seed=seed, limits={"learning_rate": (0, 1)}, progress=False
     )
     found[SEARCHES[0]] = tuned, -history.fitness[-1]
@@ -118,7 +118,7 @@ class RewardSearch:
         from turbanet.networks.policies import Agent
 
         self.env, self.episodes, self.plan, self.members = env, episodes, plan, len(rewards)
-        self.rewarded = tn.Rewarded.by(env, rewards)
+        self.rewarded = tn.rl.Rewarded.by(env, rewards)
         self.config = BRIEF._replace(total_timesteps=timesteps)
         self.model = Agent(env.action_space(env.default_params).n, hidden=tuple(hidden))
 
@@ -128,10 +128,10 @@ class RewardSearch:
 
         how = {"plan": self.plan, "seed": seed}
         paid = self.rewarded.default_params.replace(reward=params)
-        agents, _ = tn.train_agents(
+        agents, _ = tn.rl.train_agents(
             self.rewarded, self.config, self.members, model=self.model, params=paid, progress=False, **how
         )
-        return np.asarray(tn.evaluate_agents(self.env, agents, episodes=self.episodes, **how)).mean(axis=1)
+        return np.asarray(tn.rl.evaluate_agents(self.env, agents, episodes=self.episodes, **how)).mean(axis=1)
 
     def __call__(self, rewards, generation):
         """A generation of `evolve`: every reward network is worth what one new agent, paid by it, then earns."""

@@ -36,7 +36,7 @@ class Protocol:
         """The network, before it has weights."""
         import turbanet as tn
 
-        cnn = tn.LeNet(features=(32, 64), padding=2, hidden=(512,))
+        cnn = tn.networks.LeNet(features=(32, 64), padding=2, hidden=(512,))
         return {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: cnn}[self.network]
 
     def swarm(self):
@@ -64,13 +64,13 @@ class Protocol:
         return tn.dirichlet(key, labels=labels, clients=self.clients, alpha=self.dealt)
 
     def train(self, data, *, rounds, swarm=None, **how):
-        """`federated` for so many rounds on (x, y), of images [row, side, side, 1]: (swarm, history)."""
+        """`turbanet.federated.train` for so many rounds on (x, y), of images [row, side, side, 1]: (swarm, history)."""
         import turbanet as tn
 
         x, y = data
         job = {"clients": self.rows(y), "rounds": rounds, "sampled": self.sampled, "local_epochs": self.local_epochs}
         job |= {"batch_size": self.batch_size, "seed": self.seed, "progress": False}
-        return tn.federated(swarm or self.swarm(), self.seen(x), y, tn.softmax_cross_entropy, **job, **how)
+        return tn.federated.train(swarm or self.swarm(), self.seen(x), y, tn.softmax_cross_entropy, **job, **how)
 
     def seen(self, x):
         """Images as the network takes them."""
@@ -98,7 +98,7 @@ class Protocol:
 
 
 def order(swarm, rows, clients, *, local_epochs, batch_size):
-    """The rows of each step of the clients of each round, as `federated` has them: int64 [round, sampled, step, batch].
+    """The rows of each step of the clients of each round, as the server has them: int64 [round, sampled, step, batch].
 
     swarm : as it began; rows : int [client, row] without padding; clients : int [round, sampled]
     """

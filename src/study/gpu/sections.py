@@ -208,14 +208,14 @@ def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     import gymnax
 
     env, _ = gymnax.make("CartPole-v1")
-    config = tn.PPOConfig(
+    config = tn.rl.PPOConfig(
         lr=2.5e-4, n_steps=128, n_envs=4, batch_size=128, n_epochs=4, ent_coef=0.01, total_timesteps=500_000
     )
     config = config._replace(total_timesteps=2048) if tiny else config
     for members, seconds in ((2, 0),) if tiny else ((64, 20), (2048, 38)):
         if budget.allows(f"{members} agents", seconds):
-            swarm, history = tn.train_agents(env, config, members, progress=False)
-            returns = tn.evaluate_agents(env, swarm, episodes=2 if tiny else 20).mean(axis=1)
+            swarm, history = tn.rl.train_agents(env, config, members, progress=False)
+            returns = tn.rl.evaluate_agents(env, swarm, episodes=2 if tiny else 20).mean(axis=1)
             row = {"networks": members, "timesteps": config.total_timesteps, "seconds": history.steady_seconds}
             row |= {"compile_seconds": history.compile_seconds, "mean_return": returns.mean()}
             yield [row | {"solved": float((returns >= 475).mean())}]
@@ -227,11 +227,11 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     rng = np.random.default_rng(0)
     x = rng.random((50 * clients, 32, 32, 3), dtype=np.float32)
     y = rng.integers(0, 10, len(x))
-    net = tn.TurbaTrainState.swarm(tn.LeNet(), optax.sgd(0.1), 1, sample_input=x[:1])
+    net = tn.TurbaTrainState.swarm(tn.networks.LeNet(), optax.sgd(0.1), 1, sample_input=x[:1])
     rows = np.arange(len(x)).reshape(clients, 50)
     settings = {"clients": rows, "sampled": sampled, "batch_size": 10, "progress": False}
     if budget.allows(f"{rounds} rounds", 0 if tiny else 9):
-        _, history = tn.federated(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
+        _, history = tn.federated.train(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
         row = {"clients": clients, "sampled": sampled, "rounds": rounds, "seconds": history.steady_seconds}
         yield [row | {"startup_seconds": history.startup_seconds, "seconds_per_round": history.steady_seconds / rounds}]
 

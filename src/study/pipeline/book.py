@@ -1,6 +1,7 @@
 """`make book`: the executed notebooks, the report and the library's reference as a static site in build/book/."""
 
 import argparse
+import inspect
 import shutil
 import subprocess
 import sys
@@ -28,17 +29,22 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
     "ensembles": ("ensembles",),
     "selection": ("selection",),
     "series": ("series",),
-    "populations": ("populations", "ppo"),
+    "rl": ("rl", "ppo"),
+    "federated": ("federated",),
+    "evolution": ("evolution",),
     "cluster": ("cluster",),
 }
 
 
 def reference() -> dict[str, list[str]]:
     """{page: the full names of what is public on it}; KeyError for a public name that no page has."""
-    public = [getattr(package, name) for package in (turbanet, estimators, forecasting) for name in package.__all__]
+    top = [getattr(turbanet, name) for name in turbanet.__all__]
+    packages = [package for package in top if inspect.ismodule(package)]
+    public = [thing for thing in top if not inspect.ismodule(thing)]
+    public += [getattr(package, name) for package in (*packages, estimators, forecasting) for name in package.__all__]
     of = {folder: page for page, folders in REFERENCE.items() for folder in folders}
     pages = {page: [] for page in REFERENCE}
-    for thing in public:
+    for thing in dict.fromkeys(public):  # what is public at two places stands there once
         pages[of[thing.__module__.split(".")[1]]].append(f"{thing.__module__}.{thing.__qualname__}")
     return pages
 

@@ -1,1 +1,13 @@
 """A swarm over many machines: its members in shards, each a task of Ray's."""
+
+from turbanet.cluster.driver import fit
+from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
+from turbanet.cluster.settings import Cluster
+
+__all__ = [
+    "Cluster",
+    "ClusterHistory",
+    "ClusterResults",
+    "ShardsFailed",
+    "fit",
+]

@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from turbanet.training.checkpoint import differences, versions
-from turbanet.training.places import place, write_whole
+from turbanet.training.storage import place, write_whole
 
 RUN = "run.json"
 

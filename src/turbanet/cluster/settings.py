@@ -7,13 +7,12 @@ from typing import Any
 
 import jax
 
-from turbanet.cluster import asked
-from turbanet.cluster.fit import fit_on_cluster
+from turbanet.cluster import driver, validation
 from turbanet.training.checkpoint import versions
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import History
-from turbanet.training.places import place
 from turbanet.training.plan import home
+from turbanet.training.storage import place
 from turbanet.turba_train_state import TurbaTrainState
 
 
@@ -27,13 +26,13 @@ class Cluster:
     Parameters
     ----------
     checkpoints : a folder that every node sees, by its path or an address
-    shard : members of a task, or all that a swarm has; None as of `fit_on_cluster`
-    address, cpus, gpus, memory, attempts, progress : as `fit_on_cluster` takes them
+    shard : members of a task, or all that a swarm has; None as of `turbanet.cluster.fit`
+    address, cpus, gpus, memory, attempts, progress : as `turbanet.cluster.fit` takes them
 
     Examples
     --------
     >>> import turbanet as tn
-    >>> cluster = tn.Cluster("/shared/runs", address="auto")
+    >>> cluster = tn.cluster.Cluster("/shared/runs", address="auto")
     >>> fit = cluster.fit  # swarm, history = fit(swarm, x, y, loss, epochs=20)
     """
 
@@ -57,9 +56,9 @@ class Cluster:
         arguments.pop("progress", None)  # the cluster's own
         how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         how["shard"] = self.shard and min(self.shard, len(swarm))
-        _, data, others = asked.taken_apart((x, y), arguments)
-        decides = fingerprint([asked.FORMAT, swarm, data, loss_fn, others, how["shard"], versions()])
+        _, data, others = validation.taken_apart((x, y), arguments)
+        decides = fingerprint([validation.FORMAT, swarm, data, loss_fn, others, how["shard"], versions()])
         how["checkpoints"] = str(place(self.checkpoints) / decides[:16])
-        results, history = fit_on_cluster(swarm, (x, y), loss_fn, members=len(swarm), **how, **arguments)
+        results, history = driver.fit(swarm, (x, y), loss_fn, members=len(swarm), **how, **arguments)
         trained = jax.device_put(results.swarm(), jax.tree.map(home, swarm))
         return trained, history.whole()

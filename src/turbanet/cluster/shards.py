@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turbanet.cluster import given
+from turbanet.cluster import shard_data
 from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
 from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
-from turbanet.training.places import place, remove, write_whole
 from turbanet.training.plan import use_cores
+from turbanet.training.storage import place, remove, write_whole
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Job:
     """What all shards of a run share.
 
     make_swarm : make_swarm(ids) -> the swarm of those members, or the tree of a swarm whose states each shard is given
-    of_ids : data(ids) -> what `fit` takes of `given.OF_DATA`, read by the worker; None where the driver has given it
+    of_ids : data(ids) -> what `fit` takes of `shard_data.OF_DATA`, read by the worker; None where the driver gave it
     how : other arguments of `fit`
     checkpoints : of `fit`, whose folder is the run's
     cores : CPU devices of a worker
@@ -74,7 +74,7 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
     """Train one shard, or go on with it, and keep what comes out: its line of the table of shards.
 
     states : the members before their training, the leaves [member, ...] of `job.make_swarm`; None where that makes them
-    shared, own : the data that all have and the shard's own, as `given.parts` has made them
+    shared, own : the data that all have and the shard's own, as `shard_data.parts` has made them
     """
     begin = time.time()
     if sentence := job.marker.wrong():
@@ -83,8 +83,8 @@ def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | N
         return line
     job.count(number)
     use_cores(job.cores, cache=True)
-    data = given.named(job.of_ids(ids)) if job.of_ids else given.joined(shared, own)
-    swarm = given.members(job.make_swarm, ids) if states is None else given.swarm_of(job.make_swarm, states)
+    data = shard_data.named(job.of_ids(ids)) if job.of_ids else shard_data.joined(shared, own)
+    swarm = shard_data.members(job.make_swarm, ids) if states is None else shard_data.swarm_of(job.make_swarm, states)
     return _train(job, job.folder(number), number, swarm, data, begin)
 
 
@@ -103,7 +103,7 @@ def _train(job, folder, number, swarm, data, begin):
     _keep_table(history.frame(), out / LOSSES)
     _keep_table(scores(history), out / SCORES)
     if wanted is not None:
-        predicted = np.asarray(predict(swarm, wanted, per_member=given.own_pair(data)[0]))
+        predicted = np.asarray(predict(swarm, wanted, per_member=shard_data.own_pair(data)[0]))
         _keep_predictions(predicted, ids, out / PREDICTIONS)
     line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1]), "out": out.name}
     line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}

@@ -43,7 +43,7 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
     validation_fraction : the share of the rows that are set aside, of each class alike
     warm_start : whether `fit` goes on with the members that are there
     plan : where members run (see `turbanet.fit`)
-    cluster : a `turbanet.Cluster` to train the members on, or None for this machine
+    cluster : a `turbanet.cluster.Cluster` to train the members on, or None for this machine
     random_state : int, RandomState or None
 
     Attributes

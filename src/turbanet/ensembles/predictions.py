@@ -18,7 +18,7 @@ def without_nan(prediction: ArrayLike) -> np.ndarray:
     Examples
     --------
     >>> import numpy as np, turbanet as tn
-    >>> print(tn.without_nan(np.array([[0.5, 0.5], [np.nan, 1.0]])))
+    >>> print(tn.ensembles.without_nan(np.array([[0.5, 0.5], [np.nan, 1.0]])))
     [ True False]
     """
     array = np.asarray(as_array(prediction, "prediction"))
@@ -39,7 +39,7 @@ def check_nan(prediction: Any, name: str) -> None:
     if isinstance(prediction, jax.core.Tracer) or not np.isnan(prediction.sum()):
         return
     if members := np.flatnonzero(~without_nan(prediction)).tolist():
-        advice = f"leave them out, {name}[turbanet.without_nan({name})]"
+        advice = f"leave them out, {name}[turbanet.ensembles.without_nan({name})]"
         raise ValueError(f"The members at positions {members} predict NaN: {advice}.")
 
 

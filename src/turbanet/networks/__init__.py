@@ -1,1 +1,21 @@
-"""Architectures of one network in plain Flax, and the products that make them fast in a swarm; none knows of swarms."""
+"""Architectures in plain Flax, and the operations that make them fast in a swarm."""
+
+from turbanet.networks.conv import matmul_conv
+from turbanet.networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
+from turbanet.networks.models import LSTM, MLP
+from turbanet.networks.products import dot_general
+from turbanet.networks.recurrent import lstm
+
+__all__ = [
+    "LSTM",
+    "MLP",
+    "VGG",
+    "AlexNet",
+    "LeNet",
+    "LeNet5",
+    "MobileNet",
+    "ResNet",
+    "dot_general",
+    "lstm",
+    "matmul_conv",
+]

@@ -155,7 +155,7 @@ def dot_general(
     """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
         came = f"shapes {lhs.shape} and {rhs.shape} with dimension numbers {dimension_numbers}"
-        raise ValueError(f"turbanet.dot_general multiplies [..., channel] by [channel, feature], got {came}.")
+        raise ValueError(f"turbanet.networks.dot_general multiplies [..., channel] by [channel, feature], got {came}.")
     return product(lhs, rhs, precision=precision, preferred_element_type=preferred_element_type)
 
 

@@ -20,10 +20,10 @@ from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
-from turbanet.training.places import place
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import ragged
 from turbanet.training.schedules import with_schedule
+from turbanet.training.storage import place
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:

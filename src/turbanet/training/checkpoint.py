@@ -13,9 +13,9 @@ import jax
 from turbanet.training.arrays import check_whole, first_line, is_key
 from turbanet.training.fingerprint import as_numbers, fingerprint
 from turbanet.training.member import Swarm
-from turbanet.training.places import Mirror, is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.program import Train
+from turbanet.training.storage import Mirror, is_address, place
 
 FORMAT = 4
 OPAQUE = "what cannot be compared"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import mapped, metrics, processes, stopping
+from turbanet.training import memmap, metrics, processes, stopping
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit, short
@@ -147,8 +147,8 @@ def fit(
     kept: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
     kept |= {"epochs": epochs, "segment": segment}
     run: Training
-    if not shared and mapped.is_streamed(data, batch_size, choose(plan, swarm)):
-        feed = mapped.Mapped(data, swarm, batch_size=batch_size, **orders)
+    if not shared and memmap.is_streamed(data, batch_size, choose(plan, swarm)):
+        feed = memmap.Mapped(data, swarm, batch_size=batch_size, **orders)
         run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=plan, **kept)
     else:
         run = Training(program, *parts, plan=plan, **kept)

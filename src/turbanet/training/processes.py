@@ -17,7 +17,7 @@ def own(swarm: Swarm, data: Any, checkpoints: Any, callbacks: Any) -> tuple[Swar
     """The members that this process trains, and their data; ValueError for fewer members than processes."""
     count = jax.process_count()
     if checkpoints is not None:
-        advice = "leave checkpoints out, or train by fit_on_cluster, whose shards keep theirs"
+        advice = "leave checkpoints out, or train by turbanet.cluster.fit, whose shards keep theirs"
         raise ValueError(f"The {count} processes of jax.distributed keep no checkpoints: {advice}.")
     if callbacks:
         raise ValueError(f"A callback would see the members of one of {count} processes alone: leave callbacks out.")

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from turbanet.training.batches import Ahead, Batches, Chunk
 from turbanet.training.checkpoint import types
 from turbanet.training.data import of_members, placed
-from turbanet.training.mapped import Mapped
 from turbanet.training.member import Swarm
+from turbanet.training.memmap import Mapped
 from turbanet.training.parts import Part, underway
 from turbanet.training.plan import say_once
 from turbanet.training.run import Training
-from turbanet.training.weights import only
+from turbanet.training.sample_weight import only
 
 
 @dataclasses.dataclass(frozen=True)

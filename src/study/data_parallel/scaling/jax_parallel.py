@@ -25,7 +25,7 @@ def main():
     from jax.flatten_util import ravel_pytree
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-    from turbanet import ResNet
+    from turbanet.networks import ResNet
 
     model = ResNet(worker.job["depth"])
     mesh = jax.make_mesh((worker.workers,), ("worker",), axis_types=(AxisType.Auto,))

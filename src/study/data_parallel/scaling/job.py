@@ -126,7 +126,7 @@ def cifar10_job(*, rows=None, test_rows=2000, depth=20, seed=0, learning_rate=0.
 
     arrays, _ = store.load("cifar10")
     x, x_test = normalised(arrays["x_train"][:rows]), normalised(arrays["x_test"][:test_rows])
-    weights = flat(jax.device_get(tn.ResNet(depth).init(jax.random.key(seed), x[:1])))
+    weights = flat(jax.device_get(tn.networks.ResNet(depth).init(jax.random.key(seed), x[:1])))
     y = arrays["y_train"][:rows], arrays["y_test"][:test_rows]
     return Job(weights, x, y[0], x_test, y[1], depth=depth, seed=seed, learning_rate=learning_rate, **how)
 

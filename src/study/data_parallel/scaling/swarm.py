@@ -26,7 +26,7 @@ def main():
         given = f"steps and evaluate_every must be multiples of an epoch's {epoch} steps"
         sys.exit(f"A swarm is scored between epochs: {given}, got {steps} and {worker.evaluated[:1].tolist()}.")
     x, y = np.array(worker.x[:rows]), np.array(worker.y[:rows])
-    model, optimizer = tn.ResNet(worker.job["depth"]), optax.sgd(float(worker.rates[0]), 0.9)
+    model, optimizer = tn.networks.ResNet(worker.job["depth"]), optax.sgd(float(worker.rates[0]), 0.9)
     swarm = tn.TurbaTrainState.swarm(model, optimizer, worker.workers, sample_input=x[:1], seed=0)[members]
     plan = tn.Plan(len(members), block=1)
     how = {"batch_size": size, "plan": plan, "progress": False}

@@ -88,7 +88,7 @@ class Worker:
 
 
 def resnet(x, depth, conv_norm, add, head):
-    """A ResNet by what a framework makes of its layers, numbered as `turbanet.ResNet` numbers them.
+    """A ResNet by what a framework makes of its layers, numbered as `turbanet.networks.ResNet` numbers them.
 
     conv_norm(x, number, stride, relu); add(x, out, halves) is relu(x + out), where halves takes every other pixel of x
     and fills its channels up with zeros; head(x) is the mean over pixels and the last layer.

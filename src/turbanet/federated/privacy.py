@@ -4,7 +4,7 @@ from turbanet.training.arrays import check_whole
 
 
 def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, delta: float) -> float:
-    """The epsilon, at this `delta`, that `federated` with `clip` and `noise` holds for a whole client.
+    """The epsilon, at this `delta`, that `train` with `clip` and `noise` holds for a whole client.
 
     Two sets of clients are neighbours if one client has other rows, as a round has always `sampled` clients, drawn
     without repetition; one client moves the sum by up to twice `clip`. The accountant is dp-accounting's of Rényi
@@ -29,7 +29,7 @@ def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, del
 
     Examples
     --------
-    >>> from turbanet import client_epsilon
+    >>> from turbanet.federated import client_epsilon
     >>> how = {"clients": 100_000, "sampled": 100, "rounds": 1000, "delta": 1e-6}
     >>> client_epsilon(noise=4, **how) < client_epsilon(noise=2, **how)
     True

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from turbanet import PPOConfig
-from turbanet.populations.foraging import Foraging
-from turbanet.populations.together import Together, evaluate_together, play_together, train_together
+from turbanet.rl import PPOConfig
+from turbanet.rl.foraging import Foraging
+from turbanet.rl.multi_agent import Together, evaluate_together, play_together, train_together
 from turbanet.training import program
 
 WORLD = Foraging(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16)

@@ -58,7 +58,7 @@ def test_workers_end_where_a_loop_in_numpy_ends(workers, devices, every, outer):
     start = line()
     expected, losses = by_hand(start, workers, every, outer)
     how = {"workers": workers, "devices": devices, "every": every, "outer": outer and optax.sgd(**outer)}
-    net, seen = tn.local_sgd(start, X, Y, tn.mse, **how, **JOB)
+    net, seen = tn.federated.local_sgd(start, X, Y, tn.mse, **how, **JOB)
     np.testing.assert_allclose(seen.loss, losses, rtol=1e-4, atol=1e-6)
     found = np.vstack([net.params["kernel"][0], net.params["bias"]])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
@@ -74,7 +74,7 @@ def test_one_worker_with_adam_ends_where_a_plain_optax_loop_ends():
     for rows in deal(rows=len(X), workers=1, **JOB)[0].reshape(-1, JOB["batch_size"]):
         updates, moments = tx.update(slope(params, X[rows], y[rows]), moments)
         params = optax.apply_updates(params, updates)
-    net, _ = tn.local_sgd(start, X, y, tn.softmax_cross_entropy, workers=1, every=2, **JOB)
+    net, _ = tn.federated.local_sgd(start, X, y, tn.softmax_cross_entropy, workers=1, every=2, **JOB)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), net.get_state(0).params, params)
 
 
@@ -94,13 +94,13 @@ def test_running_statistics_are_averaged_too():
     for step in range(order.shape[1]):
         mean = 0.5 * mean + 0.5 * X[order[:, step]].mean(1)
         mean[:] = mean.mean(0)
-    net, _ = tn.local_sgd(start, X, Y, tn.mse, workers=2, every=1, **how)
+    net, _ = tn.federated.local_sgd(start, X, Y, tn.mse, workers=2, every=1, **how)
     np.testing.assert_allclose(net.collections["batch_stats"]["BatchNorm_0"]["mean"], mean[:1], rtol=1e-4, atol=1e-6)
 
 
 def test_the_network_comes_back_as_it_came_and_trains_on():
     start = line(seed=4).set_loss_fn(tn.mse)
-    net, seen = tn.local_sgd(start, X, Y, workers=2, every=5, **JOB)
+    net, seen = tn.federated.local_sgd(start, X, Y, workers=2, every=5, **JOB)
     assert len(net) == 1 and net.seed.tolist() == [4] and net.id.tolist() == start.id.tolist()
     assert net.epoch.tolist() == [2] and net.step.tolist() == [len(seen.loss)] and net.params["bias"].shape == (1, 1)
     assert jax.tree.structure(net) == jax.tree.structure(start)
@@ -111,9 +111,9 @@ def test_the_network_comes_back_as_it_came_and_trains_on():
 
 def test_a_second_call_goes_on_with_other_orders():
     how = {"workers": 2, "batch_size": 4, "every": 1, "seed": 5}
-    _, seen = tn.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=2, **how)
-    half, first = tn.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=1, **how)
-    _, second = tn.local_sgd(half, X, Y, tn.mse, epochs=1, **how)
+    _, seen = tn.federated.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=2, **how)
+    half, first = tn.federated.local_sgd(line(optax.sgd(RATE)), X, Y, tn.mse, epochs=1, **how)
+    _, second = tn.federated.local_sgd(half, X, Y, tn.mse, epochs=1, **how)
     np.testing.assert_allclose(np.concatenate([first.loss, second.loss]), seen.loss, rtol=1e-5)
 
 
@@ -124,18 +124,18 @@ def test_dropout_differs_between_workers():
             return nn.Dropout(0.5, deterministic=not train)(nn.Dense(1)(x))
 
     start = tn.TurbaTrainState.swarm(Dropped(), optax.sgd(0.0), 1, sample_input=X[:1])
-    _, seen = tn.local_sgd(start, jnp.ones((24, 3)), jnp.ones((24, 1)), tn.mse, workers=2, every=2, **JOB)
+    _, seen = tn.federated.local_sgd(start, jnp.ones((24, 3)), jnp.ones((24, 1)), tn.mse, workers=2, every=2, **JOB)
     assert (seen.loss[:, 0] != seen.loss[:, 1]).any()
 
 
 def test_an_equal_training_compiles_nothing_anew():
     program.forget()
     start = line()
-    tn.local_sgd(start, X, Y, tn.mse, workers=2, every=4, **JOB)
+    tn.federated.local_sgd(start, X, Y, tn.mse, workers=2, every=4, **JOB)
     before = len(program._programs())
-    tn.local_sgd(line(), X, Y, tn.mse, workers=2, every=4, **JOB)
+    tn.federated.local_sgd(line(), X, Y, tn.mse, workers=2, every=4, **JOB)
     assert len(program._programs()) == before
-    tn.local_sgd(start, X, Y, tn.mse, workers=2, every=6, **JOB)
+    tn.federated.local_sgd(start, X, Y, tn.mse, workers=2, every=6, **JOB)
     assert len(program._programs()) == before + 1
 
 
@@ -154,19 +154,19 @@ def test_an_equal_training_compiles_nothing_anew():
 def test_bad_input_stops_before_anything_is_trained(wrong, sentence):
     job = {"x": X, "workers": 2, **JOB} | wrong
     with pytest.raises(ValueError, match=sentence):
-        tn.local_sgd(line(), job.pop("x"), Y, tn.mse, **job)
+        tn.federated.local_sgd(line(), job.pop("x"), Y, tn.mse, **job)
 
 
 def test_several_networks_and_schedules_by_epoch_are_refused():
     several = tn.TurbaTrainState.swarm(nn.Dense(1), optax.sgd(RATE), 3, sample_input=X[:1])
     with pytest.raises(ValueError, match="one network by many workers, got a swarm of 3"):
-        tn.local_sgd(several, X, Y, tn.mse, workers=2, **JOB)
+        tn.federated.local_sgd(several, X, Y, tn.mse, workers=2, **JOB)
     tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
     scheduled = tn.with_schedule(line(tx), "cosine")
     with pytest.raises(ValueError, match="schedule of steps"):
-        tn.local_sgd(scheduled, X, Y, tn.mse, workers=2, **JOB)
+        tn.federated.local_sgd(scheduled, X, Y, tn.mse, workers=2, **JOB)
 
 
 def test_a_loss_that_grows_beyond_all_numbers_is_named_with_its_step():
     with pytest.raises(FloatingPointError, match=r"The loss of worker \d is (inf|nan) at step \d+: take a smaller"):
-        tn.local_sgd(line(optax.sgd(1e6)), X, Y, tn.mse, workers=2, **JOB | {"epochs": 20})
+        tn.federated.local_sgd(line(optax.sgd(1e6)), X, Y, tn.mse, workers=2, **JOB | {"epochs": 20})

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from turbanet.cluster import asked, engine, given, shards
+from turbanet.cluster import engine, shard_data, shards, validation
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from turbanet.training.arrays import check_whole
 from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.places import place
+from turbanet.training.storage import place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ PROCESS_BYTES = 2**29  # of a worker that holds no member yet
 SHARE = 0.01  # of a shard's seconds that its checkpoints may take
 
 
-def fit_on_cluster(
+def fit(
     make_swarm: Any,
     data: Any,
     loss_fn: Callable | None = None,
@@ -80,11 +80,11 @@ def fit_on_cluster(
         that no node has; RuntimeError for nodes that do not see the folder or have other versions
     ShardsFailed : after all others have ended
     """
-    ids = asked.ids_of(members, make_swarm)
+    ids = validation.ids_of(members, make_swarm)
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
-    of_ids, whole, how = asked.taken_apart(data, fit_arguments)
+    of_ids, whole, how = validation.taken_apart(data, fit_arguments)
     cores = max(1, int(cpus))
-    asked.check_devices(how.get("plan"), cores, gpus)
+    validation.check_devices(how.get("plan"), cores, gpus)
     kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints, share=SHARE)
     folder = place(kept.folder)
     kept = dataclasses.replace(kept, folder=str(folder))
@@ -96,20 +96,20 @@ def fit_on_cluster(
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
         places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
         devices = environment(cores, gpus)
-        made, states = given.states(make_swarm, members)
-        asked.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
+        made, states = shard_data.states(make_swarm, members)
+        validation.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
         begun = min(workers, len(places)), shards.warm, cores, None if states else made, ids[places[0]]
         engine.begin(ray, *begun, runtime_env=devices, **needs)  # while the driver gets ready
-        shared, own = given.parts(whole)
-        first = given.named(of_ids(ids[places[0]])) if of_ids else given.joined(shared, own(places[0]))
-        like = given.swarm_of(made, states(places[0])) if states else given.members(made, ids[places[0]])
-        asked.check_shard(like, first, loss_fn, how)
+        shared, own = shard_data.parts(whole)
+        first = shard_data.named(of_ids(ids[places[0]])) if of_ids else shard_data.joined(shared, own(places[0]))
+        like = shard_data.swarm_of(made, states(places[0])) if states else shard_data.members(made, ids[places[0]])
+        validation.check_shard(like, first, loss_fn, how)
         copies = 3 if how.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
         decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole}
         decides["first_shards_data"] = first if of_ids else None
-        facts, known = asked.facts(shard, members=ids, fit_arguments=how, **decides)
+        facts, known = validation.facts(shard, members=ids, fit_arguments=how, **decides)
         claim(folder, facts)
         marker = Marker(str(folder))
         job = shards.Job(made, loss_fn, of_ids, how, kept, marker, cores, attempts, resumes=known)

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.populations.genealogy import EvolutionHistory, joined
-from turbanet.populations.genetics import read_fitness
+from turbanet.evolution.genealogy import EvolutionHistory, joined
+from turbanet.evolution.genetics import read_fitness
 from turbanet.training.arrays import check_seed
 from turbanet.training.fingerprint import fingerprint
 from turbanet.training.interrupt import Interrupted

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from turbanet.populations.rounds import Rounds, apart, run
+from turbanet.federated.rounds import Rounds, apart, run
 from turbanet.training import metrics, schedules
 from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data, check_masks
@@ -68,7 +68,7 @@ class FederatedHistory:
         return float(np.interp(score, best[around], self.scored[around]))
 
 
-def federated(
+def train(
     swarm: Swarm,
     x: Any,
     y: Any,
@@ -146,7 +146,7 @@ def federated(
     >>> net = tn.TurbaTrainState.swarm(tn.MLP((8, 4)), optax.sgd(0.1), 1, sample_input=x[:1])
     >>> rows = tn.shards(jax.random.key(0), labels=y, clients=10, per_client=2)
     >>> how = {"rounds": 5, "sampled": 4, "batch_size": 2, "progress": False}
-    >>> net, seen = tn.federated(net, x, y, tn.softmax_cross_entropy, clients=rows, **how)
+    >>> net, seen = tn.federated.train(net, x, y, tn.softmax_cross_entropy, clients=rows, **how)
     >>> len(net), seen.train_loss.shape
     (1, (5, 4))
     """
@@ -157,7 +157,7 @@ def federated(
     score_every = score_every or max(1, rounds // 20)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
-        raise ValueError(f"federated trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
+        raise ValueError(f"federated.train trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
     check_plain(swarm, "federated")
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" follows a validation loss after each epoch, which clients have not.')

@@ -8,7 +8,7 @@ import jax
 from flax import struct
 from flax.errors import ScopeParamShapeError
 
-from turbanet.populations import environments
+from turbanet.rl import environments
 from turbanet.training.member import Swarm
 
 

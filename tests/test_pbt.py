@@ -4,8 +4,9 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet import PPOConfig, population_based
-from turbanet.populations.population_based import exploit, explore
+from turbanet.evolution import population_based
+from turbanet.evolution.pbt import exploit, explore
+from turbanet.rl import PPOConfig
 
 KEY = jax.random.key(0)
 RATES = np.array([1e-4, 1e-3, 1e-2, 0.1, 0.3, 1e-5])
@@ -121,7 +122,7 @@ def test_a_history_of_another_run_is_refused():
     with pytest.raises(ValueError, match="history has values of learning_rate"):
         run(swarm, values={"weight_decay": RATES}, history=history)
     with pytest.raises(ValueError, match="history has values of learning_rate"):
-        tn.evolve(swarm, lambda swarm, generation: None, generations=1, history=history)
+        tn.evolution.evolve(swarm, lambda swarm, generation: None, generations=1, history=history)
 
 
 def test_a_good_rate_is_found():
@@ -138,11 +139,11 @@ def test_agents_are_tuned_while_they_learn():
     lengths = []
 
     def learn(swarm, round, values):
-        swarm, seen = tn.train_agents(env, config._replace(**values), swarm, progress=False)
+        swarm, seen = tn.rl.train_agents(env, config._replace(**values), swarm, progress=False)
         lengths.append(len(seen.train_loss))
-        return swarm, tn.evaluate_agents(env, swarm, episodes=2, seed=round).mean(axis=1)
+        return swarm, tn.rl.evaluate_agents(env, swarm, episodes=2, seed=round).mean(axis=1)
 
-    swarm, _ = tn.train_agents(env, config, 4, progress=False)
+    swarm, _ = tn.rl.train_agents(env, config, 4, progress=False)
     swarm, history = population_based(swarm, learn, values, rounds=3, share=0.25, progress=False)
     assert lengths == [2, 2, 2]
     np.testing.assert_allclose(swarm.opt_state.hyperparams["learning_rate"], history.values["lr"][-1], rtol=1e-6)

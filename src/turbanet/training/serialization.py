@@ -15,9 +15,9 @@ from turbanet.training.arrays import as_arrays
 from turbanet.training.describe import model
 from turbanet.training.member import Swarm
 from turbanet.training.optimizers import has_averages
-from turbanet.training.places import is_address, place
 from turbanet.training.plan import say_once
 from turbanet.training.schedules import NAMED, PLATEAU, Schedule, learning_rates
+from turbanet.training.storage import is_address, place
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of what Orbax has not written to its end

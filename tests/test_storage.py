@@ -10,7 +10,7 @@ import pytest
 from upath import UPath
 
 import turbanet as tn
-from turbanet.training import places
+from turbanet.training import storage
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -45,7 +45,7 @@ def test_a_swarm_is_saved_at_an_address_and_loaded(address):
 
 def test_a_training_at_an_address_goes_on_from_its_last_whole_checkpoint(address, tmp_path, monkeypatch):
     expected = tn.predict(train(None)[0], X)
-    send = places.Mirror.send
+    send = storage.Mirror.send
     sent = []
 
     def dies(self, number):
@@ -53,10 +53,10 @@ def test_a_training_at_an_address_goes_on_from_its_last_whole_checkpoint(address
         if number == 4:
             raise OSError("the network is gone")
 
-    monkeypatch.setattr(places.Mirror, "send", dies)
+    monkeypatch.setattr(storage.Mirror, "send", dies)
     with pytest.raises(OSError, match="could not be written to s3://bucket/folder .*the network is gone"):
         train(address)
-    monkeypatch.setattr(places.Mirror, "send", lambda self, number: sent.append(number) or send(self, number))
+    monkeypatch.setattr(storage.Mirror, "send", lambda self, number: sent.append(number) or send(self, number))
     swarm, _ = train(address)
     assert sent == [4, 6]
     assert np.array_equal(tn.predict(swarm, X), expected)

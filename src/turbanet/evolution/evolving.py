@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.populations.genealogy import NOBODY, EvolutionHistory
-from turbanet.populations.generations import check_follows, check_names, generations_of
-from turbanet.populations.genetics import Genetic
+from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
+from turbanet.evolution.generations import check_follows, check_names, generations_of
+from turbanet.evolution.genetics import Genetic
 from turbanet.training.arrays import check_whole
 from turbanet.training.member import Swarm
 from turbanet.training.optimizers import check_plain
@@ -61,8 +61,9 @@ def evolve(
     >>> env, _ = gymnax.make("CartPole-v1")
     >>> swarm = tn.TurbaTrainState.swarm(Agent(2, hidden=(8,)), optax.identity(), swarm_size=64, input_size=4)
     >>> def score(swarm, generation):
-    ...     return swarm, tn.evaluate_agents(env, swarm, episodes=1, seed=generation).mean(axis=1)
-    >>> swarm, history = tn.evolve(swarm, score, tn.Genetic(scale=0.5), generations=5, progress=False)
+    ...     return swarm, tn.rl.evaluate_agents(env, swarm, episodes=1, seed=generation).mean(axis=1)
+    >>> rule = tn.evolution.Genetic(scale=0.5)
+    >>> swarm, history = tn.evolution.evolve(swarm, score, rule, generations=5, progress=False)
     >>> history.fitness.shape
     (5, 64)
     """

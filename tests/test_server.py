@@ -89,7 +89,7 @@ CASES = [  # of even clients (True) or ragged ones
 def test_the_server_ends_where_a_loop_in_numpy_ends(even, server, plan):
     clients = EVEN if even else RAGGED
     start, how = line(), {"server": SERVERS[server], "plan": tn.Plan(*plan)}
-    found, seen = tn.federated(start, X, Y, tn.mse, clients=clients, **how, **JOB)
+    found, seen = tn.federated.train(start, X, Y, tn.mse, clients=clients, **how, **JOB)
     expected = by_hand(start, seen, clients, server=SERVERS[server])
     np.testing.assert_allclose(weights(found), expected, rtol=1e-4, atol=1e-5)
 
@@ -97,14 +97,16 @@ def test_the_server_ends_where_a_loop_in_numpy_ends(even, server, plan):
 @pytest.mark.parametrize("rule", [{"proximal": 0.7}, {"clip": 0.05}, {"clip": 100.0}], ids=str)
 def test_what_a_client_may_change_is_held_as_by_hand(rule):
     start = line()
-    found, seen = tn.federated(start, X, Y, tn.mse, clients=RAGGED, **rule, **JOB)
+    found, seen = tn.federated.train(start, X, Y, tn.mse, clients=RAGGED, **rule, **JOB)
     np.testing.assert_allclose(weights(found), by_hand(start, seen, RAGGED, **rule), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [6, None])
 def test_a_client_with_fewer_rows_than_a_batch_counts_each_once(batch_size):
     start, job = line(), JOB | {"batch_size": batch_size, "proximal": 0.7}
-    found, seen = tn.federated(start, X, Y, tn.mse, clients=np.pad(RAGGED, ((0, 0), (0, 9)), constant_values=-1), **job)
+    found, seen = tn.federated.train(
+        start, X, Y, tn.mse, clients=np.pad(RAGGED, ((0, 0), (0, 9)), constant_values=-1), **job
+    )
     expected = by_hand(start, seen, RAGGED, proximal=0.7, batch_size=batch_size or 7)
     np.testing.assert_allclose(weights(found), expected, rtol=1e-4, atol=1e-5)
 
@@ -113,7 +115,7 @@ def test_a_client_with_fewer_rows_than_a_batch_counts_each_once(batch_size):
 def test_one_client_with_all_rows_is_plain_training(model):
     start = net(model=model)
     rows = np.arange(23)[None]
-    found, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **JOB | {"sampled": 1})
+    found, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **JOB | {"sampled": 1})
     job = {"epochs": 8, "batch_size": 2, "progress": False}
     expected, history = tn.fit(start, X, LABELS, tn.softmax_cross_entropy, **job)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
@@ -123,7 +125,7 @@ def test_one_client_with_all_rows_is_plain_training(model):
 def test_full_batches_and_one_epoch_are_large_batch_sgd():
     start, rows = net(), EVEN
     how = {"rounds": 6, "sampled": 5, "progress": False}
-    found, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **how)
+    found, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **how)
     expected, _ = tn.fit(start, X[:20], LABELS[:20], tn.softmax_cross_entropy, epochs=6, progress=False)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
 
@@ -133,7 +135,7 @@ def test_what_the_model_keeps_of_its_batches_is_averaged_by_rows():
     start = net(model=model)
     rows = tn.ragged([np.arange(15), np.arange(15, 23)])
     job = {"rounds": 1, "sampled": 2, "batch_size": 8, "progress": False}
-    found, _ = tn.federated(start, X, Y, tn.mse, clients=rows, **job)
+    found, _ = tn.federated.train(start, X, Y, tn.mse, clients=rows, **job)
     of_clients = np.zeros((2, 3))
     for client in range(2):
         for batch in batches(client, rows[client], [0], 8):
@@ -143,15 +145,15 @@ def test_what_the_model_keeps_of_its_batches_is_averaged_by_rows():
     with pytest.raises(
         ValueError, match=r"Batches of 9 rows for client 1, which has 8, need a model without .*=8 at th"
     ):
-        tn.federated(start, X, Y, tn.mse, clients=rows, **job | {"batch_size": 9})
+        tn.federated.train(start, X, Y, tn.mse, clients=rows, **job | {"batch_size": 9})
 
 
 @pytest.mark.optimized
 def test_two_calls_are_one_and_repeat_bit_for_bit():
     job = {"clients": RAGGED, **JOB}
-    whole, seen = tn.federated(line(), X, Y, tn.mse, **job)
-    half, first = tn.federated(line(), X, Y, tn.mse, **job | {"rounds": 1})
-    half, second = tn.federated(half, X, Y, tn.mse, **job | {"rounds": 3})
+    whole, seen = tn.federated.train(line(), X, Y, tn.mse, **job)
+    half, first = tn.federated.train(line(), X, Y, tn.mse, **job | {"rounds": 1})
+    half, second = tn.federated.train(half, X, Y, tn.mse, **job | {"rounds": 3})
     np.testing.assert_array_equal(weights(half), weights(whole))
     np.testing.assert_array_equal(np.concatenate([first.clients, second.clients]), seen.clients)
     np.testing.assert_array_equal(np.concatenate([first.train_loss, second.train_loss]), seen.train_loss)
@@ -164,7 +166,7 @@ def test_noise_never_comes_twice_whatever_the_epochs_of_a_round():
     for epochs, rounds in ((1, 3), (2, 1), (3, 2)):
         for _ in range(rounds):
             job = how | {"local_epochs": epochs, "rounds": 1}
-            after, _ = tn.federated(before, X, LABELS, tn.softmax_cross_entropy, **job)
+            after, _ = tn.federated.train(before, X, LABELS, tn.softmax_cross_entropy, **job)
             change = np.asarray(after.params["Dense_0"]["kernel"] - before.params["Dense_0"]["kernel"])
             seen.append(change.ravel())
             before = after
@@ -174,15 +176,15 @@ def test_noise_never_comes_twice_whatever_the_epochs_of_a_round():
 
 def test_other_numbers_compile_nothing_anew():
     how = {"clients": EVEN, **JOB, "proximal": 0.1, "clip": 1.0, "noise": 0.1}
-    tn.federated(line(), X, Y, tn.mse, **how)
+    tn.federated.train(line(), X, Y, tn.mse, **how)
     before = list(program._programs())
     other = {"rounds": 3, "proximal": 0.2, "clip": 0.5, "noise": 0.0, "drop_out": 0.1, "seed": 3}
-    tn.federated(line(seed=1), X, Y, tn.mse, **how | other)
+    tn.federated.train(line(seed=1), X, Y, tn.mse, **how | other)
     assert list(program._programs()) == before
 
 
 def test_a_round_has_each_client_once_and_each_as_often():
-    _, seen = tn.federated(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300})
+    _, seen = tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300})
     assert all(len(set(clients)) == 3 for clients in seen.clients.tolist())
     share = np.bincount(seen.clients.ravel()) / 300
     np.testing.assert_allclose(share, 3 / 5, atol=4 * np.sqrt(0.6 * 0.4 / 300))
@@ -192,7 +194,7 @@ def test_a_round_has_each_client_once_and_each_as_often():
 def test_own_layers_go_on_where_their_client_left_them(plan):
     job = {"rounds": 3, "sampled": 3, "local_epochs": 1, "progress": False, "plan": tn.Plan(*plan)}
     start = net()
-    found, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, own=["Dense_1"], **job)
+    found, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, own=["Dense_1"], **job)
     first = start.get_state(0).params
     body, heads = first["Dense_0"], [first["Dense_1"]] * 5
     slope = jax.grad(lambda params, x, y: tn.softmax_cross_entropy(params, x, y, start.apply_fn)[0])
@@ -214,14 +216,14 @@ def test_own_layers_go_on_where_their_client_left_them(plan):
 def test_what_drops_out_changes_nothing_and_costs_no_upload():
     start = net()
     how = {"clients": EVEN, "drop_out": 0.5, **JOB, "rounds": 40, "sampled": 1}
-    _, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how)
+    _, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how)
     one = 4 * (3 * 8 + 8 + 8 * 4 + 4)  # bytes of the network
     np.testing.assert_array_equal(seen.bytes_down, one)
     np.testing.assert_array_equal(seen.bytes_up, np.where(seen.returned[:, 0], one, 0))
     assert 8 <= seen.returned.sum() <= 32
     lost = np.flatnonzero(~seen.returned[:, 0])[0]
-    before, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": max(int(lost), 1)})
-    after, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": int(lost) + 1})
+    before, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": max(int(lost), 1)})
+    after, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": int(lost) + 1})
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params if lost else before.params)
 
 
@@ -229,7 +231,7 @@ def test_what_drops_out_changes_nothing_and_costs_no_upload():
 def test_noise_has_the_standard_deviation_that_it_is_said_to_have(devices):
     start = net(optax.sgd(0.0), tn.MLP((100, 100, 4)))
     how = {"clients": EVEN, **JOB, "rounds": 1, "clip": 0.5, "noise": 3.0, "plan": tn.Plan(devices)}
-    found, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how)
+    found, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how)
     change = np.asarray(found.params["Dense_1"]["kernel"] - start.params["Dense_1"]["kernel"])
     np.testing.assert_allclose(change.std(), 3.0 * 0.5 / 3, rtol=0.05)
     assert abs(change.mean()) < 4 * change.std() / np.sqrt(change.size)
@@ -238,10 +240,10 @@ def test_noise_has_the_standard_deviation_that_it_is_said_to_have(devices):
 def test_scores_are_of_the_rounds_that_history_says():
     start, job = net(), {"clients": EVEN, **JOB, "rounds": 5}
     how = {"validation": (X, LABELS), "metric": tn.accuracy, "score_every": 2}
-    _, seen = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **how, **job)
+    _, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how, **job)
     assert seen.scored.tolist() == [2, 4, 5]
     for place, rounds in enumerate(seen.scored.tolist()):
-        after, _ = tn.federated(start, X, LABELS, tn.softmax_cross_entropy, **job | {"rounds": rounds})
+        after, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **job | {"rounds": rounds})
         logits = tn.predict(after, X)[0]
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
         np.testing.assert_allclose(seen.validation_loss[place], loss, rtol=1e-5)
@@ -251,7 +253,7 @@ def test_scores_are_of_the_rounds_that_history_says():
 def test_hyperparameters_and_schedules_are_the_clients():
     start = net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
     start = tn.with_schedule(tn.with_hyperparameters(start, learning_rate=RATE), lambda epoch, base: base / (1 + epoch))
-    found, _ = tn.federated(
+    found, _ = tn.federated.train(
         start, X, LABELS, tn.softmax_cross_entropy, clients=np.arange(23)[None], **JOB | {"sampled": 1}
     )
     expected, _ = tn.fit(start, X, LABELS, tn.softmax_cross_entropy, epochs=8, batch_size=2, progress=False)
@@ -272,17 +274,21 @@ def test_copies_are_of_one_network():
 
 
 def test_rounds_to_a_score_are_read_off_the_best_so_far():
-    seen = tn.FederatedHistory(*[None] * 3, np.array([1, 2, 4, 6]), None, np.array([0.5, 0.4, 0.9, 0.8]), *[None] * 4)
+    seen = tn.federated.FederatedHistory(
+        *[None] * 3, np.array([1, 2, 4, 6]), None, np.array([0.5, 0.4, 0.9, 0.8]), *[None] * 4
+    )
     assert seen.rounds_to(0.7) == 3.0  # half of the way from round 2, where the best is .5, to round 4
     assert seen.rounds_to(0.5) == 1.0
     assert seen.rounds_to(0.91) == np.inf
 
 
 def test_rounds_to_a_score_that_was_not_asked_for_are_refused():
-    none = tn.FederatedHistory(*[None] * 10)
+    none = tn.federated.FederatedHistory(*[None] * 10)
     with pytest.raises(ValueError, match="no scores of metric=None; there are none"):
         none.rounds_to(0.5)
-    several = tn.FederatedHistory(*[None] * 3, np.array([1, 2]), None, {"top": np.array([0.2, 0.6])}, *[None] * 4)
+    several = tn.federated.FederatedHistory(
+        *[None] * 3, np.array([1, 2]), None, {"top": np.array([0.2, 0.6])}, *[None] * 4
+    )
     assert several.rounds_to(0.4, "top") == 1.5
     with pytest.raises(ValueError, match=r"metric=None; there are \['top'\]"):
         several.rounds_to(0.4)
@@ -290,7 +296,7 @@ def test_rounds_to_a_score_that_was_not_asked_for_are_refused():
 
 def test_a_loss_that_is_no_number_names_its_client_and_round():
     with pytest.raises(FloatingPointError, match=r"client \d is (nan|inf) in round \d: take a smaller"):
-        tn.federated(line(optax.sgd(1e20)), X, Y, tn.mse, clients=EVEN, **JOB)
+        tn.federated.train(line(optax.sgd(1e20)), X, Y, tn.mse, clients=EVEN, **JOB)
 
 
 BAD = [
@@ -321,22 +327,22 @@ BAD = [
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD])
 def test_bad_input_stops_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
-        tn.federated(net(), X, LABELS, tn.softmax_cross_entropy, **{"clients": EVEN, **JOB, **change})
+        tn.federated.train(net(), X, LABELS, tn.softmax_cross_entropy, **{"clients": EVEN, **JOB, **change})
 
 
 def test_several_networks_are_refused():
     with pytest.raises(ValueError, match="one network, the server's, got a swarm of 3"):
-        tn.federated(net().copies(3), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
+        tn.federated.train(net().copies(3), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
 
 
 def test_statistics_that_would_leave_without_noise_are_refused():
     model = nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(4)])
     with pytest.raises(ValueError, match="batch_stats.*without noise"):
         how = {"clip": 1.0, "noise": 1.0, **JOB}
-        tn.federated(net(model=model), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **how)
+        tn.federated.train(net(model=model), X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **how)
 
 
 def test_a_schedule_that_follows_a_validation_loss_is_refused():
     start = tn.with_schedule(net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)), "reduce")
     with pytest.raises(ValueError, match="which clients have not"):
-        tn.federated(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
+        tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)

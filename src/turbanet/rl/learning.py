@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from turbanet.networks.policies import distribution, running
-from turbanet.populations import environments
-from turbanet.populations.settings import into_optimizer, without_numbers
 from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
+from turbanet.rl import environments
+from turbanet.rl.settings import into_optimizer, without_numbers
 from turbanet.training import member, stopping
 from turbanet.training.program import Train, room
 from turbanet.training.sampling import epoch_order

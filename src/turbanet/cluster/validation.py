@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from turbanet.cluster import given
+from turbanet.cluster import shard_data
 from turbanet.training.arrays import check_ids, check_whole
 from turbanet.training.checkpoint import versions
 from turbanet.training.checks import check_data, check_fit
@@ -40,13 +40,15 @@ def taken_apart(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
     """(data(ids) or None, {name: what `fit` takes of the data}, other arguments of `fit`)."""
     known = set(inspect.signature(fit).parameters) - {"swarm", "x", "y", "loss_fn", *NOT_HERE}
     if unknown := sorted(set(fit_arguments) - known - {"predict"}):
-        raise TypeError(f"fit_on_cluster hands on to fit {', '.join(sorted(known))}; it got {', '.join(unknown)}.")
+        raise TypeError(
+            f"turbanet.cluster.fit hands on to fit {', '.join(sorted(known))}; it got {', '.join(unknown)}."
+        )
     if "epochs" not in fit_arguments:
-        raise TypeError("fit_on_cluster needs epochs=, as fit does.")
-    moved = {name: part for name, part in fit_arguments.items() if name in given.OF_DATA}
+        raise TypeError("turbanet.cluster.fit needs epochs=, as fit does.")
+    moved = {name: part for name, part in fit_arguments.items() if name in shard_data.OF_DATA}
     how = {name: value for name, value in fit_arguments.items() if name not in moved}
     if not callable(data):
-        return None, given.named(data, **moved), how
+        return None, shard_data.named(data, **moved), how
     if moved:
         raise ValueError(f"data(ids) came with {', '.join(moved)}: let it return a dict that holds them too.")
     return data, {}, how
@@ -57,7 +59,7 @@ def check_shard(swarm: TurbaTrainState, data: dict, loss_fn: Any, how: dict) -> 
     arguments = {name: part for name, part in data.items() if name not in ("x", "y", "predict")}
     check_fit(swarm, data["x"], data["y"], loss_fn, **arguments, **how)
     if "predict" in data:
-        wanted = prepare(swarm, data["predict"], per_member=given.own_pair(data)[0])
+        wanted = prepare(swarm, data["predict"], per_member=shard_data.own_pair(data)[0])
         check_data(swarm, wanted, None, part="predict's ", allow_nan=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import checkpoint, saved, schedules
+from turbanet.training import checkpoint, schedules, serialization
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
@@ -59,7 +59,7 @@ def same(one, other):
 def run(code, *arguments):
     """Run `code` in another process, with this module's names."""
     paths = os.pathsep.join([os.path.dirname(__file__), str(Path(tn.__file__).parents[1])])
-    start = "import sys, turbanet as tn\ntn.use_cores(2)\nfrom test_saved import *\n"
+    start = "import sys, turbanet as tn\ntn.use_cores(2)\nfrom test_serialization import *\n"
     command = [sys.executable, "-c", start + code, *map(str, arguments)]
     caching = {"JAX_COMPILATION_CACHE_DIR": arguments[0], "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment = os.environ | {"PYTHONPATH": paths} | {name: str(value) for name, value in caching.items()}
@@ -147,7 +147,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
 
 
 def test_a_save_that_was_killed_is_no_swarm_and_stands_in_nobodys_way(tmp_path):
-    (tmp_path / f"1{saved.TEMPORARY}").mkdir()
+    (tmp_path / f"1{serialization.TEMPORARY}").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no swarm"):
         load(tmp_path, Net())
     made().save(tmp_path)
@@ -206,7 +206,7 @@ def test_under_another_python_another_model_is_said(tmp_path, monkeypatch, caplo
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
     made().save(tmp_path)
-    monkeypatch.setattr(saved, "FORMAT", 2)
+    monkeypatch.setattr(serialization, "FORMAT", 2)
     with pytest.raises(ValueError, match=r"in format 1, and .* reads format 2: load it with the turbanet \d"):
         load(tmp_path, Net())
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.networks.policies import Agent, Normalised
-from turbanet.populations import environments, learning
-from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
+from turbanet.rl import environments, learning
+from turbanet.rl.settings import count_updates, into_swarm, of_members
 from turbanet.training import member
 from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.data import Data
@@ -123,7 +123,7 @@ def train_agents(
     Examples
     --------
     >>> import gymnax
-    >>> from turbanet import PPOConfig, train_agents
+    >>> from turbanet.rl import PPOConfig, train_agents
     >>> env, _ = gymnax.make("CartPole-v1")
     >>> config = PPOConfig(n_steps=32, n_envs=4, batch_size=32, n_epochs=2, total_timesteps=1024)
     >>> swarm, history = train_agents(env, config, members=3, progress=False)

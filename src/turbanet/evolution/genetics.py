@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from turbanet.populations.genealogy import NOBODY
-from turbanet.populations.variation import CROSSOVERS, gaussian
+from turbanet.evolution.genealogy import NOBODY
+from turbanet.evolution.variation import CROSSOVERS, gaussian
 from turbanet.training.arrays import as_array, check_next_ids, check_whole
 from turbanet.training.member import Swarm
 from turbanet.training.program import read
@@ -79,7 +79,7 @@ class Genetic:
     --------
     >>> import jax, jax.numpy as jnp, optax, turbanet as tn
     >>> swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 3)), optax.sgd(0.1), swarm_size=5, input_size=4)
-    >>> rule = tn.Genetic(scale=0.02, selection=tn.Tournament(2), crossover="uniform")
+    >>> rule = tn.evolution.Genetic(scale=0.02, selection=tn.evolution.Tournament(2), crossover="uniform")
     >>> children = rule(jax.random.key(0), swarm, jnp.array([3.0, 1.0, 4.0, 1.0, 5.0]))
     >>> children.id.tolist()
     [4, 5, 6, 7, 8]

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.populations.genealogy import NOBODY, EvolutionHistory
-from turbanet.populations.generations import check_follows, check_names, generations_of
-from turbanet.populations.genetics import costs, ranked, share_of
+from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
+from turbanet.evolution.generations import check_follows, check_names, generations_of
+from turbanet.evolution.genetics import costs, ranked, share_of
 from turbanet.training.arrays import as_array, check_whole
 from turbanet.training.member import Swarm
 
@@ -110,7 +110,7 @@ def population_based(
     ...     swarm, _ = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=2, batch_size=8, progress=False)
     ...     return swarm, tn.accuracy(tn.predict(swarm, x), y)
     >>> values = {"learning_rate": np.geomspace(0.001, 1.0, 10)}
-    >>> swarm, history = tn.population_based(swarm, train, values, rounds=3, progress=False)
+    >>> swarm, history = tn.evolution.population_based(swarm, train, values, rounds=3, progress=False)
     >>> history.values["learning_rate"].shape
     (3, 10)
     """

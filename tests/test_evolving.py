@@ -8,7 +8,7 @@ import pytest
 from evosax.algorithms import CMA_ES, Open_ES, SimpleGA
 
 import turbanet as tn
-from turbanet import Genetic, Truncation, evolve
+from turbanet.evolution import Genetic, Truncation, evolve
 
 RULE = Genetic(scale=0.1, selection=Truncation(0.25), crossover="uniform")
 
@@ -267,8 +267,8 @@ def test_cart_poles_are_held_by_evolution_alone():
     swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.identity(), 64, input_size=4)
 
     def score(swarm, generation):
-        return swarm, tn.evaluate_agents(env, swarm, episodes=2, seed=generation).mean(axis=1)
+        return swarm, tn.rl.evaluate_agents(env, swarm, episodes=2, seed=generation).mean(axis=1)
 
     swarm, history = run(swarm, score, Genetic(scale=0.3), generations=12)
     assert history.fitness[0].mean() < 60
-    assert tn.evaluate_agents(env, swarm[[history.best]], episodes=20, seed=99).mean() > 400
+    assert tn.rl.evaluate_agents(env, swarm[[history.best]], episodes=20, seed=99).mean() > 400

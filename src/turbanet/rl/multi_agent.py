@@ -11,10 +11,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from turbanet.networks.policies import Agent, distribution
-from turbanet.populations import learning
-from turbanet.populations.agents import AgentHistory, name_the_lost, new_swarm
-from turbanet.populations.settings import count_updates, into_swarm, of_members
 from turbanet.ppo import PPOConfig
+from turbanet.rl import learning
+from turbanet.rl.agents import AgentHistory, name_the_lost, new_swarm
+from turbanet.rl.settings import count_updates, into_swarm, of_members
 from turbanet.training import member, program
 from turbanet.training.arrays import check_seed, check_whole
 from turbanet.training.interrupt import Interrupted, noted

@@ -10,7 +10,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import batches, mapped, run as training
+from turbanet.training import batches, memmap, run as training
 from turbanet.training.data import prepare
 
 rng = np.random.default_rng(0)
@@ -23,8 +23,8 @@ X, Y = X[:60], Y[:60]
 @pytest.fixture
 def on_disk(tmp_path, monkeypatch):
     """A function of an array, the same as it lies on disk; any size is much, and JAX takes over none."""
-    monkeypatch.setattr(mapped, "OF_TOTAL", 0)
-    monkeypatch.setattr(mapped, "_is_aligned", lambda leaf: False)
+    monkeypatch.setattr(memmap, "OF_TOTAL", 0)
+    monkeypatch.setattr(memmap, "_is_aligned", lambda leaf: False)
     count = iter(range(10))
 
     def kept(array):
@@ -115,11 +115,11 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(on_disk, tmp_
 
 
 def test_what_is_little_or_needed_whole_is_copied(on_disk, monkeypatch):
-    monkeypatch.setattr(mapped, "Mapped", None)  # of what is read as it goes
+    monkeypatch.setattr(memmap, "Mapped", None)  # of what is read as it goes
     with pytest.raises(TypeError):
         train(on_disk(X), Y)
     train(on_disk(X), Y, batch_size=None)
-    monkeypatch.setattr(mapped, "OF_TOTAL", 1)
+    monkeypatch.setattr(memmap, "OF_TOTAL", 1)
     train(on_disk(X), Y)
 
 
@@ -131,19 +131,19 @@ def test_labels_out_of_range_on_disk_are_found_before(on_disk):
 def test_a_cpu_reads_what_is_aligned_where_it_lies(on_disk, monkeypatch):
     monkeypatch.undo()
     x = on_disk(X)
-    monkeypatch.setattr(mapped, "OF_TOTAL", 0)
-    assert not mapped.is_streamed(prepare(made(), x, Y), 16, tn.Plan(1))
-    assert mapped.is_streamed(prepare(made(), x[:, :2], Y), 16, tn.Plan(1))
+    monkeypatch.setattr(memmap, "OF_TOTAL", 0)
+    assert not memmap.is_streamed(prepare(made(), x, Y), 16, tn.Plan(1))
+    assert memmap.is_streamed(prepare(made(), x[:, :2], Y), 16, tn.Plan(1))
 
 
 LIMITED = """
 import re, resource, sys
 import numpy as np, optax, turbanet as tn
-from turbanet.training import mapped
+from turbanet.training import memmap
 
 tn.use_cores(2)
 own, streamed = sys.argv[1] == "own", sys.argv[2] == "streamed"
-mapped.is_streamed = lambda *what: streamed
+memmap.is_streamed = lambda *what: streamed
 x = np.load("x.npy", mmap_mode="r").reshape(4, -1, 1000) if own else np.load("x.npy", mmap_mode="r")
 y = np.arange(x.shape[-2], dtype=np.int32) % 2
 swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 4, sample_input=np.zeros((1, 1000), np.float32))

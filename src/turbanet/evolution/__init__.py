@@ -1,0 +1,15 @@
+"""Evolution: swarms whose members are selected, recombined and mutated, or exploit and explore as they train."""
+
+from turbanet.evolution.evolving import evolve
+from turbanet.evolution.genealogy import EvolutionHistory
+from turbanet.evolution.genetics import Genetic, Tournament, Truncation
+from turbanet.evolution.pbt import population_based
+
+__all__ = [
+    "EvolutionHistory",
+    "Genetic",
+    "Tournament",
+    "Truncation",
+    "evolve",
+    "population_based",
+]

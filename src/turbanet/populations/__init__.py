@@ -1,1 +1,0 @@
-"""Members that learn from one another: copies of one network that are averaged."""

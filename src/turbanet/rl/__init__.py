@@ -1,0 +1,18 @@
+"""Reinforcement learning: a swarm of agents, each a network of its own, alone or in one world."""
+
+from turbanet.ppo import PPOConfig
+from turbanet.rl.agents import AgentHistory, evaluate_agents, train_agents
+from turbanet.rl.foraging import Foraging
+from turbanet.rl.multi_agent import evaluate_together, train_together
+from turbanet.rl.rewards import Rewarded
+
+__all__ = [
+    "AgentHistory",
+    "Foraging",
+    "PPOConfig",
+    "Rewarded",
+    "evaluate_agents",
+    "evaluate_together",
+    "train_agents",
+    "train_together",
+]

@@ -1,0 +1,53 @@
+"""Names, modules and pickles of 0.6 load, with a warning that gives the new place."""
+
+import importlib
+import pickle
+from pathlib import Path
+
+import pytest
+
+import turbanet as tn
+from turbanet import moved
+
+
+@pytest.mark.parametrize("name", moved.NAMES)
+def test_a_name_of_0_6_is_what_it_is_called_now(name):
+    package, attribute = moved.NAMES[name].split(".")
+    with pytest.warns(DeprecationWarning, match=rf"^turbanet\.{name} is now turbanet\.{package}\.{attribute}\.$"):
+        found = getattr(tn, name)
+    assert found is getattr(getattr(tn, package), attribute)
+    assert name not in tn.__all__
+
+
+def test_federated_is_called_as_in_0_6(monkeypatch):
+    monkeypatch.setattr(tn.federated, "train", lambda *args, **kwargs: (args, kwargs))
+    with pytest.warns(DeprecationWarning, match=r"^turbanet\.federated is now turbanet\.federated\.train\.$"):
+        assert tn.federated(1, rounds=2) == ((1,), {"rounds": 2})
+
+
+def test_what_never_was_is_no_attribute():
+    with pytest.raises(AttributeError, match="module 'turbanet' has no attribute 'swarms'"):
+        getattr(tn, "swarms")  # noqa: B009  (it is to raise)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("turbanet.populations.swarms")
+
+
+@pytest.mark.parametrize("name", moved.MODULES)
+def test_a_module_of_0_6_is_the_one_that_it_is_now(name):
+    if name.startswith("cluster"):
+        pytest.importorskip("ray")
+    new = f"turbanet.{moved.MODULES[name]}"
+    with pytest.warns(DeprecationWarning, match=rf"turbanet\.{name} is now {new}\.$"):
+        assert importlib.import_module(f"turbanet.{name}") is importlib.import_module(new)
+
+
+def test_what_0_6_pickled_loads():
+    file = Path(__file__).parent / "pickles/populations_0.6.pkl"
+    with pytest.warns(DeprecationWarning, match="turbanet.populations.genetics is now turbanet.evolution.genetics"):
+        kept = pickle.loads(file.read_bytes())
+    assert kept["rule"] == tn.evolution.Genetic(0.3, tn.evolution.Tournament(2), "uniform")
+    assert isinstance(kept["rounds"], tn.federated.FederatedHistory) and kept["rounds"].steady_seconds == 2
+    assert isinstance(kept["generations"], tn.evolution.EvolutionHistory) and kept["generations"].fitness.shape == (
+        4,
+        1,
+    )
