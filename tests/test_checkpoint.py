@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import checkpoint, program, run as training
+from turbanet.training import checkpoint, memory, run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
@@ -228,10 +228,10 @@ def test_a_folder_of_an_equally_shaped_training_is_refused(tmp_path, other, name
 
 def test_a_smaller_block_for_want_of_memory_is_the_one_to_go_on_with(tmp_path, monkeypatch):
     def short(executable, plan, rounds):
-        return program.Need(2**50, 2**40) if plan.block == 2 else needs(executable, plan, rounds)
+        return memory.Need(2**50, 2**40) if plan.block == 2 else needs(executable, plan, rounds)
 
-    needs = program.needs
-    monkeypatch.setattr(program, "needs", short)
+    needs = memory.needs
+    monkeypatch.setattr(memory, "needs", short)
     whole = train(made())
     train(made(), tmp_path, epochs=4)
     again = train(made(), tmp_path)
@@ -378,3 +378,21 @@ def test_held_out_data_that_are_gone_are_named_and_not_their_digest(tmp_path):
     train(made(), tmp_path, validation=(X, Y))
     with pytest.raises(ValueError, match=r"data\[1\].x was float32\[40, 3\] and is not there"):
         train(made(), tmp_path, validation=None)
+
+
+def test_another_process_in_the_same_folder_is_told_so(tmp_path):
+    holds = f"""
+import fcntl, sys
+file = open({str(tmp_path / checkpoint.LOCK)!r}, "a")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", holds], **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=f"Another process keeps a training in {tmp_path} now: wait until it has"):
+            train(made(), tmp_path)
+        train(made(), tn.Checkpoints(tmp_path, exclusive=False))
+        other.stdin.close()
+    train(made(), tmp_path)

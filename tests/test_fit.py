@@ -12,7 +12,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import plan as plan_module, program
+from turbanet.training import memory, plan as plan_module, program
 from turbanet.training.data import placed, prepare
 
 rng = np.random.default_rng(0)
@@ -629,7 +629,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
         compiled = program.compiled(program.predict_rows, plan, plan.place(swarm), data)
-        needs.append(program.needs(compiled.executable, plan).bytes)
+        needs.append(memory.needs(compiled.executable, plan).bytes)
     assert 3 * needs[0] < needs[1]
 
 

@@ -1,7 +1,10 @@
 """Training on batches of an iterator: as `fit` on the same rows in the same order, resumed where it was."""
 
 import itertools
+import os
+import signal
 import threading
+import time
 
 import flax.linen as nn
 import grain
@@ -15,7 +18,7 @@ from conftest import DEVICES
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
-from turbanet.training import batches as batches_module, program
+from turbanet.training import batches as batches_module, memory
 from turbanet.training.plan import say_once
 
 rng = np.random.default_rng(0)
@@ -446,11 +449,84 @@ def test_rows_of_each_members_own_are_refused_where_none_can_be_left_out(loss, m
         tn.fit_batches(made(model=model), batches, loss, **HOW)
 
 
+class Stream:
+    """Batches of a source that is gone through once: how many were taken, and a lock that only one reader may have."""
+
+    def __init__(self, size=10, waits_at=None):
+        self.parts = in_order(size)
+        self.taken = 0
+        self.waits_at = waits_at
+        self.goes_on = threading.Event()
+        self.reading = threading.Lock()
+
+    def epoch(self, _):
+        return itertools.islice(self, len(self.parts))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        with self.reading:
+            if self.taken == self.waits_at:
+                self.goes_on.wait()
+            self.taken += 1
+            return self.parts[(self.taken - 1) % len(self.parts)]
+
+
+def test_stopping_early_takes_no_batch_that_nobody_trains_on():
+    stream = Stream()
+    _, history = train(stream.epoch, validation=HELD_OUT, patience=1, min_delta=10.0, epochs=50)
+    assert stream.taken == len(history.train_loss) * len(stream.parts) and len(history.train_loss) < 50
+    stream = Stream()
+    _, history = train(stream.epoch, callbacks=[lambda view: view.stop()], segment=2, epochs=50)
+    assert stream.taken == 2 * len(stream.parts) and len(history.train_loss) == 2
+
+
+def test_what_a_loader_raises_carries_what_was_trained():
+    whole = train(in_order(10), epochs=2)
+
+    def fails(epoch):
+        if epoch == 2:
+            raise ConnectionError("The store of the batches is gone.")
+        return in_order(10)
+
+    with pytest.raises(ConnectionError, match="store of the batches is gone") as failed:
+        train(fails)
+    equal((failed.value.swarm, failed.value.history), whole)
+
+
+def test_ctrl_c_ends_the_wait_for_a_slow_source():
+    stream = Stream(waits_at=7)
+
+    def interrupt():
+        while stream.taken < 7:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(tn.Interrupted) as stopped:
+        train(stream.epoch)
+    assert len(stopped.value.history.train_loss) <= 1
+    stream.goes_on.set()
+
+
+def test_a_second_call_at_once_has_the_source_for_itself():
+    def pairs():
+        for number in range(10**6):
+            yield from in_order(10)[number % 5 : number % 5 + 1]
+
+    source = pairs()  # a generator, which two readers at once break
+    how = {"callbacks": [lambda view: view.stop()], "segment": 1, "epochs": 3}
+    for _ in range(3):
+        _, history = train(lambda epoch: itertools.islice(source, 5), **how)
+        assert len(history.train_loss) == 1
+
+
 def test_blocks_are_halved_where_memory_is_short(monkeypatch):
     whole = train(in_order(10), plan=tn.Plan(DEVICES, 1))
     answers = iter([1])
-    original = program.fitting_block
-    monkeypatch.setattr(program, "fitting_block", lambda *what: next(answers, None) or original(*what))
+    original = memory.fitting_block
+    monkeypatch.setattr(memory, "fitting_block", lambda *what: next(answers, None) or original(*what))
     ours = train(in_order(10), plan=tn.Plan(DEVICES, 2))
     assert ours[1].plan.block == 1
     equal(ours, whole)

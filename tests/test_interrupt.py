@@ -12,7 +12,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import interrupt, program, run as training
+from turbanet.training import checkpoint, interrupt, program, run as training
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(12, 3)).astype(np.float32)
@@ -112,13 +112,75 @@ def test_a_resumed_training_that_is_interrupted_at_once_is_kept_as_it_was(after_
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(swarm))
 
 
-def test_a_second_one_stops_at_once():
+def test_a_second_one_loses_nothing_and_a_third_stops_at_once():
     with pytest.raises(KeyboardInterrupt), interrupt.noted() as came:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert came()
         os.kill(os.getpid(), signal.SIGINT)
         assert came()
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("It went on.")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_job_that_is_told_to_end_keeps_what_it_trained(expected, tmp_path):
+    def told(view):
+        if view.epoch == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(tn.Interrupted) as stopped:
+        train(checkpoints=tmp_path, callbacks=[told])
+    same((stopped.value.swarm, stopped.value.history), expected)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    same(train(epochs=4, checkpoints=tmp_path), expected)
+
+
+def test_what_a_callback_raises_carries_what_was_trained(expected, tmp_path):
+    def fails(view):
+        if view.epoch == 4:
+            raise RuntimeError("The disk of the plots is full.")
+
+    with pytest.raises(RuntimeError, match="The disk of the plots is full") as failed:
+        train(checkpoints=tmp_path, callbacks=[fails])
+    same((failed.value.swarm, failed.value.history), expected)
+    assert failed.value.__notes__ == ["What was trained by then is this exception's swarm and history."]
+    same(train(epochs=4, checkpoints=tmp_path), expected)
+
+
+def test_what_fails_before_anything_is_trained_is_raised_as_it_is(monkeypatch):
+    def fails(self, most):
+        raise RuntimeError("There is no machine.")
+
+    monkeypatch.setattr(training.Training, "_train", fails)
+    with pytest.raises(RuntimeError, match="There is no machine") as failed:
+        train()
+    assert not hasattr(failed.value, "swarm")
+
+
+def test_a_disk_that_is_full_at_the_end_takes_nothing_along(expected, tmp_path, monkeypatch):
+    def full(self, number, *others, **told):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint.Folder, "write", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        train(epochs=4, segment=4, checkpoints=tmp_path)
+    same((failed.value.swarm, failed.value.history), expected)
+
+
+def test_a_metric_that_fails_leaves_no_checkpoint_of_epochs_that_nobody_saw(tmp_path):
+    calls = []
+
+    def fails(prediction, y):
+        calls.append(len(calls))
+        if len(calls) > 12:
+            raise ZeroDivisionError
+        return float(np.mean(prediction))
+
+    with pytest.raises(ZeroDivisionError) as failed:
+        train(validation=(X, Y), metric=fails, checkpoints=tmp_path, segment=1)
+    done = len(failed.value.history.train_loss)
+    kept = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    assert kept == done > 0
 
 
 def test_somebody_elses_handler_is_left_alone():

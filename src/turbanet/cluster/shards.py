@@ -94,7 +94,8 @@ def _train(job, folder, number, swarm, data, begin):
     if not job.resumes:
         remove(training)
     before = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
-    kept = dataclasses.replace(job.checkpoints, folder=str(training))
+    # A node that died may hold a lock for minutes on a network's file system.
+    kept = dataclasses.replace(job.checkpoints, folder=str(training), exclusive=False)
     swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
     ids = np.asarray(swarm.id)
     out = folder / f"out-{uuid.uuid4().hex[:8]}"  # an attempt's own: a node that was given up may still be at work

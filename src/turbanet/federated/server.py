@@ -17,9 +17,9 @@ from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data, check_masks
 from turbanet.training.data import pair, prepare
 from turbanet.training.member import Swarm
+from turbanet.training.memory import fitting
 from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan, check_plan, home, say_once
-from turbanet.training.program import fitting
 from turbanet.training.sampling import check_rows
 
 

@@ -14,10 +14,13 @@ import numpy as np
 
 from turbanet.training.arrays import as_arrays
 from turbanet.training.data import Data
+from turbanet.training.interrupt import GivenUpError
 
 CHUNK_BYTES = 64 * 2**20  # of the batches of a chunk, about
 MOST_BATCHES = 256  # of a chunk
 AHEAD = 2  # chunks that wait for their turn
+PATIENCE = 0.1  # seconds between two looks at whether anybody still waits
+LONGEST = 1.0  # seconds to wait for a source that is asked no more
 
 
 class Chunk(NamedTuple):
@@ -147,26 +150,40 @@ class Batches:
 
 
 class Ahead:
-    """What an iterator yields, made by a thread before it is asked for; what it raises is raised where it is asked."""
+    """What an iterator yields, made by a thread before it is asked for; what it raises is raised where it is asked.
 
-    def __init__(self, make: Callable[[], Iterator]):
+    make : make(wait) -> the iterator; where it calls wait(until), the thread waits until `until()` is true
+    """
+
+    def __init__(self, make: Callable[[Callable], Iterator]):
         self._made: queue.Queue = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        threading.Thread(target=self._read, args=(make,), name="turbanet-batches", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, args=(make,), name="turbanet-batches", daemon=True)
+        self._thread.start()
 
-    def __next__(self) -> Any:
-        item, error = self._made.get()
-        if error is not None:
-            raise error
-        return item
+    def take(self, given_up: Callable[[], bool]) -> Any:
+        """The next item; GivenUpError where `given_up()` comes before it."""
+        while not given_up():
+            with contextlib.suppress(queue.Empty):
+                item, error = self._made.get(timeout=PATIENCE)
+                if error is not None:
+                    raise error
+                return item
+        raise GivenUpError
 
     def close(self) -> None:
-        """Have the thread end after the item that it is at."""
+        """Have the thread end after the item that it is at, and wait for it a while: the source is then free."""
         self._closed.set()
+        self._thread.join(LONGEST)
+
+    def _wait(self, until):
+        while not until():
+            if self._closed.wait(PATIENCE / 10):
+                raise GivenUpError
 
     def _read(self, make):
         try:
-            for item in make():
+            for item in make(self._wait):
                 if not self._put(item, None):
                     return
             self._put(None, RuntimeError("There is nothing after the last epoch."))
@@ -176,7 +193,7 @@ class Ahead:
     def _put(self, *what):
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
-                self._made.put(what, timeout=0.1)
+                self._made.put(what, timeout=PATIENCE)
                 return True
         return False
 

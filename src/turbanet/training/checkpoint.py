@@ -18,6 +18,7 @@ from turbanet.training.program import Train
 from turbanet.training.storage import Mirror, is_address, place
 
 FORMAT = 4
+LOCK = ".lock"
 OPAQUE = "what cannot be compared"
 
 
@@ -27,6 +28,9 @@ class Checkpoints:
 
     With a `share`, those after the first are left out that would bring the writing above this share of the training's
     seconds: what dies costs a little more of them, what does not die runs faster.
+
+    Another process that keeps a training in the same folder meanwhile is refused, unless `exclusive` is False, as where
+    a file system keeps the locks of machines that are gone.
 
     `folder` is a path, or an address such as s3://bucket/run (by fsspec, which needs s3fs for that one).
 
@@ -39,6 +43,7 @@ class Checkpoints:
     keep: int = 2
     every: int = 1
     share: float | None = None
+    exclusive: bool = True
 
     def __post_init__(self):
         check_whole(keep=self.keep, every=self.every)
@@ -129,6 +134,10 @@ class Folder:
         except OSError as error:
             raise OSError(f"{what} cannot be kept in {folder} ({first_line(error)}): name another folder.") from error
 
+    def close(self) -> None:
+        """Wait until all is written, and let others have the folder."""
+        self.manager.close()
+
     def about(self) -> dict:
         """What was last kept beside the arrays; FileNotFoundError if nothing was."""
         return self.manager.restore(None, args=self.args.Composite(about=self.args.JsonRestore())).about
@@ -156,9 +165,15 @@ class Keeper(Folder):
         self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
         super().__init__(self.where.folder, self.where.keep, what="Checkpoints")
         self.facts = known
+        self.lock = _locked(self.there) if self.where.exclusive and not self.mirror else None
         self.segments = 0
         self.begin = time.monotonic()
         self.wrote = []  # seconds of each checkpoint
+
+    def close(self) -> None:
+        super().close()
+        if self.lock:
+            self.lock.close()
 
     def latest(self) -> tuple[dict, dict] | None:
         """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
@@ -203,6 +218,23 @@ class Keeper(Folder):
             return True
         another = sum(self.wrote) + max(self.wrote[-1:], default=0)
         return another <= self.where.share * (time.monotonic() - self.begin)
+
+
+def _locked(folder):
+    """A file in the folder, open as long as no other process may keep a training there."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return None
+    file = (folder / LOCK).open("a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        came = f"Another process keeps a training in {folder} now"
+        raise ValueError(f"{came}: wait until it has ended, or name another folder.") from None
+    except OSError:  # a file system without locks
+        pass
+    return file
 
 
 def leaves_by_name(tree: Any) -> dict:

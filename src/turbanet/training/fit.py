@@ -112,7 +112,8 @@ def fit(
         the predictions, NaN; for a member with fewer rows than a batch where the loss takes no mask=, bool [batch], or
         the model keeps statistics of its batches
     MemoryError : where not even one member at a time fits in memory
-    Interrupted : a KeyboardInterrupt, for Ctrl-C
+    Interrupted : a KeyboardInterrupt, for Ctrl-C and SIGTERM. What a callback raises, or a full disk, carries `swarm`
+        and `history` likewise
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Ctrl-C during a training: noted while a program runs, heeded between two, with what was trained so far."""
+"""Ctrl-C and SIGTERM during a training: noted while a program runs, heeded between two; nothing trained is lost."""
 
 import contextlib
 import signal
@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
+class GivenUpError(Exception):
+    """Ctrl-C came while a training waited."""
+
+
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a training; `swarm` and `history` are what it would have returned by then.
+    """Ctrl-C, or SIGTERM, during a training; `swarm` and `history` are what it would have returned by then.
 
     The swarm has taken all steps up to then, also those of a long epoch that the history has not seen the end of.
     """
@@ -22,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def noted() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C is told by the function given, and a second one raises KeyboardInterrupt at once.
+    """Inside, Ctrl-C and SIGTERM are told by the function given; a third Ctrl-C raises KeyboardInterrupt at once.
 
     A thread beside the main one gets no signals, and a handler that is not Python's own is left alone.
     """
@@ -30,13 +34,18 @@ def noted() -> Iterator[Callable[[], bool]]:
 
     def note(number, frame):
         came.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came.count(signal.SIGINT) > 2:
+            signal.default_int_handler(number, frame)
 
-    ours = threading.current_thread() is threading.main_thread()
-    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    if threading.current_thread() is not threading.main_thread():
+        usual = {}
+    noted = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
+    for number in noted:
+        signal.signal(number, note)
     try:
         yield lambda: bool(came)
     finally:
-        if signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in noted.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)

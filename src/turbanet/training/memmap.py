@@ -12,8 +12,8 @@ from turbanet.training import batches
 from turbanet.training.batches import Chunk
 from turbanet.training.data import Data
 from turbanet.training.member import SHUFFLE, Swarm, member_key
+from turbanet.training.memory import memory
 from turbanet.training.plan import ALIGNED_BYTES, Plan
-from turbanet.training.program import memory
 from turbanet.training.sampling import epoch_order, own_order, own_steps
 
 OF_TOTAL, OF_FREE = 1 / 8, 1 / 2  # of the devices' memory: what lies on disk and is smaller than both is copied into it

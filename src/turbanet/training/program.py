@@ -2,10 +2,8 @@
 
 import dataclasses
 import inspect
-import math
 import time
-from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from turbanet.backend import on_accelerator
 from turbanet.training import member, schedules, stopping
@@ -24,10 +21,8 @@ from turbanet.training.sums import added, zero
 
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the layers' outputs of all of them need gigabytes
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; where even that is too much, blocks get smaller
-HEADROOM = 0.9  # of an accelerator's free memory, that a block is made for
 KEPT = 64  # compiled programs
 NUMBERS = "jax_enable_x64", "jax_default_matmul_precision"  # JAX's settings that a program is traced under
-Need = namedtuple("Need", "bytes free")  # of memory, beside a program's arguments; what its devices have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,71 +278,6 @@ def forget():
 def rows_at_once() -> int:
     """Rows of a member that the program traced now is to score or predict at a time."""
     return ROWS_ON_ACCELERATOR if on_accelerator() else ROWS
-
-
-def memory(devices: Sequence[jax.Device]) -> tuple[float, float]:
-    """Bytes of memory, all and free: a device's own, the system's for the cores of a CPU."""
-    if devices[0].platform == "cpu":
-        system = psutil.virtual_memory()
-        return system.total, system.available
-    stats = devices[0].memory_stats() or {}
-    most = stats.get("bytes_limit", math.inf)
-    return most, most - stats.get("bytes_in_use", 0)
-
-
-def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
-    """What so many rounds of a compiled program need against what is free."""
-    while_it_runs, returned = _bytes(executable)
-    sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share one memory; without any, processes end
-    need = sharing * (while_it_runs + rounds * returned)
-    return Need(need, memory(plan.devices)[1])
-
-
-def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:
-    """(What `compile()` returns, the plan's block), or a smaller block where that program needs more than is free.
-
-    On an accelerator compiling itself runs products, and may lack the memory for one of them: then there is no program.
-    """
-    try:
-        found = compile()
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error) or plan.block == 1:
-            raise
-        return None, max(1, plan.block // 4)
-    return found, fitting_block(getattr(found, "executable", found), plan, rounds)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device had too little memory."""
-    return "RESOURCE_EXHAUSTED" in repr(error)
-
-
-def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
-    """The plan's block, or a smaller one where this program of it needs more memory than is free.
-
-    A CPU's is halved. An accelerator's is reckoned from what this one needs: what grows with a block is what the
-    program uses while it runs. Raises MemoryError where not even one member at a time fits.
-    """
-    need = needs(executable, plan, rounds)
-    if need.bytes < need.free:
-        return plan.block
-    while_it_runs, returned = _bytes(executable)
-    left = HEADROOM * need.free - rounds * returned
-    reckoned = int(plan.block * left / max(while_it_runs, 1))
-    block = min(reckoned, plan.block - 1) if plan.on_accelerator else plan.block // 2
-    if block >= 1:
-        return block
-    most = f"Out of memory: {need.bytes / 2**30:.1f} GiB are needed, more than is free"
-    raise MemoryError(f"{most}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
-
-
-@lru_cache(maxsize=KEPT)
-def _bytes(executable):
-    """What a program needs beside its arguments, and what it returns, which it takes XLA milliseconds to say."""
-    sizes = executable.memory_analysis()
-    if sizes is None:
-        return 0, 0
-    return sizes.temp_size_in_bytes, max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
 
 
 @lru_cache

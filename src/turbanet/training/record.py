@@ -11,7 +11,7 @@ from turbanet.training import metrics, stopping
 from turbanet.training.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
-from turbanet.training.interrupt import Interrupted
+from turbanet.training.interrupt import Interrupted, noted
 from turbanet.training.member import Swarm
 from turbanet.training.plan import gathered, home
 from turbanet.training.run import Training
@@ -52,27 +52,48 @@ class Record:
         return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.seen()))
 
     def finish(
-        self, run: Training, *, progress: bool, on_interrupt: str, of_all: Callable = lambda *found: found
+        self, run: Training, *, progress: bool, on_interrupt: str, of_all: Callable | None = None
     ) -> tuple[Swarm, History]:
         """Train to the end, or to Ctrl-C: what `fit` returns, or `Interrupted`.
 
-        of_all : of_all(states, what was seen) of this process -> of all members
+        What a callback, a loader or a full disk raises carries `swarm` and `history` likewise.
+
+        of_all : of_all(states, what was seen) of this process -> of all members; None where this one has all
         """
+        failure, interrupted = None, False
         try:
             interrupted = run.finish(run.losses_now, progress=progress)
+        except (Exception, KeyboardInterrupt) as error:
+            if of_all or not run.holds_states or not run.progress:
+                raise
+            failure = error
         finally:
             run.close()
-        state, seen = of_all(run.end(), run.seen())
+        with noted():
+            try:
+                state = run.end()
+            except OSError as error:
+                failure = failure or error
+                state = run.last()
+            state, seen = of_all(state, run.seen()) if of_all else (state, run.seen())
+            state, history = self._finished(run, state, seen)
+        if failure:
+            vars(failure).update(swarm=state, history=history)
+            failure.add_note("What was trained by then is this exception's swarm and history.")
+            raise failure
+        if interrupted and on_interrupt == "raise":
+            raise Interrupted(state, history)
+        return state, history
+
+    def _finished(self, run, state, seen):
+        """(swarm, history) as the caller gets them."""
         history = self.history(run, state.epoch, seen)
         has_best = state.stopping is not None and state.stopping.patience is not None
         state = gathered(stopping.restored(state))
         of_batches = isinstance(getattr(run, "batches", None), Batches)
         may_see_none = of_batches and getattr(run.program, "is_masked", False)
         name_diverged(state, history, restored=has_best, by_weights=may_see_none)
-        state = jax.device_put(state, jax.tree.map(home, self.swarm))
-        if interrupted and on_interrupt == "raise":
-            raise Interrupted(state, history)
-        return state, history
+        return jax.device_put(state, jax.tree.map(home, self.swarm)), history
 
 
 def _epochs(state):

@@ -14,12 +14,13 @@ from tqdm.auto import tqdm
 
 from turbanet.training import checkpoint, schedules, stopping
 from turbanet.training.data import of_members, placed, targets
-from turbanet.training.interrupt import noted
+from turbanet.training.interrupt import GivenUpError, noted
 from turbanet.training.member import Swarm
+from turbanet.training.memory import fitting, is_out_of_memory
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
-from turbanet.training.program import Evaluate, Train, begun, compiled, fitting, is_out_of_memory
+from turbanet.training.program import Evaluate, Train, begun, compiled
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
 from turbanet.training.scores import evaluated, is_by_count
 
@@ -43,6 +44,8 @@ class Training:
     """
 
     known: Any = None  # data that checkpoints know it by, where these are others than those in memory
+    interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
+    is_noted = True  # whether what was seen of all that the states have trained is noted
     least = 1  # members that keep an accelerator busy, where that is known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
@@ -106,7 +109,7 @@ class Training:
         if self.goes_on:
             begun(self.program, self.current, self.states[0], self.placed[0])
         if self.keeper:
-            self.keeper.manager.close()
+            self.keeper.close()
 
     def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: float = 1) -> bool:
         """Train to the end, or to Ctrl-C: whether that came.
@@ -116,8 +119,12 @@ class Training:
         hidden = {} if progress else {"disable": True}
         total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
         with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
+            self.interrupted = interrupted
             while self.goes_on and not interrupted():
-                self.advance()
+                try:
+                    self.advance()
+                except GivenUpError:
+                    break
                 bar.n = round(units * self.progress, 2)
                 bar.update(0)
                 bar.set_postfix({name: f"{number:.4g}" for name, number in shown().items()})
@@ -130,6 +137,7 @@ class Training:
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(min(left, self.program.epochs))
+        self.is_noted = True
         if self.is_between:
             return
         if self.between:
@@ -142,11 +150,23 @@ class Training:
 
     def end(self):
         """All members' states, in the order they came in, and no more checkpoints than one of where they are."""
-        if self.keeper:
-            if self.goes_on:  # interrupted
+        try:
+            if self.keeper and self.goes_on and self.is_noted:  # interrupted
                 self._keep(anyway=True)
-            self.keeper.manager.close()
+        finally:
+            if self.keeper:
+                self.keeper.close()
+        return self.last()
+
+    def last(self) -> Any:
+        """All members' states, in the order they came in."""
         return self.everyone().replace(underway=None)
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether the states are there: a program that failed has taken those that it was given."""
+        arrays = [leaf for leaf in jax.tree.leaves(self.states) if isinstance(leaf, jax.Array)]
+        return not any(leaf.is_deleted() for leaf in arrays)
 
     def everyone(self, part: Callable = lambda state: state) -> Any:
         """All members' states, or a `part` of them, in the order they came in; in the training's own memory."""
@@ -254,6 +274,7 @@ class Training:
                 raise
             self._begin_anew(self.plan.block // 2)
             return None
+        self.is_noted = False
         self.states, seen = map(list, zip(*out, strict=True))
         del out  # the states, and what was seen, twice
         seconds = time.perf_counter() - begin

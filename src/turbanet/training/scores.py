@@ -11,9 +11,10 @@ import numpy as np
 
 from turbanet.training.data import Data, of_members, placed
 from turbanet.training.member import Swarm, takes
+from turbanet.training.memory import fitting
 from turbanet.training.optimizers import has_averages
 from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
-from turbanet.training.program import Evaluate, compiled, fitting
+from turbanet.training.program import Evaluate, compiled
 
 MOST_COUNTS = 16  # of rows, from which on a sentence says how one program does
 

@@ -124,12 +124,14 @@ class Streaming(Training):
     def _next(self):
         if self.ahead is None:
             self.ahead = Ahead(self._chunks)
-        return next(self.ahead)
+        return self.ahead.take(self.interrupted)
 
-    def _chunks(self):
-        """The chunks from here to the end of the training."""
+    def _chunks(self, wait):
+        """The chunks from here to the end; of the next epoch none is taken where this one may be the last."""
         where = self.where if self.place else None
         for epoch in range(self.done, self.epochs):
+            if self.start.stopping is not None:
+                wait(lambda epoch=epoch: self.done >= epoch)
             number = self.place if where else 0
             for chunk in self.batches.chunks(epoch, where):
                 try:
