@@ -396,3 +396,11 @@ sys.stdin.read()
         train(made(), tn.Checkpoints(tmp_path, exclusive=False))
         other.stdin.close()
     train(made(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [jnp.asarray, np.ndarray.tolist], ids=["JAX", "lists"])
+def test_the_same_data_of_another_kind_are_the_same_training(tmp_path, kind):
+    settings = {"batch_size": 8, "segment": 2, "plan": PLAN, "progress": False, "checkpoints": tmp_path}
+    tn.fit(made(), X, Y, tn.softmax_cross_entropy, epochs=2, **settings)
+    _, history = tn.fit(made(), kind(X), kind(Y), tn.softmax_cross_entropy, epochs=4, **settings)
+    assert len(history.train_loss) == 4
