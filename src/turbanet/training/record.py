@@ -41,7 +41,7 @@ class Record:
         names = np.array(self.swarm.seed), np.array(self.swarm.id)
         begun = np.array(self.swarm.epoch)
         costs = run.compile_seconds, run.steady_seconds
-        trained = np.asarray(epochs) - begun
+        trained = np.minimum(np.asarray(epochs) - begun, len(train_loss))  # where a metric failed the last is not noted
         return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked, begun, self.followed)
 
     @property
