@@ -69,8 +69,9 @@ def _predict(capture, state, x):
 class TurbaTrainState(TrainState):
     """A swarm: Flax's `TrainState` whose leaves lead with a `member` axis.
 
-    A member is identified by name, not position: its random numbers depend only on (`seed`, `id`, `epoch`), so adding
-    or removing others never changes it. A state without the member axis (`create`, `get_state`) is one network.
+    A member is identified by `seed` and `id`, not by position: its random numbers depend only on these and on `epoch`,
+    so adding or removing others never changes it. A state without the member axis (`create`, `get_state`) is one
+    network.
     """
 
     seed: Any = 0

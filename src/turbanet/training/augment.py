@@ -59,7 +59,7 @@ class Chain:
 
     changes: tuple
 
-    def __init__(self, *changes):
+    def __init__(self, *changes: Any):
         object.__setattr__(self, "changes", changes)
 
     def draw(self, key: jax.Array, rows: int) -> tuple:
@@ -97,7 +97,7 @@ class Augmented:
         """The signature of the loss, with mask= and weight= where it takes them."""
         return inspect.signature(self.loss_fn, follow_wrapped=False)
 
-    def __call__(self, params, x, y, apply_fn, **kwargs):
+    def __call__(self, params: Any, x: Any, y: Any, apply_fn: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if getattr(apply_fn, "train", False):
             x = self.augment.apply(draw(self.augment, apply_fn.state, len(x)), x)
         return self.loss_fn(params, x, y, apply_fn, **kwargs)

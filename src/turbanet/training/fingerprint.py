@@ -135,7 +135,7 @@ class _Walk:
             closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
             closure = Parts((name, value) for name, value in closed if value is not MISSING)
             package = _package(thing.__globals__.get("__name__", ""))
-            if package:  # whose own functions nobody changes
+            if package:  # whose own functions do not change
                 options = Parts(thing.__kwdefaults__ or {}), Parts(vars(thing))
             else:
                 self.watch(thing)

@@ -13,7 +13,7 @@ from flax.core.tracers import current_trace
 
 from turbanet.training.optimizers import evaluation_params
 
-Swarm: TypeAlias = Any  # a TurbaTrainState, whose module stands above this one
+Swarm: TypeAlias = Any  # a TurbaTrainState, whose module imports this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
@@ -60,10 +60,10 @@ class Functions:
     init_params: Callable
     apply_params: Callable
 
-    def init(self, key, x):
+    def init(self, key: jax.Array, x: Any) -> dict[str, Any]:
         return {"params": self.init_params(key, x)}
 
-    def apply(self, variables, x, **kwargs):
+    def apply(self, variables: Mapping[str, Any], x: Any, **kwargs: Any) -> Any:
         return self.apply_params(variables["params"], x, **kwargs)
 
 
@@ -83,7 +83,7 @@ class Bound:
     calls: int = 0
     trace: Any = dataclasses.field(default_factory=current_trace)
 
-    def __call__(self, variables, *args, **kwargs):
+    def __call__(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.state
         apply_fn = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:

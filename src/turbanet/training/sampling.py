@@ -22,8 +22,8 @@ def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Ar
     Parameters
     ----------
     key : a JAX random key
-    members : how many draw
-    rows : how many rows there are
+    members : the number of members
+    rows : the number of rows
     portion : the share that each sees, above 0 and up to 1
 
     Returns
@@ -47,8 +47,8 @@ def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = Non
     Parameters
     ----------
     key : a JAX random key
-    members : how many draw
-    rows : how many rows there are
+    members : the number of members
+    rows : the number of rows
     size : how many rows each draws; None for as many as there are
 
     Returns
@@ -91,7 +91,7 @@ def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) ->
     ----------
     key : a JAX random key
     labels : int [row], the class of each row
-    clients : how many there are
+    clients : the number of clients
     per_client : shards of each; with two, most clients have rows of two classes
 
     Returns
@@ -120,7 +120,7 @@ def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax
     ----------
     key : a JAX random key
     labels : int [row], the class of each row
-    clients : how many there are
+    clients : the number of clients
     alpha : above 0; the smaller, the fewer clients have most of a class
 
     Returns
