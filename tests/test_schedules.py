@@ -176,7 +176,7 @@ def torch_rates(make, epochs, losses=None):
     ],
 )
 def test_rates_equal_pytorchs(name, make):
-    found = [float(schedules.NAMED[name](epoch, 0.1)) for epoch in range(25)]
+    found = [float(schedules.SCHEDULES[name](epoch, 0.1)) for epoch in range(25)]
     np.testing.assert_allclose(found, torch_rates(make, 25), rtol=1e-4, atol=1e-9)
 
 

@@ -7,21 +7,21 @@ import jax
 
 
 def platform() -> str:
-    """The platform of JAX's default device, such as "cpu" or "gpu"; within `tracing_for` that of its device."""
-    device = getattr(jax.config, "jax_default_device")  # noqa: B009  (its stub does not know it)
+    """Return the platform of JAX's default device, such as "cpu" or "gpu"; within `tracing_for`, that of its device."""
+    device = getattr(jax.config, "jax_default_device")  # noqa: B009  (missing in its stub)
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else device.platform
 
 
 def on_accelerator() -> bool:
-    """Whether what is traced now is for an accelerator."""
+    """Whether programs are now traced for an accelerator."""
     return platform() != "cpu"
 
 
 def tracing_for(device: jax.Device) -> AbstractContextManager:
-    """A context in which programs are traced for `device`.
+    """Return a context in which programs are traced for `device`.
 
-    It is JAX's default device, which JAX's own caches of traced functions know of.
+    In it `device` is JAX's default device, which JAX's own caches of traced functions distinguish.
     """
     return contextlib.nullcontext() if device.platform == platform() else jax.default_device(device)

@@ -10,16 +10,16 @@ import optax
 from turbanet.training.checks import expects
 from turbanet.training.sample_weight import (
     mean_over_rows,
-    weighted as weighted,  # where code looks for losses
+    weighted as weighted,  # exported here as well
 )
 
-ROUNDED = 0.001  # by how much a probability may be off 0 and 1
-SUMMED = 0.01  # by how much a sum of them may be, in half precision
+PROBABILITY_TOLERANCE = 0.001  # by which a probability may lie outside of 0 to 1
+SUM_TOLERANCE = 0.01  # by which a sum of probabilities may differ from 1, in half precision
 LossAndPrediction = tuple[jax.Array, jax.Array]
 
 
 def _classes(y, prediction):
-    """Whole numbers, one a row, are classes, which count from 0; others are their probabilities."""
+    """Check y as classes, if it has one integer a row, and as probabilities otherwise."""
     if _array(y).ndim >= len(prediction.shape):
         return _distributions(y, prediction)
     if not jnp.issubdtype(y.dtype, jnp.integer):
@@ -33,7 +33,7 @@ def _probabilities(y, prediction):
 
 
 def _distributions(y, prediction):
-    """Each row's probabilities of the classes; one of nothing but 0 costs nothing."""
+    """Check y as each row's probabilities of the classes; a row of zeros is allowed and has a loss of 0."""
     advice = "probabilities that sum to one over classes; binary_cross_entropy takes each class for itself"
     return [*_probabilities(y, prediction), (y, ~_sums_to_one(y) & (y != 0).any(-1, keepdims=True), advice)]
 
@@ -48,11 +48,11 @@ def _is_no_distribution(prediction):
 
 
 def _sums_to_one(array):
-    return abs(array.sum(-1, keepdims=True) - 1) < SUMMED
+    return abs(array.sum(-1, keepdims=True) - 1) < SUM_TOLERANCE
 
 
 def _is_probability(y):
-    return (y >= -ROUNDED) & (y <= 1 + ROUNDED)
+    return (y >= -PROBABILITY_TOLERANCE) & (y <= 1 + PROBABILITY_TOLERANCE)
 
 
 def _array(y):
@@ -139,9 +139,9 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
 
     Raises
     ------
-    ValueError : for a target of a shape that does not go with the logits, and for classes that are no whole numbers.
+    ValueError : for a target of a shape that does not go with the logits, and for classes that are not integers.
 
-    A class that the logits have not makes the loss NaN; `fit` and `evaluate` say which row holds it.
+    A class outside of the logits makes the loss NaN; `fit` and `evaluate` name the row that holds it.
 
     Examples
     --------
@@ -192,8 +192,8 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     ------
     ValueError : for a target of another shape than the probabilities.
 
-    A row that predicts no probabilities, such as one of logits, makes the loss NaN; `fit` and `evaluate` refuse it, and
-    rows of y that are none.
+    A prediction that is no distribution, such as logits, makes the loss NaN; `fit` and `evaluate` refuse it, and such
+    rows of y.
     """
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)
@@ -226,7 +226,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
     ------
     ValueError : for a target of another number of examples.
 
-    A target outside of 0 to 1 makes the loss NaN; `fit` and `evaluate` say which row holds it.
+    A target outside of 0 to 1 makes the loss NaN; `fit` and `evaluate` name the row that holds it.
     """
     logits = _predicted(params, x, apply_fn)
     flat = logits.reshape(y.shape) if logits.shape == (*_array(y).shape, 1) else logits
@@ -236,7 +236,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
 
 
 def _predicted(params, x, apply_fn):
-    """The prediction in float32 at least: a model may compute in bfloat16, a loss does not."""
+    """Return the prediction in float32 at least: a model may compute in bfloat16, a loss does not."""
     prediction = apply_fn({"params": params}, x)
     return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 

@@ -1,4 +1,4 @@
-"""Where names and modules of 0.6 are now: they still load, with a warning that gives the new place."""
+"""New names of what 0.6 named otherwise: old names and modules still load, with a warning that gives the new one."""
 
 import importlib
 import importlib.abc
@@ -57,7 +57,7 @@ NAMES = {  # turbanet.<old>: turbanet.<new>
     "train_together": "rl.train_together",
     "without_nan": "ensembles.without_nan",
 }
-MODULES = {  # likewise, of modules
+MODULES = {  # turbanet.<old>: turbanet.<new>, of modules
     "cluster.asked": "cluster.validation",
     "cluster.fit": "cluster.driver",
     "cluster.given": "cluster.shard_data",
@@ -83,11 +83,11 @@ MODULES = {  # likewise, of modules
     "training.saved": "training.serialization",
     "training.weights": "training.sample_weight",
 }
-FOLDERS = {"populations"}  # which are no more
+FOLDERS = {"populations"}  # packages of 0.6 that no longer exist
 
 
 def find(name: str) -> Any:
-    """What `turbanet.<name>` was in 0.6; AttributeError for what it never was."""
+    """Return what 0.6 named `turbanet.<name>`; AttributeError for a name that it did not have."""
     if name not in NAMES:
         raise AttributeError(f"module 'turbanet' has no attribute {name!r}")
     warnings.warn(f"turbanet.{name} is now turbanet.{NAMES[name]}.", DeprecationWarning, stacklevel=3)
@@ -96,26 +96,26 @@ def find(name: str) -> Any:
 
 
 class Federated(types.ModuleType):
-    """The package that was a function in 0.6."""
+    """The type of `turbanet.federated`, a package that was a function in 0.6 and can still be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as that did."""
+        """Train as the function of 0.6 did."""
         warnings.warn("turbanet.federated is now turbanet.federated.train.", DeprecationWarning, stacklevel=2)
         return self.train(*args, **kwargs)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of 0.6 by their old names, as pickles have them."""
+    """A finder of modules of 0.6 by their old names, which pickles hold."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of a module of 0.6, None for any other."""
+        """Return the spec of a module of 0.6, None for any other."""
         package, _, name = fullname.partition(".")
         if package != "turbanet" or name not in MODULES.keys() | FOLDERS:
             return None
         return importlib.util.spec_from_loader(fullname, self, is_package=name in FOLDERS)
 
     def exec_module(self, module: Any) -> None:
-        """Put the module that it is now in the place of an old one."""
+        """Put the present module in place of an old one."""
         name = module.__name__.partition(".")[2]
         if name in MODULES:
             warnings.warn(f"turbanet.{name} is now turbanet.{MODULES[name]}.", DeprecationWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation of one agent: its settings, what it has seen, its loss (Schulman et al. 2017)."""
+"""Proximal policy optimisation of one agent: its settings, its rollouts, its loss (Schulman et al. 2017)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,27 +23,26 @@ __all__ = [
     "ppo_loss",
 ]
 
-PUBLIC_COLUMNS = 4  # of a public loss's y: action, old log-probability, advantage, return
+PUBLIC_COLUMNS = 4  # of the y of `PPOConfig.loss_fn`: action, old log-probability, advantage, return
 
 
 class PPOConfig(NamedTuple):
     """The settings of an agent's training.
 
-    Where a swarm is trained (`train_agents`), each of the numbers that are marked [member] may be an array with one for
-    every member.
+    In `train_agents`, each number marked [member] may be an array with one number a member.
 
     lr : learning rate of Adam [member]
-    n_steps, n_envs : steps of a rollout in each environment; environments side by side
-    batch_size, n_epochs : transitions of an optimizer's step; passes over a rollout
+    n_steps, n_envs : steps of a rollout in each environment; number of parallel environments
+    batch_size, n_epochs : transitions of an optimizer step; passes over a rollout
     gamma, gae_lambda : discount of rewards, and of the terms of an advantage (Schulman et al. 2016) [member]
-    clip_range : how far the ratio of new to old probability may move before it no longer counts [member]
-    ent_coef, vf_coef : weights of the entropy and of the values' loss [member]
+    clip_range : how far the ratio of new to old probability may move from 1 before it is clipped [member]
+    ent_coef, vf_coef : weights of the entropy and of the value loss [member]
     max_grad_norm : norm that gradients are clipped to [member]
-    total_timesteps : transitions of the whole training, in whole rollouts: what is left over of them is not made
-    anneal : names of settings marked [member] that go down to 0 along a line, such as ("lr", "clip_range")
-    clip_values : whether values, too, may move by `clip_range` alone
-    normalize_observations, normalize_rewards : whether observations are taken from their running mean over their
-        running deviation, and rewards over the running deviation of their discounted sum
+    total_timesteps : transitions of the whole training, rounded down to whole rollouts
+    anneal : names of settings marked [member] that decay linearly to 0, such as ("lr", "clip_range")
+    clip_values : whether `clip_range` also limits how far values may move
+    normalize_observations, normalize_rewards : whether observations are standardised by their running mean and standard
+        deviation, and rewards divided by the running standard deviation of their discounted sum
     """
 
     lr: Any = 3e-4
@@ -65,14 +64,14 @@ class PPOConfig(NamedTuple):
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Adam at `lr` on gradients clipped to `max_grad_norm`, both of which a swarm may have one a member of."""
+        """Adam at `lr` on gradients clipped to `max_grad_norm`; in a swarm each member may have its own."""
         numbers = {"learning_rate": self.lr, "max_grad_norm": self.max_grad_norm}
-        known = {name: float(np.ravel(value)[0]) for name, value in numbers.items()}
-        return optax.inject_hyperparams(clipped_adam)(**known)
+        initial = {name: float(np.ravel(value)[0]) for name, value in numbers.items()}
+        return optax.inject_hyperparams(clipped_adam)(**initial)
 
     @property
     def loss_fn(self) -> Callable:
-        """loss(params, x, y, apply_fn) -> (scalar, (policy's, values', entropy)) of one member.
+        """The loss of one member: loss(params, x, y, apply_fn) -> (scalar, (policy loss, value loss, entropy)).
 
         x : observations [batch, ...]; y : [batch, 4] of action, old log-probability, advantage and return
         apply_fn({"params": params}, x) : (logits [batch, action], values [batch])
@@ -95,18 +94,18 @@ class PPOConfig(NamedTuple):
 
 
 def clipped_adam(learning_rate: Any, max_grad_norm: Any) -> optax.GradientTransformation:
-    """Adam on gradients clipped by their norm, with the epsilon of published results (Huang et al. 2022, detail 3)."""
+    """Return Adam on gradients clipped by their norm, with the epsilon of Huang et al. (2022, detail 3)."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, eps=1e-5))
 
 
 class RolloutBuffer(NamedTuple):
-    """What was seen in some steps of some environments, arrays [step, env, ...] but for the last values.
+    """A rollout of some steps in some environments: arrays [step, env, ...] unless stated otherwise.
 
-    dones : whether the episode ended with the step, by its rules or because its time was up
-    action_lps, values : the log-probability of the action and the value of the observation, as of then
-    last_values, next_obs : the value of what came after the last step [env], and that itself [env, ...]
-    truncated : whether the time was up, so that what would have come has a value all the same; None: never
-    final_values : the value of an episode's last observation where it was truncated, before the reset
+    dones : whether the episode ended with the step, terminated or truncated
+    action_lps, values : the log-probability of the action and the value of the observation, at that step
+    last_values, next_obs : the value [env] of the observation after the last step, and that observation [env, ...]
+    truncated : whether the episode's time was up, so that the states that would follow have a value; None: never
+    final_values : the value of an episode's last observation, before the reset, where it was truncated
     """
 
     observations: Any
@@ -121,15 +120,15 @@ class RolloutBuffer(NamedTuple):
     final_values: Any = None
 
     def compute_gae(self, cfg: PPOConfig) -> tuple[Any, Any]:
-        """(Advantages, returns) [step, env], of any number of environments; of NumPy arrays NumPy's.
+        """Return (advantages, returns) [step, env], as NumPy arrays if the rewards are one.
 
         Raises ValueError for shapes that differ, and for truncated steps without final values.
         """
         shapes = {name: np.shape(getattr(self, name)) for name in ("rewards", "dones", "values")}
         if len(set(shapes.values())) > 1 or np.shape(self.last_values) != shapes["rewards"][1:]:
-            came = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            wanted = "rewards, dones and values are [step, env], last_values [env]"
-            raise ValueError(f"{wanted}; got {came} and {np.shape(self.last_values)}.")
+            received = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            required = "rewards, dones and values are [step, env], last_values [env]"
+            raise ValueError(f"{required}; got {received} and {np.shape(self.last_values)}.")
         following = jnp.concatenate([jnp.asarray(self.values)[1:], jnp.asarray(self.last_values)[None]])
         terminated = dones = jnp.asarray(self.dones, bool)
         if self.truncated is not None:
@@ -140,21 +139,21 @@ class RolloutBuffer(NamedTuple):
             terminated = dones & ~truncated
         advantages = gae(self.rewards, self.values, following, terminated, dones, cfg.gamma, cfg.gae_lambda)
         returns = advantages + self.values
-        numpy = isinstance(self.rewards, np.ndarray)
-        return (np.array(advantages), np.array(returns)) if numpy else (advantages, returns)
+        is_numpy = isinstance(self.rewards, np.ndarray)
+        return (np.array(advantages), np.array(returns)) if is_numpy else (advantages, returns)
 
 
 def gae(
     rewards: Any, values: Any, following: Any, terminated: Any, dones: Any, gamma: Any, gae_lambda: Any
 ) -> jax.Array:
-    """Generalised advantage estimates [step, ...] (Schulman et al. 2016, equation 16).
+    """Return generalised advantage estimates [step, ...] (Schulman et al. 2016, equation 16).
 
     Parameters
     ----------
     rewards : [step, ...]
     values, following : of the observation before a step, and of the one after it, [step, ...]
-    terminated, dones : whether nothing follows the step; whether the next one is of another episode
-    gamma, gae_lambda : the discounts
+    terminated, dones : whether nothing follows the step; whether the next step is of another episode
+    gamma, gae_lambda : the discounts of `PPOConfig`
     """
 
     def back(later, step):
@@ -168,7 +167,7 @@ def gae(
 
 
 class Taken(NamedTuple):
-    """Actions that were taken, [batch, ...], with what was known then and has become known since."""
+    """Actions [batch, ...] of a rollout, with their log-probabilities, advantages, returns and values."""
 
     action: Any
     log_probability: Any
@@ -187,7 +186,7 @@ def ppo_loss(
     vf_coef: Any,
     clip_values: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of a policy on a batch of actions (Schulman et al. 2017, equations 7 and 9), and its parts.
+    """Return the loss of a policy on a batch of actions (Schulman et al. 2017, equations 7 and 9), and its parts.
 
     Parameters
     ----------
@@ -198,8 +197,8 @@ def ppo_loss(
 
     Returns
     -------
-    (scalar, {"policy_loss", "value_loss", "entropy", "kl"}) : value_loss is half the mean squared error, kl how far the
-        old policy is from this one, in nats, estimated on the batch (Schulman 2020)
+    (scalar, {"policy_loss", "value_loss", "entropy", "kl"}) : value_loss is half the mean squared error, kl the
+        divergence KL(old || new) of the policies, in nats, estimated on the batch (Schulman 2020)
     """
     policy = distribution(policy)
     change = policy.log_probability(taken.action) - taken.log_probability
@@ -211,8 +210,8 @@ def ppo_loss(
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped).mean()
     errors = (values - taken.returns) ** 2
     if clip_values:
-        near = taken.values + jnp.clip(values - taken.values, -clip_range, clip_range)
-        errors = jnp.maximum(errors, (near - taken.returns) ** 2)
+        clipped_values = taken.values + jnp.clip(values - taken.values, -clip_range, clip_range)
+        errors = jnp.maximum(errors, (clipped_values - taken.returns) ** 2)
     value_loss = 0.5 * errors.mean()
     entropy = policy.entropy().mean()
     kl = (ratio - 1 - change).mean()

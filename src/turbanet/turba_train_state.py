@@ -1,4 +1,4 @@
-"""TurbaTrainState: many networks of one architecture as one pytree with a leading member axis."""
+"""The state of a swarm: many networks of one architecture as one pytree with a leading member axis."""
 
 import copy
 import html
@@ -28,36 +28,36 @@ from turbanet.training.optimizers import check_optimizer
 from turbanet.training.plan import resized, say_once
 from turbanet.training.program import Evaluate, read, remembered
 
-PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # the public TurbaNet's: ours
+PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _by_public_names(method: Method) -> Method:
-    """`method`, which also takes x and y by the public TurbaNet's names; an unknown keyword lists the known ones."""
+    """Let `method` also take x and y by the names of TurbaNet 0.4; an unknown keyword is an error that lists all."""
     names = list(inspect.signature(method).parameters)[1:]
-    known = names + [public for public, ours in PUBLIC_NAMES.items() if ours in names]
+    known = names + [public for public, name in PUBLIC_NAMES.items() if name in names]
 
     @wraps(method)
-    def call(self, *args, **named):
-        if unknown := sorted(named.keys() - known):
+    def call(self, *args, **kwargs):
+        if unknown := sorted(kwargs.keys() - known):
             raise TypeError(f"{method.__name__} takes no {', '.join(unknown)}; it takes {', '.join(known)}.")
-        return method(self, *args, **{PUBLIC_NAMES.get(name, name): value for name, value in named.items()})
+        return method(self, *args, **{PUBLIC_NAMES.get(name, name): value for name, value in kwargs.items()})
 
     return cast(Method, call)
 
 
 def _each(function, fixed, swarm, x, *y):
-    """`function(fixed, member, *data of it)` of every member; the same function and `fixed` compile once."""
-    known = read(Evaluate(fixed), swarm.apply_fn, swarm.tx)
+    """Return function(fixed, member, its data) for every member, compiled once for each function and `fixed`."""
+    fingerprints = read(Evaluate(fixed), swarm.apply_fn, swarm.tx)
     try:
-        return _compiled_each(function, fixed, known, swarm, x, *y)
+        return _compiled_each(function, fixed, fingerprints, swarm, x, *y)
     except ScopeParamShapeError as error:
-        came, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
-        raise ValueError(f"The model cannot take x of shape {came}; the swarm was made for {made}, a batch.") from error
+        got, made = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (x, swarm.sample))
+        raise ValueError(f"The model cannot take x of shape {got}; the swarm was made for {made}, a batch.") from error
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled_each(function, fixed, known, swarm, *data):
+def _compiled_each(function, fixed, fingerprints, swarm, *data):
     return jax.vmap(partial(function, fixed))(swarm, *data)
 
 
@@ -69,14 +69,15 @@ def _predict(capture, state, x):
 class TurbaTrainState(TrainState):
     """A swarm: Flax's `TrainState` whose leaves lead with a `member` axis.
 
-    A member is a name, not a position: its random numbers depend only on (`seed`, `id`, `epoch`), so adding or
-    removing others never changes it. A state without the member axis (`create`, `get_state`) is one network.
+    A member is identified by `seed` and `id`, not by position: its random numbers depend only on these and on `epoch`,
+    so adding or removing others never changes it. A state without the member axis (`create`, `get_state`) is one
+    network.
     """
 
     seed: Any = 0
     id: Any = 0
     epoch: Any = 0
-    collections: Any = struct.field(default_factory=dict)  # what the model keeps beside its params: {name: tree}
+    collections: Any = struct.field(default_factory=dict)  # the model's other variables: {name: tree}
     schedule: Any = None  # see schedules.with_schedule
     stopping: Any = None  # while `fit` trains with a patience
     underway: Any = None  # while `fit` trains long epochs in parts
@@ -100,8 +101,8 @@ class TurbaTrainState(TrainState):
         model : a Linen module with any variable collections and random streams, an NNX one in
             `flax.nnx.bridge.ToLinen`, or a pair of functions init(key, x) -> params, apply(params, x) -> prediction
         optimizer : an Optax one, as for one network
-        swarm_size : the number of members, or their ids, int [member], in place of 0, 1, 2, ...: each is then, bit for
-            bit, what it is among all
+        swarm_size : the number of members, or their ids, int [member], in place of 0, 1, 2, ...; a member is, bit for
+            bit, the same as among all
         input_size : the number of features, for a sample of zeros [1, input_size]; an array is taken as the sample
         sample_input : a batch [batch, ...] or one example, in place of `input_size`; for a model of several inputs a
             dict or tuple of them
@@ -113,8 +114,8 @@ class TurbaTrainState(TrainState):
 
         Raises
         ------
-        ValueError : for no or both of `input_size` and `sample_input`, for numbers that count no members or seeds, for
-            a model without parameters or with whole numbers for them, and for what is no optimizer or one that asks for
+        ValueError : for no or both of `input_size` and `sample_input`, for invalid numbers of members, ids and seeds,
+            for a model without parameters or with integer ones, and for an optimizer that is none of Optax's or needs
             more than gradients, parameters and the loss.
 
         Examples
@@ -151,34 +152,34 @@ class TurbaTrainState(TrainState):
         def all_members():
             create_member = cls._creator(model, optimizer, sample)
 
-            def create(identity):  # without the functions, as an equal model and optimizer get the same program
+            def create(identity):  # without functions: equal models and optimizers share a program
                 return create_member(identity).replace(apply_fn=None, tx=None)
 
             if on_accelerator():
                 return jax.jit(jax.vmap(create))
             # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
-            # Level 1 compiles in half the time and gives the same bits; to run once, nothing better pays.
-            quick = {"xla_backend_optimization_level": 1}
-            return jax.jit(partial(jax.lax.map, create), compiler_options=quick)
+            # Level 1 compiles in half the time and gives the same bits; the program runs only once.
+            options = {"xla_backend_optimization_level": 1}
+            return jax.jit(partial(jax.lax.map, create), compiler_options=options)
 
         leaves, tree = jax.tree.flatten(sample)
         identity = read(member.initial, model.apply, optimizer), fingerprint(leaves), tree, platform()
         program = remembered((cls, *identity), all_members)
         swarm = program({"seed": seeds, "id": ids}).replace(apply_fn=model.apply, tx=optimizer)
-        known = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
-        return swarm.replace(sample=freeze(known) if isinstance(known, dict) else known)
+        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sample)
+        return swarm.replace(sample=freeze(spec) if isinstance(spec, dict) else spec)
 
     @classmethod
     def _creator(cls, model, optimizer, sample):
-        """A function of {"seed": ..., "id": ...}, that member as it is before its training."""
+        """Return a function of {"seed": ..., "id": ...} that creates that member, untrained."""
         model = member.Functions(*model) if isinstance(model, tuple) else model
         initial = partial(member.initial, model)
         shapes = jax.eval_shape(initial, 0, 0, sample)
-        if optimizer is not serialization.PREDICTS:
+        if optimizer is not serialization.INFERENCE_ONLY:
             check_optimizer(optimizer, shapes.get("params", {}))
-        carried, idle = member.survey(model, shapes, sample)
-        for sentence in idle:
-            say_once(sentence)
+        carried, warnings = member.survey(model, shapes, sample)
+        for warning in warnings:
+            say_once(warning)
 
         def create_member(identity):
             variables = initial(**identity, sample=sample)
@@ -190,7 +191,7 @@ class TurbaTrainState(TrainState):
 
     @classmethod
     def vmap_create(cls, *, apply_fn: Callable, params: Any, tx: optax.GradientTransformation, **kwargs: Any) -> Self:
-        """A swarm from parameters that already lead with the member axis; ids are 0, 1, 2, ...
+        """Create a swarm from parameters that already lead with the member axis; ids are 0, 1, 2, ...
 
         Parameters
         ----------
@@ -216,11 +217,11 @@ class TurbaTrainState(TrainState):
         return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Keep the swarm in `folder`, whole or not at all, in place of the one that was saved there before.
+        """Save the swarm to `folder`, whole or not at all, in place of one that was saved there before.
 
-        Kept are all arrays and what model, optimizer and schedules are known by (see `fingerprint`); no code, and not
-        the loss: `load` takes the model and the optimizer, `set_loss_fn` the loss. Raises ValueError for a folder that
-        holds something else, OSError where it cannot be written.
+        Saved are all arrays and the fingerprints of model, optimizer and schedules; no code, and not the loss: `load`
+        takes the model and the optimizer, `set_loss_fn` the loss. Raises ValueError for a folder that holds something
+        else, OSError if it cannot be written.
         """
         serialization.save(self, folder)
 
@@ -235,16 +236,16 @@ class TurbaTrainState(TrainState):
         sample_input: Any = None,
         check: bool = True,
     ) -> Self:
-        """The swarm that `save` kept, bit for bit; it predicts and goes on training as the saved one would have.
+        """Load the swarm that `save` wrote, bit for bit; it predicts and trains on as the saved one would have.
 
         Parameters
         ----------
-        folder : as `save` was given it
-        model, optimizer : as `swarm` was given them; without an optimizer it predicts and is not trained
-        schedule : what `with_schedule` was given, if there is a function of your own in it; what has a name is known
+        folder : that of `save`
+        model, optimizer : those of `swarm`; without an optimizer the loaded swarm predicts and cannot be trained
+        schedule : that of `with_schedule`, if it holds a function of your own; schedules with a name are restored
         sample_input : a batch of the input, only for a swarm that was not made by `swarm` and so does not know it
-        check : whether a model, an optimizer or a schedule is refused that is not the saved one, by its code and all
-            that it holds; arrays of other names, shapes and types always are
+        check : whether to refuse a model, an optimizer or a schedule whose code or contents are not those saved; arrays
+            of other names, shapes and types are always refused
 
         Returns
         -------
@@ -253,8 +254,8 @@ class TurbaTrainState(TrainState):
         Raises
         ------
         FileNotFoundError : for a folder without a saved swarm
-        ValueError : for a swarm of another format, and for what `check` is for. Under another version of Python or of a
-            package a difference is logged and not refused, as the code of the same model may differ.
+        ValueError : for a swarm of another format, and for what `check` refuses. Under another version of Python or of
+            a package a difference of code is logged and not refused, as the code of the same model may differ.
 
         Examples
         --------
@@ -266,40 +267,40 @@ class TurbaTrainState(TrainState):
         >>> again.shape
         (5, 4, 3)
         """
-        creator = partial(cls._creator, model, serialization.PREDICTS if optimizer is None else optimizer)
+        creator = partial(cls._creator, model, serialization.INFERENCE_ONLY if optimizer is None else optimizer)
         return serialization.load(folder, creator, schedule=schedule, sample_input=sample_input, check=check)
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
-        """The same swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
+        """Return the swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
         return self.replace(loss_fn=loss_fn)
 
     @_by_public_names
     def train(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[Self, jax.Array, Any]:
-        """One optimizer step of every member: -> (swarm, loss [member], prediction [member, ...]).
+        """Make one optimizer step of every member: -> (swarm, loss [member], prediction [member, ...]).
 
         x: [member, ..., feature]; y: [member, ...]; a swarm of one also takes them without the member axis. Arrays,
-        tensors, tables, lists, or trees of them. `loss_fn` None is the one of `set_loss_fn`. The public TurbaNet's
-        names `input_data` and `output_data` stand for x and y; a keyword that nobody knows raises TypeError.
+        tensors, tables, lists, or trees of them. `loss_fn` None is that of `set_loss_fn`. The names of TurbaNet 0.4,
+        `input_data` and `output_data`, stand for x and y; an unknown keyword raises TypeError.
         """
         return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
-        """Every member's `loss_fn` on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
+        """Evaluate every member on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
         return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
-        """Every member's prediction [member, ...] on its own x [member, ..., feature].
+        """Return every member's prediction [member, ...] on its own x [member, ..., feature].
 
         With `capture_intermediates` also every layer's output: -> (prediction, {"intermediates": ...}).
         """
         return _each(_predict, bool(capture_intermediates), self, *self._lead(x))
 
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
-        """One optimizer update by `grads`; on a swarm, of each member by itself.
+        """Make one optimizer update by `grads`; on a swarm, of each member by itself.
 
-        `value` is the loss, for optimizers that ask for it; `kwargs` are fields to replace in the same step.
+        `value` is the loss, for optimizers that use it; `kwargs` are fields to replace in the same step.
         """
         if jnp.ndim(self.step) > 0:
             return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
@@ -310,7 +311,7 @@ class TurbaTrainState(TrainState):
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
     def append(self, other: Self, return_ids: bool = False) -> Any:
-        """The swarm of these members and then those of `other`; an appended id that is taken becomes the next free one.
+        """Append the members of `other` to the swarm; an appended id that is taken becomes the next free one.
 
         With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
         """
@@ -329,14 +330,13 @@ class TurbaTrainState(TrainState):
             ids.append(1 + max(i for s, i in taken if s == seed) if (seed, id) in taken else id)
             taken.add((seed, ids[-1]))
         check_next_ids(ids, 0)
-        # The first one's structure: the functions in it may be equal but not identical.
+        # The structure of the first: the functions in the two may be equal but not identical.
         other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, other).replace(id=jnp.array(ids, jnp.int32))
         return (both, np.array(ids[len(self) :])) if return_ids else both
 
     def merge(self) -> Self:
-        """A swarm of one: the mean of the members' weights and moments, the largest count, the first random key."""
-
+        """Merge the members to a swarm of one: mean weights and moments, the largest count, the first random key."""
         check_next_ids(self.id, 1)
 
         def mean(leaf):
@@ -348,33 +348,33 @@ class TurbaTrainState(TrainState):
         return jax.tree.map(mean, self).replace(seed=self.seed[:1], id=self.id.max(keepdims=True) + 1)
 
     def copies(self, members: int) -> Self:
-        """A swarm of so many copies of this swarm's one member, ids from 0 on: each draws and trains for itself."""
+        """Return a swarm of copies of this swarm's one member, ids from 0 on; each draws and trains for itself."""
         check_whole(members=members)
         if len(self) != 1:
             raise ValueError(f"copies are of one network, this is a swarm of {len(self)}: take swarm[[id]] of it.")
         return resized(self, members).replace(id=jnp.arange(members, dtype=self.id.dtype))
 
     def get_state(self, index: int) -> Self:
-        """The member at position `index` as one network, without the member axis."""
+        """Return the member at position `index` as one network, without the member axis."""
         self._check_position(index)
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def remove_state(self, index: int) -> Self:
-        """The swarm without the member at position `index`."""
+        """Return the swarm without the member at position `index`."""
         if len(self) == 1:
             raise ValueError("A swarm has at least one member; the last one cannot be removed.")
         self._check_position(index)
         return jax.tree.map(lambda leaf: jnp.delete(leaf, index, axis=0), self)
 
     def __getitem__(self, ids: Any) -> Self:
-        """The swarm of the members of these ids, in this order; pairs (seed, id) where seeds differ."""
+        """Return the swarm of the members with these ids, in this order; pairs (seed, id) where seeds differ."""
         if isinstance(ids, slice):
             by_position = "jax.tree.map(lambda leaf: leaf[1:3], swarm)"
             raise TypeError(f"Members go by id, swarm[[4, 7]], as positions change; by position it is {by_position}.")
-        wanted = np.atleast_1d(np.asarray(ids))
+        requested = np.atleast_1d(np.asarray(ids))
         names = np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
-        found = names[:, 1] == wanted[:, None] if wanted.ndim == 1 else (names == wanted[:, None]).all(-1)
-        for name, members in zip(wanted.tolist(), found.sum(axis=1), strict=True):
+        found = names[:, 1] == requested[:, None] if requested.ndim == 1 else (names == requested[:, None]).all(-1)
+        for name, members in zip(requested.tolist(), found.sum(axis=1), strict=True):
             if members == 0:
                 raise KeyError(f"No member {name} in this swarm; its ids are {names[:, 1].tolist()}.")
             if members > 1:
@@ -385,9 +385,9 @@ class TurbaTrainState(TrainState):
         return (self.get_state(index) for index in range(len(self)))
 
     def cost_analysis(self, x: Any) -> dict[str, float] | None:
-        """XLA's estimate of the forward pass of one member on x [batch, feature]: floating-point operations, bytes."""
+        """Return XLA's estimate of one member's forward pass on x [batch, feature]: FLOPs and bytes."""
         lowered = jax.jit(member.predict).lower(self.get_state(0), as_arrays(x, "x"))
-        return lowered.cost_analysis() or lowered.compile().cost_analysis()  # a GPU's only tells when compiled
+        return lowered.cost_analysis() or lowered.compile().cost_analysis()  # on a GPU known only when compiled
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -406,15 +406,15 @@ class TurbaTrainState(TrainState):
         return f"<pre>{html.escape(described(self))}</pre>"
 
     def __reduce__(self) -> Any:
-        """For pickle and joblib: with the functions inside, which cloudpickle writes, as optimizers are closures."""
+        """Pickle the functions too, by cloudpickle, as optimizers are closures (for pickle and joblib)."""
         try:
             import cloudpickle
 
-            held = cloudpickle.dumps(vars(self))
-        except Exception as error:  # what a function holds may raise anything
+            fields = cloudpickle.dumps(vars(self))
+        except Exception as error:  # objects that a function holds may raise anything
             advice = "keep it by swarm.save(folder), for TurbaTrainState.load(folder, model, optimizer)"
             raise TypeError(f"This swarm cannot be pickled ({error}): {advice}.") from error
-        return _unpickled, (type(self), held)
+        return _unpickled, (type(self), fields)
 
     def __copy__(self) -> Self:
         return self.replace()
@@ -426,11 +426,11 @@ class TurbaTrainState(TrainState):
         return np.shape(self.step)[0] if jnp.ndim(self.step) else 1
 
     def loss(self, loss_fn: Callable | None = None) -> Callable:
-        """`loss_fn` if given, else the swarm's own."""
+        """Return `loss_fn`, or the swarm's own for None; ValueError for anything but a function."""
         loss_fn = loss_fn or self.loss_fn
         if not callable(loss_fn):
-            came = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
-            raise ValueError(f"{came}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
+            message = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
+            raise ValueError(f"{message}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
         return loss_fn
 
     def _check_position(self, index):
@@ -438,7 +438,7 @@ class TurbaTrainState(TrainState):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 
     def _lead(self, x, *y):
-        """x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
+        """Return x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
         data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
         if len(self) == 1:
             data = self._lead_one(*data)
@@ -450,30 +450,30 @@ class TurbaTrainState(TrainState):
         return data
 
     def _lead_one(self, x, *y):
-        """The data of a swarm of one, which may come without the member axis: the rank of its sample tells it of x."""
+        """Add the member axis to a swarm of one's data that lacks it; for x, the rank of the swarm's sample tells."""
         leaves, tree = jax.tree.flatten(x)
         samples = jax.tree.leaves(self.sample)
         ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
         bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
-        is_one_row = any(it and leaf.shape[:1] == (1,) for it, leaf in zip(bare, leaves, strict=True))
-        led = [leaf[None] if it else leaf for it, leaf in zip(bare, leaves, strict=True)]
+        is_one_row = any(lacks and leaf.shape[:1] == (1,) for lacks, leaf in zip(bare, leaves, strict=True))
+        led = [leaf[None] if lacks else leaf for lacks, leaf in zip(bare, leaves, strict=True)]
         of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
         return [jax.tree.unflatten(tree, led), *of_y]
 
 
-def _unpickled(kind, held):
+def _unpickled(kind, fields):
     import cloudpickle
 
-    return kind(**cloudpickle.loads(held))
+    return kind(**cloudpickle.loads(fields))
 
 
 def _member_specification(tree):
-    """What two swarms must have in common in this part of them: its structure, a member's shapes, types."""
+    """Return what two swarms must have in common in a part: its structure, a member's shapes and types."""
     return jax.tree.structure(tree), [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 def _kernel_widths(params):
-    """(inputs, outputs) of a stack of layers known only by its params: the first and last kernel in natural order."""
+    """Return (inputs, outputs) of a stack of layers by its params: the first and last kernel in natural order."""
 
     def natural(path):
         return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", jax.tree_util.keystr(path)))

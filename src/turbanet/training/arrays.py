@@ -1,4 +1,4 @@
-"""Data as users have them, converted once where they come in: tensors, tables and lists become arrays for JAX."""
+"""Conversion of tensors, tables and lists to arrays for JAX, and checks of ids, seeds and whole numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MOST = 2**31 - 2  # as a seed or an id: JAX in 32 bits would cut a larger one, and the next is of no member
+MAX_ID = 2**31 - 2  # of ids and seeds: JAX in 32 bits would cut larger ones; 2**31 - 1 is free for streams of no member
 
 
 def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
-    """`value` as one array of numbers of a type that JAX computes in; `name` is what an error calls it.
+    """Return `value` as one array of numbers of a type that JAX computes in; errors call it `name`.
 
-    A JAX array comes back untouched. PyTorch tensors (also those that require gradients), pandas tables and columns,
+    A JAX array is returned as it is. PyTorch tensors (also those that require gradients), pandas tables and columns,
     NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
-    tensors JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits, as it
-    starts, int64 and float64 become int32 and float32. Raises ValueError for what holds no numbers, and for whole
-    numbers outside of int32.
+    tensors become JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits,
+    its default, int64 and float64 become int32 and float32. Raises ValueError for data that are not numbers, and for
+    integers outside of int32.
     """
     if isinstance(value, jax.Array):
         return value
@@ -27,72 +27,72 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
         raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
     converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
-        came = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
-        raise ValueError(f"{name} holds {came}: make them smaller, or floats, or set jax_enable_x64.")
+        received = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
+        raise ValueError(f"{name} holds {received}: make them smaller, or floats, or set jax_enable_x64.")
     return converted
 
 
 def as_arrays(tree: Any, name: str) -> Any:
-    """`tree` with every leaf as `as_array` makes it.
+    """Return `tree` with every leaf converted by `as_array`.
 
-    A dict, a tuple, a named tuple and what is registered with `jax.tree_util` are trees; so is a list that holds an
+    A dict, a tuple, a named tuple and any type registered with `jax.tree_util` are trees; so is a list that holds an
     array, a tensor or a table. A list of numbers, or of lists of numbers, is one array. None stays None.
     """
     return jax.tree.map(lambda leaf: as_array(leaf, name), tree, is_leaf=_is_list_of_numbers)
 
 
 def check_whole(**numbers: Any) -> None:
-    """ValueError for a number, by its name, that is not a whole one of at least 1."""
+    """Raise ValueError for any of `numbers`, given by name, that is not a whole number of at least 1."""
     for name, number in numbers.items():
         if not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
 def check_ids(ids: Any, name: str) -> np.ndarray:
-    """Members' ids, int32 [member]; ValueError for what are none, and for numbers that int32 does not hold."""
+    """Return members' ids as int32 [member]; ValueError for other shapes and types, and outside of 0 to `MAX_ID`."""
     ids = np.asarray(ids)
-    if ids.ndim != 1 or not ids.size or not _are_names(ids):
-        raise ValueError(f"{name} must be a number, or ids int [member] from 0 to {MOST}; got {ids!s:.60}.")
+    if ids.ndim != 1 or not ids.size or not _are_ids(ids):
+        raise ValueError(f"{name} must be a number, or ids int [member] from 0 to {MAX_ID}; got {ids!s:.60}.")
     return ids.astype(np.int32)
 
 
 def check_seed(seed: Any, name: str = "seed", members: int | None = None) -> np.ndarray:
-    """One seed, int32, or one for each of so many members; ValueError where two larger ones would be the same seed."""
+    """Return one seed, int32, or one for each of `members`; ValueError outside of 0 to `MAX_ID`, where int32 wraps."""
     seeds = np.asarray(seed)
-    if seeds.shape not in ((), (members,)) or not _are_names(seeds):
+    if seeds.shape not in ((), (members,)) or not _are_ids(seeds):
         wanted = "one int" if members is None else f"one int or {members} ints"
-        raise ValueError(f"{name} must be {wanted} from 0 to {MOST}, got {seed!s:.60}.")
+        raise ValueError(f"{name} must be {wanted} from 0 to {MAX_ID}, got {seed!s:.60}.")
     return seeds.astype(np.int32)
 
 
 def check_next_ids(ids: Any, count: int) -> None:
-    """ValueError where so many new members, numbered on from the highest of `ids`, would have larger ones than fit."""
-    if not isinstance(ids, jax.core.Tracer) and (last := int(np.asarray(ids).max()) + count) > MOST:
-        raise ValueError(f"A new member would have the id {last}, ids go up to {MOST}: give members smaller ids.")
+    """Raise ValueError if `count` new members, numbered on from the highest of `ids`, would exceed `MAX_ID`."""
+    if not isinstance(ids, jax.core.Tracer) and (last := int(np.asarray(ids).max()) + count) > MAX_ID:
+        raise ValueError(f"A new member would have the id {last}, ids go up to {MAX_ID}: give members smaller ids.")
 
 
-def _are_names(numbers):
-    return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers <= MOST)).all())
+def _are_ids(numbers):
+    return numbers.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers <= MAX_ID)).all())
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in its first line: of many it says more than one sentence has room for."""
+    """Return the first line of an error's message, to quote it within another message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def floating(tree: Any) -> tuple[list, Callable]:
-    """The leaves of a tree that are no whole numbers, and what puts others in their places.
+    """Return a tree's floating-point leaves, and a function that puts others in their place.
 
-    That is put(leaves, rest=function) -> the tree; function, if given, makes of each other leaf what stands there.
+    That is put(leaves, rest=function) -> the tree; function, if given, is applied to each of the other leaves.
     """
-    leaves, form = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(tree)
     is_float = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
 
     def put(floats, rest=lambda leaf: leaf):
-        given = iter(floats)
-        return jax.tree.unflatten(form, [next(given) if it else rest(leaf) for leaf, it in zip(leaves, is_float)])
+        new = iter(floats)
+        return jax.tree.unflatten(structure, [next(new) if one else rest(leaf) for leaf, one in zip(leaves, is_float)])
 
-    return [leaf for leaf, it in zip(leaves, is_float) if it], put
+    return [leaf for leaf, one in zip(leaves, is_float) if one], put
 
 
 def is_key(leaf: jax.Array | np.ndarray) -> bool:
@@ -110,7 +110,7 @@ def _read(value, name):
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        if hasattr(value, "__dlpack__"):  # a type that NumPy has not, or memory that it cannot see
+        if hasattr(value, "__dlpack__"):  # a type that NumPy lacks, or memory that it cannot read
             return jnp.from_dlpack(value)
         rows = "rows of different lengths, or no numbers" if isinstance(value, list | tuple) else type(value).__name__
         raise ValueError(f"{name} must be an array of numbers, got {rows}: make it one ({error}).") from None

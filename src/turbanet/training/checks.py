@@ -1,4 +1,4 @@
-"""Data held against a swarm and a loss, once, on the host: what no training could use stops before it begins."""
+"""Checks of data against a swarm and a loss: once, on the host, before anything is traced."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -14,11 +14,11 @@ from turbanet.training.arrays import check_whole
 from turbanet.training.data import Data, of_members, pair, prepare, targets
 from turbanet.training.program import read, rows_at_once
 
-SOME = 8  # rows whose prediction is looked at before the training
+CHECKED_ROWS = 8  # of which a loss may check the prediction before the training
 
 
 class Checked(NamedTuple):
-    """What `fit` makes of its arguments: the loss, `Data`, the metrics compiled and called, what patience follows."""
+    """The checked arguments of `fit`: the loss, `Data`, compiled metrics, those of the host, (monitor, mode)."""
 
     loss_fn: Callable
     data: Any
@@ -29,12 +29,12 @@ class Checked(NamedTuple):
 
 
 def expects(check: Callable) -> Callable:
-    """A decorator that tells `fit` what the loss under it can use as targets.
+    """Return a decorator that declares which targets a loss can use, for `fit` to check.
 
-    check(y, prediction) yields (array, bad, expected) for arrays in y: bool, which broadcasts to its shape, where it
-    holds what the loss cannot use, and what the loss expects there. `prediction` is one member's of a row, known by
-    shape and type alone, and leads with the member axis where y does; with it in the array's place, `bad` is a function
-    of some predictions that returns such a bool.
+    check(y, prediction) yields (array, bad, expected) for arrays in y: `bad`, bool, broadcasts to the array's shape and
+    is true where the loss cannot use it; `expected` says what the loss expects there. `prediction` is one member's of
+    one row, shape and type alone, and leads with the member axis where y does. Where the array is `prediction` itself,
+    `bad` is a function of some predictions that returns such a bool.
     """
 
     def mark(loss_fn):
@@ -45,10 +45,10 @@ def expects(check: Callable) -> Callable:
 
 
 def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bool, part: str = "") -> None:
-    """ValueError for what no training could use, in the rows of `data` that some member sees.
+    """Raise ValueError if a row of `data` that some member sees is of no use for training.
 
-    That is an x that the model cannot take, a target that `loss_fn` says it cannot use and, unless `allow_nan`, NaN and
-    infinite numbers. `part` says in errors what the data are for: "validation ".
+    That is an x that the model cannot take, a target that `loss_fn` declares unusable (see `expects`) and, unless
+    `allow_nan`, NaN and infinite numbers. `part` names the data in errors: "validation ".
     """
     leaves = jax.tree.leaves_with_path({"x": data.x, "y": data.y})
     examples = [(f"{part}{path[0].key}", leaf, own) for (path, leaf), own in zip(leaves, data.is_own, strict=False)]
@@ -56,56 +56,56 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         if jnp.issubdtype(array.dtype, jnp.inexact) and not _is_finite(array):
             bad = ~np.isfinite(np.asarray(array))
             _raise_for(name, array, own, bad, "numbers; mend or leave out such rows, or say allow_nan=True", data)
-    asked = loss_fn
-    while isinstance(asked, partial):
-        asked = asked.func
-    check = getattr(asked, "check", None)
+    unwrapped = loss_fn
+    while isinstance(unwrapped, partial):
+        unwrapped = unwrapped.func
+    check = getattr(unwrapped, "check", None)
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
-    made = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
-    if check is None and shapes == made:
+    sample_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
+    if check is None and shapes == sample_shapes:
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
     except InvalidRngError:  # a model that always draws predicts only in a loss
         return
     except Exception as error:
-        if not made or shapes == made:  # a loss of its own may hand it more than x
+        if not sample_shapes or shapes == sample_shapes:  # a user's loss may hand it more than x
             return
-        came = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(made)}"
-        raise ValueError(f"The model cannot take {part}x with {came}.") from error
+        received = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(sample_shapes)}"
+        raise ValueError(f"The model cannot take {part}x with {received}.") from error
     if next((own for name, _, own in examples if name.endswith("y")), False):
         prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected in () if check is None else check(data.y, prediction):
         if array is prediction:
-            _check_prediction(_of_first_member(swarm, data, loss_fn, SOME), bad, expected)
+            _check_prediction(_of_first_member(swarm, data, loss_fn, CHECKED_ROWS), bad, expected)
             continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
         _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data)
 
 
 def check_fit(
-    swarm,
-    x,
-    y,
-    loss_fn,
+    swarm: Any,
+    x: Any,
+    y: Any,
+    loss_fn: Callable | None,
     *,
-    epochs,
-    batch_size=None,
-    rows=None,
-    validation=None,
-    validation_rows=None,
-    metric=None,
-    patience=None,
-    monitor=stopping.LOSS,
-    mode=None,
-    per_member=False,
-    allow_nan=False,
-    equal_steps=False,
-    segment=None,
-    of_batches=False,
+    epochs: int,
+    batch_size: int | None = None,
+    rows: Any = None,
+    validation: Any = None,
+    validation_rows: Any = None,
+    metric: Any = None,
+    patience: int | None = None,
+    monitor: str = stopping.LOSS,
+    mode: str | None = None,
+    per_member: Any = False,
+    allow_nan: bool = False,
+    equal_steps: bool = False,
+    segment: int | None = None,
+    of_batches: bool = False,
     **_: Any,
 ) -> Checked:
-    """ValueError for what `fit` refuses of its arguments, else what it makes of them.
+    """Check the arguments of `fit` and return what it needs of them; ValueError for those that it refuses.
 
     of_batches : whether x and y come later, batch by batch
     """
@@ -136,12 +136,12 @@ def check_fit(
 
 
 def short(data: Data, batch_size: int | None) -> np.ndarray:
-    """int, the positions of the members that see fewer rows than a batch has."""
+    """Positions of the members that see fewer rows than a batch has, int [member]."""
     return np.flatnonzero(data.count < min(batch_size or data.length, data.length)) if data.ragged else np.arange(0)
 
 
 def check_masks(swarm: Any, loss_fn: Callable, what: str, advice: str) -> None:
-    """ValueError where `what` leaves rows of a batch out and the loss or the model cannot: a sentence with `advice`."""
+    """Raise ValueError, with `advice`, if the loss or the model cannot leave out rows of a batch, as `what` needs."""
     if not member.takes(loss_fn, "mask"):
         needs = "a loss that takes mask=, bool [batch] (see turbanet.mean_over_rows)"
     elif swarm.collections:
@@ -152,18 +152,18 @@ def check_masks(swarm: Any, loss_fn: Callable, what: str, advice: str) -> None:
 
 
 def _is_finite(array):
-    """Whether its sum is, or else all that is in it: one pass over the memory where nothing is wrong."""
+    """Whether an array is finite: it is if its sum is, which takes one pass over the memory."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(np.asarray(array)).all())
 
 
 def _raise_for(name, array, own, bad, expected, data):
-    """ValueError for the first row of `array` that somebody sees and where it is `bad`, if there is one."""
+    """Raise ValueError for the first row of `array` that some member sees and that is `bad`, if there is one."""
     in_row = bad.any(axis=tuple(range(1 + own, bad.ndim)))  # [row], or [member, row] where each has its own
     if data.rows is not None and in_row.any():
-        seen = np.zeros((len(data.rows), in_row.shape[-1] + 1), bool)
-        np.put_along_axis(seen, data.rows, True, axis=1)  # padding marks the last column, which is of no row
-        in_row = in_row & (seen[:, :-1] if own else seen[:, :-1].any(axis=0))
+        is_read = np.zeros((len(data.rows), in_row.shape[-1] + 1), bool)
+        np.put_along_axis(is_read, data.rows, True, axis=1)  # padding marks the last column, which is of no row
+        in_row = in_row & (is_read[:, :-1] if own else is_read[:, :-1].any(axis=0))
     if in_row.any():
         first = tuple(np.argwhere(in_row)[0].tolist())
         value = np.asarray(array[first])[bad[first]].flat[0]
@@ -171,25 +171,25 @@ def _raise_for(name, array, own, bad, expected, data):
         raise ValueError(f"{name} holds {value} in {where}, where it must hold {expected}.")
 
 
-def _check_prediction(found, is_bad, expected):
-    """ValueError for predictions [row, class] that are there and `is_bad`."""
-    if found is not None and (bad := is_bad(found)).any():
-        came = np.array2string(found[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
-        raise ValueError(f"The model predicts {came} in a row, where this loss takes {expected}.")
+def _check_prediction(predictions, is_bad, expected):
+    """Raise ValueError if predictions [row, class], where there are any, hold a row that `is_bad`."""
+    if predictions is not None and (bad := is_bad(predictions)).any():
+        received = np.array2string(predictions[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
+        raise ValueError(f"The model predicts {received} in a row, where this loss takes {expected}.")
 
 
-def _of_first_member(swarm, data, loss_fn, most=None):
-    """What the first member predicts in `loss_fn` for `most` of its rows; None where it fails or has other numbers."""
+def _of_first_member(swarm, data, loss_fn, max_rows=None):
+    """The first member's prediction in `loss_fn` of up to `max_rows` rows; None if it fails or is not finite."""
     (own,) = of_members((data,), 0)
     count = int(own.length if own.count is None else own.count)
-    rows = own.read(np.arange(count)[:most])
+    rows = own.read(np.arange(count)[:max_rows])
     bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, stopping=None)
     try:
-        found = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
-    except Exception:  # the training will raise it, with all that is known there
+        prediction = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
+    except Exception:  # the training will raise it, with more context
         return None
-    leaves = [leaf for leaf in jax.tree.leaves(found) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return found if all(map(_is_finite, leaves)) else None
+    leaves = [leaf for leaf in jax.tree.leaves(prediction) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return prediction if all(map(_is_finite, leaves)) else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -198,7 +198,7 @@ def _predicted_in(loss_fn, state, x, y):
 
 
 def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
-    """One member's prediction of a row of x, whose leaves' rows have these `shapes`: known by shape and type."""
+    """Shape and type of one member's prediction of one row of x, whose leaves' rows have these `shapes`."""
     leaves, x_tree = jax.tree.flatten(x)
     row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))

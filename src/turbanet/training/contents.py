@@ -1,4 +1,4 @@
-"""What an object holds by itself, object by object: to see whether it has changed while it stayed the same one."""
+"""The objects that another object holds: they show whether it was changed in place."""
 
 import copyreg
 import functools
@@ -6,21 +6,21 @@ import operator
 import types
 from typing import Any
 
-MISSING = object()  # in the place of what a name does not stand for, or not yet
+MISSING = object()  # stands for the value of a name that has none, or none yet
 FIXED = types.WrapperDescriptorType, types.MethodDescriptorType, types.MemberDescriptorType
 
 
 class Parts(dict):
-    """{name: part} that whoever looks at an object has made for itself, which nobody else can change."""
+    """{name: part}, a copy made while an object is read, which nobody else can change."""
 
 
 def contents(thing: Any) -> tuple:
-    """What `thing` holds, and may hold others of: a container's items, attributes, what a function closes over."""
+    """Return the replaceable objects in `thing`: a container's items, attributes, what a function closes over."""
     if type(thing) is dict:
         return *thing, *thing.values()
     if isinstance(thing, types.FunctionType):
         return thing.__code__, thing.__defaults__, thing.__kwdefaults__, *cells(thing)
-    if isinstance(thing, functools.partial):  # whose __dict__ would begin to be by asking for it
+    if isinstance(thing, functools.partial):  # asking for its __dict__ would create one
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, type):
         return *thing.__bases__, *vars(thing), *vars(thing).values()
@@ -32,14 +32,14 @@ def contents(thing: Any) -> tuple:
 
 
 def is_same(now: tuple | bytes, then: tuple | bytes) -> bool:
-    """Whether an object is as it was: of equal digests, or with the same objects in the same order."""
+    """Whether an object is unchanged: its digests are equal, or it holds the same objects in the same order."""
     if isinstance(then, bytes):
         return now == then
     return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def cells(function: types.FunctionType) -> list:
-    """What a function closes over, in the order of its names; MISSING for what is not assigned yet."""
+    """Return the values that a function closes over, in the order of their names; MISSING where not assigned yet."""
     found = []
     for cell in function.__closure__ or ():
         try:
@@ -50,7 +50,7 @@ def cells(function: types.FunctionType) -> list:
 
 
 def is_pickled_by_parts(kind: type) -> bool:
-    """Whether a pickle of an object of this class holds its very parts, and no copies made for it."""
+    """Whether a pickle of an object of this class holds its very parts, and no copies of them."""
     if kind is functools.partial:
         return True
     own = getattr(kind, "__getstate__", None) is object.__getstate__
@@ -58,13 +58,13 @@ def is_pickled_by_parts(kind: type) -> bool:
 
 
 def may_change(thing: Any, pickled: Any) -> bool:
-    """Whether an object of a package's class can change, of which a pickle holds copies: not what is equal by value."""
+    """Whether an object of a package's class, `pickled` as copies, can change; one that is equal by value cannot."""
     by_identity = type(thing).__hash__ in (None, object.__hash__) or hasattr(thing, "__array__")
     return by_identity and any(pickled[1:]) and not isinstance(thing, FIXED)
 
 
 def copied(pickled: Any, depth: int) -> Any:
-    """What a pickle holds that it has made for itself: as tuples and `Parts`, down to some depth."""
+    """Return the containers that a pickle made itself as tuples and `Parts`, down to some depth."""
     if depth and type(pickled) is dict:
         return Parts((name, copied(part, depth - 1)) for name, part in pickled.items())
     return tuple(copied(part, depth - 1) for part in pickled) if depth and type(pickled) in (list, tuple) else pickled

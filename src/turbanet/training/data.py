@@ -1,4 +1,4 @@
-"""What a swarm is trained and scored on: checked once, then read by index, one member at a time."""
+"""Data that a swarm is trained and scored on: checked once, then read by index, one member at a time."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class Data(struct.PyTreeNode):
 
 
 def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
-    """x, y and rows as `fit` takes them, checked against the swarm and one another."""
+    """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another."""
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
@@ -60,13 +60,13 @@ def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
     rows, count = check_rows(rows, members=members, length=length)
-    rows = rows if y is None else rows[:, : count.max()]  # how wide they came changes nothing; predictions are as wide
+    rows = rows if y is None else rows[:, : count.max()]  # padding changes nothing but the width of predictions
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 
 
 def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:
-    """Lists of each member's own x and y, of different lengths, as `prepare` takes them: filled up, with their rows."""
+    """Pad lists of each member's own x and y, of different lengths, to arrays for `prepare`: -> (x, y, rows)."""
     if rows is not None:
         raise ValueError(
             "x and y came as lists of each member's own rows, and rows too: leave out what they do not see."
@@ -77,18 +77,18 @@ def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:
     lengths = [{leaf.shape[:1] for leaf in jax.tree.leaves(one)} for one in each]
     for member, found in enumerate(lengths):
         if len(found) != 1 or () in found or (0,) in found:
-            came = f"member {member} has {sorted(found)}"
-            raise ValueError(f"x and y must have the same number of rows, at least one; {came}.")
+            received = f"member {member} has {sorted(found)}"
+            raise ValueError(f"x and y must have the same number of rows, at least one; {received}.")
     counts = [length for ((length,),) in lengths]
     kinds = {jax.tree.structure(one) for one in each} | {tuple(_kinds(one)) for one in each}
     if len(kinds) > 2:
         raise ValueError(f"Members' x and y must be of one shape and type but for their rows, got {kinds}.")
 
     def filled(*leaves):
-        room = np.zeros((len(leaves), max(counts), *leaves[0].shape[1:]), leaves[0].dtype)
-        for own, leaf in zip(room, leaves, strict=True):
+        padded = np.zeros((len(leaves), max(counts), *leaves[0].shape[1:]), leaves[0].dtype)
+        for own, leaf in zip(padded, leaves, strict=True):
             own[: len(leaf)] = leaf
-        return room
+        return padded
 
     x, y = jax.tree.map(filled, *each)
     return x, y, None if len(set(counts)) == 1 else np.asarray(ragged(map(np.arange, counts)))
@@ -99,16 +99,16 @@ def _kinds(tree):
 
 
 def pair(validation: Any) -> Any:
-    """validation=(x, y), which a share of the rows or a loader is not."""
+    """Return `validation` if it is the pair (x, y); ValueError for a share of the rows, a loader and others."""
     several = isinstance(validation, tuple | list)
     if not several or len(validation) != 2:
-        came = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
-        raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {came}: split the data first.")
+        received = f"{len(validation)} of them" if several else f"{type(validation).__name__} {validation!s:.40}"
+        raise ValueError(f"validation must be the pair (x, y) of held-out rows, got {received}: split the data first.")
     return validation
 
 
 def split(data: Any) -> tuple[Any, Any]:
-    """A tuple of `Data` (or None) in two, what is each member's and what all share; None stands for other leaves."""
+    """Split a tuple of `Data` (or None) in two: each member's own leaves and shared ones, with None for the others."""
     leaves, tree = jax.tree.flatten(data)
     is_own = sum((each.is_own for each in data if each is not None), ())
     own = [leaf if is_it else None for leaf, is_it in zip(leaves, is_own, strict=True)]
@@ -117,25 +117,25 @@ def split(data: Any) -> tuple[Any, Any]:
 
 
 def join(own: Any, shared: Any) -> Any:
-    """What `split` made two of."""
+    """Join what `split` has split."""
     return jax.tree.map(lambda a, b: b if a is None else a, own, shared, is_leaf=lambda leaf: leaf is None)
 
 
 def of_members(data: Any, positions: Any) -> Any:
-    """The data of the members at these positions: a slice, or int or bool [member]."""
+    """Return the data of the members at `positions`: a slice, or int or bool [member]."""
     own, shared = split(data)
     return join(taken(own, positions), shared)
 
 
 def targets(data: Data, position: int) -> Any:
-    """The y of the rows that the member at `position` sees, without padding, in the host's memory."""
+    """Return y of the rows that the member at `position` sees, without padding, in the host's memory."""
     (one,) = of_members((data,), position)
     rows = slice(None) if one.rows is None else one.rows[: one.count]
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], one.y)
 
 
 def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
-    """The data of each of these rounds: a member's own where the member is, what is shared once on each device."""
+    """Return each round's data on devices: a member's own where the member is, shared data once on each device."""
     own, shared = split(data)
     shared = plan.share(shared)
     return [join(plan.place(own, round), shared) for round in rounds]

@@ -1,4 +1,4 @@
-"""A swarm in three lines: its members, its model, where it is."""
+"""A description of a swarm in three lines: its members, its model, its devices."""
 
 import dataclasses
 import textwrap
@@ -13,31 +13,31 @@ from turbanet.training.member import Functions, Swarm
 
 
 def described(swarm: Swarm) -> str:
-    """Members, model, parameters of each, types and devices; it never fails, whatever the leaves are by now."""
+    """Describe members, model, parameters of each, types and devices; never fails, whatever the leaves are."""
     kind = type(swarm).__name__
     try:
         params = jax.tree.leaves(swarm.params)
         members = np.shape(swarm.step)
         count = sum(leaf.size for leaf in params) // max([1, *members])
         types = ", ".join(sorted({str(leaf.dtype) for leaf in params}))
-        who = f"{members[0]} member(s)" if members else "one network"
-        who = f"{who}, {_span('seed', swarm.seed)}, {_span('id', swarm.id)}"
-        has = f"{count:,} parameters{' each' if members else ''}, {types}"
+        network = f"{members[0]} member(s)" if members else "one network"
+        identity = f"{network}, {_span('seed', swarm.seed)}, {_span('id', swarm.id)}"
+        size = f"{count:,} parameters{' each' if members else ''}, {types}"
         where = _where(params or [swarm.step])
     except Exception:  # jax.tree.map makes a swarm of anything, and a repr is what errors are read by
         return f"{kind}: of other leaves than arrays\nmodel: {model(swarm.apply_fn)}\nwhere: nowhere"
-    return f"{kind}: {who}\nmodel: {model(swarm.apply_fn)}, {has}\nwhere: {where}"
+    return f"{kind}: {identity}\nmodel: {model(swarm.apply_fn)}, {size}\nwhere: {where}"
 
 
 def model(apply_fn: Any) -> str:
-    """The model behind `apply_fn`: its name, and those of its fields that are not what they are by default."""
+    """Describe the model behind `apply_fn`: its name, and its fields that differ from their defaults."""
     module = getattr(apply_fn, "__self__", None)
     if not isinstance(module, nn.Module | Functions):
         return called(apply_fn)
     values = [(field, getattr(module, field.name)) for field in dataclasses.fields(module) if field.repr]
-    given = {field.name: value for field, value in values if repr(value) != repr(field.default)}
-    told = ", ".join(f"{name}={getattr(value, '__name__', None) or repr(value)}" for name, value in given.items())
-    return f"{type(module).__name__}({textwrap.shorten(told, 90, placeholder=' ...')})"
+    changed = {field.name: value for field, value in values if repr(value) != repr(field.default)}
+    fields = ", ".join(f"{name}={getattr(value, '__name__', None) or repr(value)}" for name, value in changed.items())
+    return f"{type(module).__name__}({textwrap.shorten(fields, 90, placeholder=' ...')})"
 
 
 def _span(name, numbers):

@@ -1,4 +1,4 @@
-"""What `fit` saw of each member in each epoch: as arrays, as a table, its best epochs, and call after call."""
+"""The history of a training: losses and metrics of each member in each epoch, its best epochs, and its cost."""
 
 import dataclasses
 import logging
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAIN_LOSS = "train_loss"
-NAMED = 5  # of diverged members, at the most
+MAX_NAMED = 5  # diverged members that a message names
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What `fit` saw of each member in each epoch, and what it cost.
+    """Losses and metrics of each member in each epoch of `fit`, and the seconds it took.
 
-    `first + second` is the history of two calls, of which the second went on with what the first returned.
+    `first + second` is the history of two calls, of which the second trained the swarm that the first returned.
 
-    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where none was asked for; of several
+    train_loss: [epoch, member]; validation_loss, validation_metric: likewise, None where not requested; of several
     metrics {name: [epoch, member]}.
     seed, member: int [member], the members' names, as `swarm.seed` and `swarm.id`.
-    compile_seconds, steady_seconds: of waiting for what compiles, and of training without it.
-    plan: where the members ran, as it began; None in what was unpickled.
+    compile_seconds, steady_seconds: spent waiting for compilation, and training without it.
+    plan: where the members ran at first; None in an unpickled history.
     epochs: int [member], how many each member trained for; its losses are NaN after that.
-    begun: int [member], how many it had trained for before, which `frame` counts on from.
-    followed: (monitor, mode, min_delta), by which `best` finds an epoch unless it is told another.
+    begun: int [member], how many it had trained for before, from which `frame` counts on.
+    followed: (monitor, mode, min_delta), by which `best` finds an epoch by default.
     """
 
     train_loss: np.ndarray
@@ -48,28 +48,28 @@ class History:
     followed: tuple[str, str, float] = (TRAIN_LOSS, "min", 0.0)
 
     def frame(self) -> "pd.DataFrame":
-        """A tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, each metric by its name."""
+        """Return a tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, metrics by name."""
         import pandas as pd
 
         epochs, members = self.train_loss.shape
         epoch = np.arange(epochs)[:, None] + np.broadcast_to(self.begun, members)
         names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
-        seen = {name: values.ravel() for name, values in self.seen().items()}
-        return pd.DataFrame({"epoch": epoch.ravel(), **names, **seen})
+        recorded = {name: values.ravel() for name, values in self.seen().items()}
+        return pd.DataFrame({"epoch": epoch.ravel(), **names, **recorded})
 
     def seen(self) -> dict[str, np.ndarray]:
-        """{name: [epoch, member]} of the losses and metrics that were asked for."""
-        found = self.validation_metric
+        """Return {name: [epoch, member]} of the losses and metrics that were recorded."""
+        metric = self.validation_metric
         losses = {TRAIN_LOSS: self.train_loss, stopping.LOSS: self.validation_loss}
-        losses |= found if isinstance(found, Mapping) else {metrics.ONE: found}
-        return {name: values for name, values in losses.items() if values is not None}
+        recorded = {**losses, **(metric if isinstance(metric, Mapping) else {metrics.ONE: metric})}
+        return {name: values for name, values in recorded.items() if values is not None}
 
     def best(self, monitor: str | None = None, mode: str | None = None) -> "pd.DataFrame":
-        """Each member's best epoch, a line of `frame` for each; of one call, whose weights `patience` brought back.
+        """Return each member's best epoch, as a row of `frame`; of one call with `patience`, that of its weights.
 
         monitor, mode : the name of a loss or metric, and whether its best is the smallest, "min", or largest, "max",
             which a metric needs; None: what patience followed, else the validation loss, else the training loss. A
-            member without any number of that name has a line of its first epoch.
+            member without any number of that name has the row of its first epoch.
         """
         followed, its_mode, min_delta = self.followed
         monitor = followed if monitor is None else monitor
@@ -77,18 +77,18 @@ class History:
             min_delta = 0.0
             its_mode = "min" if monitor in (TRAIN_LOSS, stopping.LOSS) else ""
         mode = its_mode if mode is None else mode
-        seen = self.seen()
-        if monitor not in seen or mode not in ("min", "max"):
-            known = f'one of {", ".join(seen)}, and mode "min" or "max"'
+        recorded = self.seen()
+        if monitor not in recorded or mode not in ("min", "max"):
+            known = f'one of {", ".join(recorded)}, and mode "min" or "max"'
             raise ValueError(f"best takes {known}; got {monitor!r} and {mode!r}.")
-        values = np.asarray(seen[monitor], self.train_loss.dtype) * (1 if mode == "min" else -1)
+        values = np.asarray(recorded[monitor], self.train_loss.dtype) * (1 if mode == "min" else -1)
         best = np.full(values.shape[1], np.inf, values.dtype)
         epoch = np.zeros(values.shape[1], int)
         for number, value in enumerate(values):
             better = value < best - min_delta
             best[better], epoch[better] = value[better], number
-        lines = epoch * len(epoch) + np.arange(len(epoch))
-        return self.frame().iloc[lines].reset_index(drop=True)
+        rows = epoch * len(epoch) + np.arange(len(epoch))
+        return self.frame().iloc[rows].reset_index(drop=True)
 
     def __add__(self, other: "History") -> Self:
         if not isinstance(other, History):
@@ -100,8 +100,8 @@ class History:
         if wrong.any():
             one = int(wrong.argmax())
             ended, begun = (np.broadcast_to(n, wrong.shape)[one] for n in (self.begun + self.epochs, other.begun))
-            came = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
-            raise ValueError(f"These histories do not follow one another: {came}.")
+            gap = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
+            raise ValueError(f"These histories do not follow one another: {gap}.")
         if self.seen().keys() != other.seen().keys():
             raise ValueError(f"These histories saw {list(self.seen())} and {list(other.seen())}: ask for the same.")
 
@@ -116,53 +116,53 @@ class History:
                 return {key: joined(one[key], two[key]) for key in one}
             return None if one is None else joined(one, two)
 
-        changed: dict[str, Any] = {name: both(name) for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric")}
+        recorded: dict[str, Any] = {name: both(name) for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric")}
         costs = ("compile_seconds", "steady_seconds", "epochs")
-        changed |= {name: getattr(self, name) + getattr(other, name) for name in costs}
-        return dataclasses.replace(self, **changed, plan=other.plan, followed=other.followed)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in costs}
+        return dataclasses.replace(self, **recorded, **sums, plan=other.plan, followed=other.followed)
 
 
 def diverged(swarm: Any, history: History, *, by_weights: bool = False) -> np.ndarray:
-    """bool [member], whose last training loss, or any weight, is NaN or infinite.
+    """Whether each member's last training loss, or any of its weights, is NaN or infinite, bool [member].
 
-    by_weights : whether a loss may be NaN for want of rows, so that of NaN those of the weights alone count
+    by_weights : whether a loss may be NaN because it had no rows, so that only NaN weights count
     """
     epochs = np.broadcast_to(history.epochs, len(swarm))
-    lost = np.zeros(len(swarm), bool)
+    is_diverged = np.zeros(len(swarm), bool)
     if len(history.train_loss):
         last = np.take_along_axis(history.train_loss, np.maximum(epochs - 1, 0)[None], axis=0)[0]
-        lost |= (np.isinf(last) if by_weights else ~np.isfinite(last)) & (epochs > 0)
+        is_diverged |= (np.isinf(last) if by_weights else ~np.isfinite(last)) & (epochs > 0)
     for leaf in jax.tree.leaves(swarm.params):
-        xp = np if isinstance(leaf, np.ndarray) else jnp  # where it lies
+        xp = np if isinstance(leaf, np.ndarray) else jnp  # computed where the leaf is
         with np.errstate(all="ignore"):
             of_members = leaf.reshape(len(leaf), -1)
             finite = np.asarray(xp.isfinite(of_members.sum(axis=1)))
-            lost |= False if finite.all() else ~np.asarray(xp.isfinite(of_members).all(axis=1))
-    return lost
+            is_diverged |= False if finite.all() else ~np.asarray(xp.isfinite(of_members).all(axis=1))
+    return is_diverged
 
 
 def name_diverged(swarm: Any, history: History, *, restored: bool, by_weights: bool = False) -> None:
     """Log which members have diverged, if any; `restored`: they have the weights of their best epoch again."""
-    lost = np.flatnonzero(diverged(swarm, history, by_weights=by_weights))
-    if not len(lost):
+    positions = np.flatnonzero(diverged(swarm, history, by_weights=by_weights))
+    if not len(positions):
         return
-    ids = history.member[lost].tolist()
-    of_seeds = zip(history.seed[lost].tolist(), ids, strict=True)
+    ids = history.member[positions].tolist()
+    of_seeds = zip(history.seed[positions].tolist(), ids, strict=True)
     names = [f"{name}" for name in (ids if (history.seed == history.seed[0]).all() else of_seeds)]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    which = f"Of {len(swarm)} member(s) {', '.join(names[:NAMED])}{more}"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    which = f"Of {len(swarm)} member(s) {', '.join(names[:MAX_NAMED])}{more}"
     if len(set(zip(history.seed.tolist(), history.member.tolist(), strict=True))) < len(swarm):
-        which = f"{len(lost)} of {len(swarm)} members"  # of several trainings in one, which share their names
-    who = f"{which} diverged, with a NaN or infinite loss or weight"
-    back = "; they have the weights of their best epoch again, or the first ones if none was good" if restored else ""
+        which = f"{len(positions)} of {len(swarm)} members"  # their names are ambiguous: several trainings in one
+    problem = f"{which} diverged, with a NaN or infinite loss or weight"
+    note = "; they have the weights of their best epoch again, or the first ones if none was good" if restored else ""
     advice = "take a smaller learning rate, clip gradients, or leave them out of what follows"
-    logging.getLogger("turbanet").warning(f"{who}{back}: {advice}.")
+    logging.getLogger("turbanet").warning(f"{problem}{note}: {advice}.")
 
 
 def _one_after_the_other(first, second, epochs, length):
-    """[epoch, member]: of each member the first `epochs` [member] of `first`, then `second`, NaN up to `length`."""
-    room = np.full((max(length, epochs.max(initial=0) + len(second)), first.shape[1]), np.nan, first.dtype)
-    room[: len(first)] = first
+    """Join [epoch, member]: each member's first `epochs` [member] of `first`, then `second`, then NaN to `length`."""
+    joined = np.full((max(length, epochs.max(initial=0) + len(second)), first.shape[1]), np.nan, first.dtype)
+    joined[: len(first)] = first
     number = np.arange(len(second))[:, None] + epochs
-    np.put_along_axis(room, number, second, axis=0)
-    return room[:length]
+    np.put_along_axis(joined, number, second, axis=0)
+    return joined[:length]

@@ -1,4 +1,4 @@
-"""Callbacks that only look: a pandas table and a plot of a training, drawn anew in a notebook after each segment."""
+"""Callbacks that show a training in a notebook: a pandas table and a plot, drawn again after each segment."""
 
 import io
 import sys
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ProgressTable:
-    """A callback that keeps `table`, a line a segment, and shows it in a notebook.
+    """A callback that keeps `table`, a row a segment, and shows it in a notebook.
 
-    Columns: epoch (epochs done, in this call), seconds (since this was made), training (members that
-    train on), and of each loss and metric, by its name, the members' median with `_low` and `_high`, their 5 % and 95 %
+    Columns: epoch (done in this call), seconds (since the callback was created), training (members that still train),
+    and for each loss and metric, by its name, the members' median with `_low` and `_high`, their 5 % and 95 %
     quantiles; all of the segment's last epoch.
 
     show : whether a notebook shows it
@@ -32,19 +32,19 @@ class ProgressTable:
     def __call__(self, view: TrainingView) -> None:
         import pandas as pd
 
-        line = {"epoch": view.epoch, "seconds": time.monotonic() - self._begin, "training": int(view.training.sum())}
+        row = {"epoch": view.epoch, "seconds": time.monotonic() - self._begin, "training": int(view.training.sum())}
         for name, values in view.history.seen().items():
             low, median, high = _spread(values[-1:])[:, 0]
-            line |= {name: median, f"{name}_low": low, f"{name}_high": high}
-        self.table = pd.concat([self.table, pd.DataFrame([line])], ignore_index=True)
+            row |= {name: median, f"{name}_low": low, f"{name}_high": high}
+        self.table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)
         if self.show:
             self._display = _shown(self.table, self._display)
 
 
 class LivePlot:
-    """A callback that draws each loss and metric against the epochs, the members' median in their 5 to 95 %.
+    """A callback that plots each loss and metric against epochs: the members' median and their 5 to 95 % range.
 
-    It needs matplotlib (extra "study"), and shows `figure` in a notebook; elsewhere `figure.savefig` keeps it.
+    It needs matplotlib (extra "study"), and shows `figure` in a notebook; elsewhere save it by `figure.savefig`.
 
     show : whether a notebook shows it
     """
@@ -58,11 +58,11 @@ class LivePlot:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        seen = view.history.seen()
-        metrics = [name for name in seen if not name.endswith("_loss")]
+        recorded = view.history.seen()
+        metrics = [name for name in recorded if not name.endswith("_loss")]
         self.figure = Figure(figsize=(4.5 * (1 + len(metrics)), 3.2), layout="constrained")
         axes = self.figure.subplots(1, 1 + len(metrics), squeeze=False)[0]
-        for name, values in seen.items():
+        for name, values in recorded.items():
             ax = axes[1 + metrics.index(name) if name in metrics else 0]
             low, median, high = _spread(values)
             epoch = 1 + np.arange(len(values))
@@ -78,7 +78,7 @@ class LivePlot:
 
 
 def _spread(values):
-    """5 %, 50 % and 95 % over the members that have a number: [epoch, member] -> [3, epoch], NaN where none has."""
+    """5 %, 50 % and 95 % quantiles over members, without NaN: [epoch, member] -> [3, epoch], NaN where all are."""
     some = ~np.isnan(values).all(1)
     found = np.full((3, len(values)), np.nan)
     found[:, some] = np.nanquantile(values[some], [0.05, 0.5, 0.95], axis=1)
@@ -86,8 +86,8 @@ def _spread(values):
 
 
 def _shown(thing, display):
-    """Show a table or a figure in a notebook, in the place where `display` has shown it before."""
-    ipython = sys.modules.get("IPython")  # which whoever runs a notebook has loaded
+    """Show a table or a figure in a notebook, in place of what `display` showed before, and return the display."""
+    ipython = sys.modules.get("IPython")  # loaded wherever a notebook runs
     shell = ipython and ipython.get_ipython()
     if not hasattr(shell, "kernel"):  # a terminal has nothing to draw on
         return None

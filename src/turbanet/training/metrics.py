@@ -1,4 +1,4 @@
-"""What `fit` scores held-out predictions by: compiled where a metric takes a mask, on the host where it does not."""
+"""Metrics of held-out predictions: compiled if a metric takes a mask, computed on the host otherwise."""
 
 import inspect
 import warnings
@@ -14,28 +14,28 @@ from turbanet.training.member import takes
 from turbanet.training.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
-EPOCHS = 8  # of which the predictions come back at a time
-TAKEN = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
+EPOCHS = 8  # whose predictions are returned to the host at a time
+RESERVED = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
 
 
 def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
-    """What `fit` takes as `metric` in two: ((name, metric), ...) that are compiled, {name: metric} for the host.
+    """Split the argument `metric` of `fit` in two: ((name, metric), ...) to compile, {name: metric} for the host.
 
-    Compiled is a metric(prediction, y, mask=mask), where mask, bool [row], says which rows count. Raises ValueError for
-    anything else than metrics.
+    A metric(prediction, y, mask=mask), where mask, bool [row], says which rows count, is compiled. Raises ValueError
+    for anything but metrics.
     """
     metrics = {} if metric is None else dict(metric) if isinstance(metric, Mapping) else {ONE: metric}
     for name, each in metrics.items():
-        if not callable(each) or not isinstance(name, str) or name in TAKEN:
-            came = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
-            known = f"metric(prediction, y) or {{name: metric}}, names other than {', '.join(sorted(TAKEN))}"
-            raise ValueError(f"metric is {known}; got {came}.")
+        if not callable(each) or not isinstance(name, str) or name in RESERVED:
+            received = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
+            known = f"metric(prediction, y) or {{name: metric}}, names other than {', '.join(sorted(RESERVED))}"
+            raise ValueError(f"metric is {known}; got {received}.")
     in_program = {name: each for name, each in metrics.items() if takes(each, "mask")}
     return tuple(in_program.items()), {name: each for name, each in metrics.items() if name not in in_program}
 
 
 def monitored(monitor: str, mode: str | None, names: list[str], patience: int | None) -> tuple[str, str]:
-    """(monitor, mode) as early stopping takes them, in a training with metrics of these `names`."""
+    """Return (monitor, mode) for early stopping, checked against the `names` of the metrics."""
     if monitor != LOSS and (monitor not in names or patience is None):
         known = f"the name of a metric that patience is to follow, of {names}"
         raise ValueError(f"monitor must be {known}, got {monitor!r} with patience={patience}.")
@@ -46,16 +46,16 @@ def monitored(monitor: str, mode: str | None, names: list[str], patience: int | 
 
 
 def on_host(name: str, metric: Callable) -> Callable:
-    """metric(prediction, y) -> float of one member's exact rows; scikit-learn's (y_true, y_pred) are handed over so.
+    """Return metric(prediction, y) -> float, for one member's exact rows; scikit-learn's take (y_true, y_pred).
 
-    Where y holds classes, scikit-learn's get of logits what they are for: the likeliest classes, or probabilities.
+    Where y holds classes, scikit-learn's metrics receive the likeliest classes or the probabilities, not logits.
     """
     first, second = [*_parameters(metric), "", ""][:2]
-    wanted = _wanted(metric, second)
+    convert = _converter(metric, second)
 
     def of_member(prediction, y):
         if first in ("y_true", "labels_true"):
-            value = metric(y, wanted(prediction, y))
+            value = metric(y, convert(prediction, y))
         else:
             value = metric(prediction, y)
         if np.ndim(value):
@@ -66,31 +66,31 @@ def on_host(name: str, metric: Callable) -> Callable:
 
 
 def check(metrics: Mapping[str, Callable], prediction: Any, y: Any) -> None:
-    """ValueError for a metric that the host calls and that cannot score one member's prediction of its rows."""
+    """Raise ValueError for a metric of the host that cannot score one member's prediction of its rows."""
     for name, metric in metrics.items():
         try:
-            with warnings.catch_warnings():  # of what an untrained network predicts
+            with warnings.catch_warnings():  # about an untrained network's predictions
                 warnings.simplefilter("ignore")
                 on_host(name, metric)(prediction, y)
-        except Exception as error:  # of the caller's own code
+        except Exception as error:  # the metric may be the user's
             shapes = jax.tree.map(np.shape, (prediction, y))
-            came = f"The metric {name} cannot score predictions and y of shapes {shapes[0]} and {shapes[1]}"
-            raise ValueError(f"{came}: {first_line(error)}") from error
+            problem = f"The metric {name} cannot score predictions and y of shapes {shapes[0]} and {shapes[1]}"
+            raise ValueError(f"{problem}: {first_line(error)}") from error
 
 
-def _wanted(metric, second):
-    """wanted(prediction, y) -> what a metric takes whose second parameter has this name: scikit-learn's by its kind."""
+def _converter(metric, second):
+    """Return convert(prediction, y) -> the argument `second` of a metric, which for scikit-learn's says its kind."""
     while isinstance(metric, partial):
         metric = metric.func
-    ours = getattr(metric, "__module__", None) or ""
-    if not ours.startswith("sklearn.metrics") or ours.endswith("_regression") or second == "pred_decision":
+    module = getattr(metric, "__module__", None) or ""
+    if not module.startswith("sklearn.metrics") or module.endswith("_regression") or second == "pred_decision":
         return lambda prediction, y: prediction
     takes_classes = second in ("y_pred", "labels_pred") and metric.__name__ != "log_loss"
-    return _likeliest if takes_classes else partial(_probabilities, of_one=second == "y_score")
+    return _likeliest_classes if takes_classes else partial(_probabilities, of_one=second == "y_score")
 
 
-def _likeliest(prediction, y):
-    """Classes [row] of logits or probabilities [row, class], or of the probability of 1 [row] or [row, 1]."""
+def _likeliest_classes(prediction, y):
+    """Return classes [row] of logits or probabilities [row, class], or of the probability of 1, [row] or [row, 1]."""
     if not _holds_classes(y) or not np.issubdtype(prediction.dtype, np.inexact):
         return prediction
     if prediction.ndim > y.ndim and prediction.shape[-1] > 1:
@@ -100,7 +100,7 @@ def _likeliest(prediction, y):
 
 
 def _probabilities(prediction, y, *, of_one):
-    """Probabilities [row, class] of logits, or of the last of two classes [row]."""
+    """Return probabilities [row, class] of logits; of the second of two classes alone, [row], if `of_one`."""
     if not _holds_classes(y) or prediction.ndim == y.ndim or prediction.shape[-1] == 1:
         return prediction
     sums = prediction.sum(-1)

@@ -1,4 +1,4 @@
-"""What an optimizer is asked for: a step of one member, and the parameters that the member is scored by."""
+"""Requirements on optimizers: that they can make a step, and the parameters that they evaluate a member by."""
 
 from functools import partial
 from typing import Any
@@ -11,9 +11,9 @@ from turbanet.training.arrays import first_line
 
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:
-    """ValueError for no parameters, for whole numbers, and for an optimizer that asks for more than `fit` has.
+    """Raise ValueError for no parameters, for integer ones, and for an optimizer that needs more than `fit` has.
 
-    params : one member's, known by shapes and types
+    params : one member's, or their shapes and types
     """
     leaves = jax.tree.leaves_with_path(params)
     if not leaves:
@@ -30,18 +30,18 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
 
     try:
         scored_by = jax.eval_shape(step, params)
-    except Exception as error:  # whatever an optimizer does without what it needs
-        known = "with gradients, parameters and the loss's value alone, as optax.adam(0.001) does"
-        raise ValueError(f"The optimizer must make a step {known}; this one raises: {first_line(error)}") from error
+    except Exception as error:  # an optimizer may raise anything
+        needs = "with gradients, parameters and the loss's value alone, as optax.adam(0.001) does"
+        raise ValueError(f"The optimizer must make a step {needs}; this one raises: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, scored_by) != jax.tree.map(jnp.shape, params):
         raise ValueError("evaluation_params must return parameters of the model's structure and shapes.")
 
 
 def evaluation_params(opt_state: Any, params: Any) -> Any:
-    """The parameters by which a member is scored and predicts: `params`, or what its optimizer makes of them for that.
+    """Return the parameters that a member predicts and is scored by: `params`, or its optimizer's in their place.
 
-    An optimizer does by having a state, at any depth, with a method evaluation_params(params), such as one that keeps
-    their average, or by being Optax's schedule_free.
+    An optimizer has its own, such as an average, if its state holds, at any depth, an object with a method
+    evaluation_params(params), or if it is Optax's schedule_free.
     """
     for state in _averaging(opt_state):
         is_optax = isinstance(state, optax.contrib.ScheduleFreeState)
@@ -51,19 +51,19 @@ def evaluation_params(opt_state: Any, params: Any) -> Any:
 
 
 def has_averages(opt_state: Any) -> bool:
-    """Whether a member is scored by other parameters than those it trains."""
+    """Whether a member is scored by other parameters than those that it trains."""
     return bool(_averaging(opt_state))
 
 
-def check_plain(swarm: Any, who: str) -> None:
-    """ValueError where `who` computes with the parameters of a swarm that predicts by others."""
+def check_plain(swarm: Any, caller: str) -> None:
+    """Raise ValueError, in the name of `caller`, if a swarm predicts by other parameters than those that it trains."""
     if has_averages(swarm.opt_state):
-        came = f"{who} goes by what is trained, and this swarm predicts by what its optimizer keeps beside it"
-        raise ValueError(f"{came}: take an optimizer without averages, such as optax.adam(0.001).")
+        problem = f"{caller} goes by what is trained, and this swarm predicts by what its optimizer keeps beside it"
+        raise ValueError(f"{problem}: take an optimizer without averages, such as optax.adam(0.001).")
 
 
 def _averaging(opt_state):
-    """The states that make parameters to score by, found where they lie in an optimizer's state."""
+    """Return the parts of an optimizer's state, at any depth, that have parameters to evaluate by."""
 
     def is_one(node):
         return isinstance(node, optax.contrib.ScheduleFreeState) or hasattr(node, "evaluation_params")

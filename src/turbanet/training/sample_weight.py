@@ -1,4 +1,4 @@
-"""Losses that are means over rows: which of them count, and how much."""
+"""Losses that are weighted means over rows, and masks."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,7 +12,7 @@ from turbanet.training.member import takes
 
 
 def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
-    """A decorator: the mean of what a function computes for each row, as a loss that knows which rows count.
+    """Turn a function of rows into a loss: the mean of its values, which takes a mask and weights (a decorator).
 
     Parameters
     ----------
@@ -55,24 +55,24 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
         x, y = only(weight != 0, (x, y))
         values, prediction = of_rows(params, x, y, apply_fn)
         if jnp.shape(values)[:1] != weight.shape:
-            came = f"{list(jnp.shape(values))} of {len(weight)} rows"
-            raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {came}: leave the mean to it.")
+            got = f"{list(jnp.shape(values))} of {len(weight)} rows"
+            raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {got}: leave the mean to it.")
         weight = weight.astype(jnp.promote_types(weight.dtype, values.dtype))
         total = weight.sum()
         each = values.reshape(len(weight), -1).mean(axis=1)
         return jnp.where(total == 0, 0, (weight * each).sum() / jnp.where(total == 0, 1, total)), prediction
 
-    del loss.__wrapped__  # its signature is its own
+    del loss.__wrapped__  # so that its own signature is seen
     return loss
 
 
 def weighted(loss_fn: Callable) -> Callable:
-    """`loss_fn` with a weight for each example: its y is (y, weight [batch]).
+    """Return `loss_fn` with a weight for each example: its y is (y, weight [batch]).
 
-    `loss_fn` takes weight=, [batch], as all losses of this library do, and what `mean_over_rows` makes; theirs is then
-    the weighted mean. A weight may be 0: what the row holds may be anything, and if all of a batch are, the loss is 0.
-    A model whose batch statistics such a row would change is refused in training. Raises ValueError for another loss:
-    of rows one by one nobody knows what it would be.
+    `loss_fn` takes weight=, [batch], as all losses of this library and of `mean_over_rows` do; theirs is then the
+    weighted mean. A weight may be 0: the row may then hold anything, and if all of a batch are 0, so is the loss.
+    A model whose batch statistics such a row would change is refused in training. Raises ValueError for a loss that
+    takes no weight=.
 
     Examples
     --------
@@ -85,9 +85,9 @@ def weighted(loss_fn: Callable) -> Callable:
     1.0
     """
     if not takes(loss_fn, "weight"):
-        came = getattr(loss_fn, "__qualname__", loss_fn)
+        name = getattr(loss_fn, "__qualname__", loss_fn)
         advice = "give it weight=, or write what a row costs under turbanet.mean_over_rows"
-        raise ValueError(f"weighted needs a loss that takes weight=, [batch], which {came} does not: {advice}.")
+        raise ValueError(f"weighted needs a loss that takes weight=, [batch], which {name} does not: {advice}.")
 
     def check(y, prediction):
         y, weight = _with_weight(y)
@@ -98,15 +98,15 @@ def weighted(loss_fn: Callable) -> Callable:
     def loss(params, x, y, apply_fn, *, mask=None):
         y, weight = _with_weight(y)
         if getattr(apply_fn, "train", False) and apply_fn.state.collections:
-            kept = f"{sorted(apply_fn.state.collections)} are of all rows of a batch, of weight 0 too"
-            raise ValueError(f"The model's {kept}: train with weights a model without, as with GroupNorm.")
+            statistics = f"{sorted(apply_fn.state.collections)} are of all rows of a batch, of weight 0 too"
+            raise ValueError(f"The model's {statistics}: train with weights a model without, as with GroupNorm.")
         return loss_fn(params, x, y, apply_fn, weight=weight if mask is None else jnp.where(mask, weight, 0))
 
     return loss
 
 
 def only(counts: jax.Array, tree: Any) -> Any:
-    """`tree` [batch, ...] with a row that counts in place of each that does not; zeros where none does.
+    """Replace each row of `tree` [batch, ...] that does not count by one that does; by zeros where none does.
 
     counts : bool [batch]
     """
@@ -122,5 +122,5 @@ def only(counts: jax.Array, tree: Any) -> Any:
 def _with_weight(y: Any) -> Any:
     if isinstance(y, tuple | list) and len(y) == 2:
         return y
-    came = f"{type(y).__name__} {getattr(y, 'shape', '')}".strip()
-    raise ValueError(f"A weighted loss takes y as (y, weight), in validation too; got {came}: give ones as weights.")
+    got = f"{type(y).__name__} {getattr(y, 'shape', '')}".strip()
+    raise ValueError(f"A weighted loss takes y as (y, weight), in validation too; got {got}: give ones as weights.")

@@ -1,4 +1,4 @@
-"""Which rows of a shared data set each member sees: int32 [member, row], padded at the end with -1 where ragged."""
+"""Rows of a shared data set that each member sees: int32 [member, row], padded at the end with -1 where ragged."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,19 +11,19 @@ from turbanet.training.arrays import as_array, check_whole
 
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
-    """Each of `members` sees all `rows` rows in their order: int32 [member, row]."""
+    """Return all `rows` rows, in order, for each of `members`: int32 [member, row]."""
     check_whole(members=members, rows=rows)
     return jnp.tile(jnp.arange(rows, dtype=jnp.int32), (members, 1))
 
 
 def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Array:
-    """Each member sees its own random part of the rows, without repetition (Bühlmann and Yu 2002).
+    """Draw a random part of the rows for each member, without repetition (Bühlmann and Yu 2002).
 
     Parameters
     ----------
     key : a JAX random key
-    members : how many draw
-    rows : how many rows there are
+    members : the number of members
+    rows : the number of rows
     portion : the share that each sees, above 0 and up to 1
 
     Returns
@@ -42,13 +42,13 @@ def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Ar
 
 
 def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = None) -> jax.Array:
-    """Each member sees rows drawn with repetition (Breiman 1996).
+    """Draw rows with repetition for each member (Breiman 1996).
 
     Parameters
     ----------
     key : a JAX random key
-    members : how many draw
-    rows : how many rows there are
+    members : the number of members
+    rows : the number of rows
     size : how many rows each draws; None for as many as there are
 
     Returns
@@ -73,7 +73,7 @@ def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = Non
 
 
 def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Shuffled k-fold of `rows` rows by a JAX random `key`: (train, held-out) rows, each int32 [fold, row].
+    """Split `rows` rows in shuffled folds by a JAX random `key`: -> (train, held-out) rows, each int32 [fold, row].
 
     The first `rows % folds` folds hold out one row more. Raises ValueError for fewer than 2 folds or more than rows.
     """
@@ -85,18 +85,18 @@ def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Arr
 
 
 def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) -> jax.Array:
-    """Rows sorted by their class, cut into equal shards, so many of them to each client (McMahan et al. 2017).
+    """Sort rows by class, cut them into equal shards, and give `per_client` to each client (McMahan et al. 2017).
 
     Parameters
     ----------
     key : a JAX random key
     labels : int [row], the class of each row
-    clients : how many there are
+    clients : the number of clients
     per_client : shards of each; with two, most clients have rows of two classes
 
     Returns
     -------
-    int32 [client, row]. Rows that are left over by the division belong to nobody.
+    int32 [client, row]. Rows left over by the division go to no client.
 
     Raises
     ------
@@ -114,19 +114,19 @@ def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) ->
 
 
 def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax.Array:
-    """The rows of each class dealt out to clients by shares that are drawn from a Dirichlet distribution (Hsu 2019).
+    """Divide the rows of each class among clients by shares drawn from a Dirichlet distribution (Hsu 2019).
 
     Parameters
     ----------
     key : a JAX random key
     labels : int [row], the class of each row
-    clients : how many there are
-    alpha : above 0; the smaller, the more of a class lies with few clients
+    clients : the number of clients
+    alpha : above 0; the smaller, the fewer clients have most of a class
 
     Returns
     -------
-    int32 [client, row], every row with one client, padded at the end with -1. A client that came away with nothing has
-    a row of the one that has most.
+    int32 [client, row], every row with one client, padded at the end with -1. A client without rows gets one from the
+    client with most.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax
 
 
 def ragged(rows: Iterable[Any]) -> jax.Array:
-    """`rows`, an index array for each member (as scikit-learn's splitters give them), as one: int32 [member, row].
+    """Join `rows`, an index array for each member (as from scikit-learn's splitters), to one: int32 [member, row].
 
     Shorter ones are padded at the end with -1. Raises ValueError for a member without rows.
     """
@@ -161,21 +161,21 @@ def ragged(rows: Iterable[Any]) -> jax.Array:
 
 
 def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0, begin: int = 0) -> np.ndarray:
-    """Rows for workers that train one network together: in each epoch all are shuffled and dealt out in turn.
+    """Shuffle the rows in each epoch and deal them out to workers that train one network together.
 
     Parameters
     ----------
-    rows : how many there are; each worker has its own of them in an epoch
-    workers : how many the rows are dealt out to
-    epochs : how often
+    rows : the number of rows; each goes to one worker in an epoch
+    workers : the number of workers
+    epochs : the number of epochs
     batch_size : rows of a worker's step
     seed : of the shuffles
-    begin : how many epochs there were before, whose shuffles are others
+    begin : the number of epochs before, whose shuffles are others
 
     Returns
     -------
-    int32 [worker, epoch, step, batch]. A worker with a row fewer, and a last, partial batch, begin again with the
-    worker's first rows of that epoch: all workers have as many steps, of as many rows.
+    int32 [worker, epoch, step, batch]. A worker with a row fewer, and a last, partial batch, repeat the worker's first
+    rows of that epoch, so that all workers have as many steps, of as many rows.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     check_whole(rows=rows, workers=workers, epochs=epochs, batch_size=batch_size)
     if workers > rows:
         raise ValueError(f"Each worker needs a row of its own: {workers} workers, {rows} rows.")
-    share = -(-rows // workers)  # of the worker that has most
+    share = -(-rows // workers)  # rows of the worker with most
     steps = -(-share // batch_size)
     order = np.empty((workers, epochs, steps, batch_size), np.int32)
     for epoch in range(epochs):
@@ -195,7 +195,7 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
 
 
 def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """`rows` of `length` examples as int32 [member, row], and how many real ones each of the `members` has.
+    """Return `rows` of `length` examples as int32 [member, row], and how many of them are no padding, int32 [member].
 
     Raises ValueError for anything out of range.
     """
@@ -207,13 +207,13 @@ def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.
     counts = (rows >= 0).sum(1)
     padded_at_end = (np.arange(rows.shape[1]) < counts[:, None]) == (rows >= 0)
     if rows.min(initial=0) < -1 or rows.max(initial=0) >= length or not padded_at_end.all() or not counts.all():
-        came = f"{rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest"
-        raise ValueError(f"rows must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {came}.")
+        got = f"{rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest"
+        raise ValueError(f"rows must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {got}.")
     return rows.astype(np.int32), counts.astype(np.int32)
 
 
 def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: int) -> jax.Array:
-    """The positions 0..count-1 of one member's rows in the order of an epoch.
+    """Return the positions 0..count-1 of one member's rows in the order of an epoch.
 
     Parameters
     ----------
@@ -235,17 +235,18 @@ def epoch_order(key: jax.Array | None, count: Any, *, length: int, batch_size: i
 
 
 def own_steps(count: Any, batch_size: int) -> Any:
-    """Steps of an epoch of a member with `count` rows, which are fewer than a batch where it makes one."""
+    """Return the steps of an epoch of a member with `count` rows: one where these are fewer than a batch."""
     return -(-count // batch_size)
 
 
 def own_order(key: jax.Array | None, count: Any, *, length: int, batch_size: int) -> jax.Array:
-    """`epoch_order` of a member that makes `own_steps`, the first ones: as alone, it shuffles no batch of all its rows.
+    """Return `epoch_order` for a member that makes only the first `own_steps` of the steps.
 
-    Of a batch that it fills in part the first `count` positions are its rows, the others some of them again.
+    As when trained alone, it does not shuffle a batch that holds all its rows. Of a batch that it fills in part, the
+    first `count` positions are its rows, the others some of them again.
     """
-    how = {"length": length, "batch_size": batch_size}
-    return jnp.where(count <= batch_size, epoch_order(None, count, **how), epoch_order(key, count, **how))
+    sizes = {"length": length, "batch_size": batch_size}
+    return jnp.where(count <= batch_size, epoch_order(None, count, **sizes), epoch_order(key, count, **sizes))
 
 
 def _labels(labels, clients):

@@ -1,4 +1,4 @@
-"""Each member's own hyperparameters, and its own learning rate from epoch to epoch."""
+"""Hyperparameters and learning rate schedules of each member's own."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -15,20 +15,20 @@ ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate
 
 
 def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
-    """{name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not.
+    """Return {name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not.
 
-    Where parts of it have one of the same name, as those of `optax.multi_transform` may, the name says which part's it
-    is: "head.learning_rate".
+    Where several parts of it have the same name, as with `optax.multi_transform`, the part precedes it:
+    "head.learning_rate".
     """
     return {name: value for name, (_, value) in _found(swarm.opt_state).items()}
 
 
 def with_hyperparameters(swarm: Any, **values: Any) -> Any:
-    """The same swarm with these hyperparameters of its optimizer: `values` are each a number, or one a member.
+    """Return the swarm with new hyperparameters of its optimizer: `values` are each a number, or one a member.
 
     Names are those of `hyperparameters`. A schedule, if the swarm has one, goes on from a learning rate given here.
-    Raises ValueError for a name that the optimizer does not hold, holds several times or computes by itself, and for
-    another number of values than members; for NaN too.
+    Raises ValueError for a name that the optimizer does not hold, holds several times or computes itself, for another
+    number of values than members, and for NaN.
 
     Examples
     --------
@@ -42,21 +42,21 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
     """
     present = hyperparameters(swarm)
     new = {}
-    for name, given in values.items():
+    for name, new_value in values.items():
         if name not in present:
             several = [known for known in present if known.endswith(f".{name}")]
             which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {ADVICE}"
             has = "several hyperparameters" if several else "no hyperparameter"
             raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
-        value = as_array(given, name)
+        value = as_array(new_value, name)
         if value.ndim and value.shape != (len(swarm),):
             raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
         if not isinstance(value, jax.core.Tracer) and np.isnan(value).any():
-            raise ValueError(f"{name} must be numbers, got NaN: {given!s:.60}.")
-        was = present[name]
-        # What Optax was given as an int may be changed to any number.
-        whole = jnp.issubdtype(was.dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.integer)
-        new[name] = jnp.broadcast_to(jnp.asarray(value, was.dtype if whole else _float(swarm, was)), was.shape)
+            raise ValueError(f"{name} must be numbers, got NaN: {new_value!s:.60}.")
+        old = present[name]
+        # A hyperparameter that Optax has as an int may be changed to any number.
+        is_int = jnp.issubdtype(old.dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.integer)
+        new[name] = jnp.broadcast_to(jnp.asarray(value, old.dtype if is_int else _float(swarm, old)), old.shape)
     _check_free(swarm, new)
     schedule = swarm.schedule
     if schedule is not None and (rates := schedule.base.keys() & new.keys()):
@@ -67,12 +67,12 @@ def with_hyperparameters(swarm: Any, **values: Any) -> Any:
 
 
 def constant(epoch: Any, base: Any) -> Any:
-    """`base` at every `epoch`."""
+    """Return `base` at every `epoch`."""
     return base
 
 
 def cosine(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) -> Any:
-    """Along a cosine down and up again, as PyTorch's CosineAnnealingLR.
+    """Decay along a cosine and rise again, as PyTorch's CosineAnnealingLR.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def cosine(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) ->
 
 
 def warm(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) -> Any:
-    """Along a cosine down, again and again from the start (Loshchilov and Hutter 2017).
+    """Decay along a cosine with warm restarts (Loshchilov and Hutter 2017).
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ def warm(epoch: Any, base: Any, *, period: float = 10, floor: float = 1e-6) -> A
 
 
 def multistep(epoch: Any, base: Any, *, milestones: tuple[int, ...] = (82, 123), factor: float = 0.1) -> Any:
-    """Down by a factor from some epochs on; the defaults are He et al.'s (2015) for CIFAR.
+    """Decay by a factor at each milestone; the defaults are He et al.'s (2015) for CIFAR.
 
     Parameters
     ----------
     epoch : the number of epochs before this one
     base : the learning rate before the first milestone
-    milestones : the epochs from which on it is multiplied, each once
-    factor : by what
+    milestones : the epochs from which on it is multiplied by `factor`, once each
+    factor : what it is multiplied by
 
     Returns
     -------
@@ -123,29 +123,29 @@ def multistep(epoch: Any, base: Any, *, milestones: tuple[int, ...] = (82, 123),
 
 
 def reduce(epoch: Any, base: Any) -> Any:
-    """`base` at every `epoch`, halved by `PLATEAU` where the validation loss stays for more than 5 epochs."""
+    """Return `base` at every `epoch`; `PLATEAU` halves it after more than 5 epochs without a better validation loss."""
     return base
 
 
-NAMED = {"constant": constant, "cosine": cosine, "warm": warm, "multistep": multistep, "reduce": reduce}
+SCHEDULES = {"constant": constant, "cosine": cosine, "warm": warm, "multistep": multistep, "reduce": reduce}
 # The published numbers of reduce, which are PyTorch's but for the patience; Optax halves at the last of these epochs.
 PLATEAU = optax.contrib.reduce_on_plateau(factor=0.5, patience=6, rtol=1e-4)
 
 
 @struct.dataclass
 class Schedule:
-    """What each member's learning rate follows: leaves [member]."""
+    """The learning rate schedule of each member: leaves [member]."""
 
     which: Any  # index into functions
     base: Any  # {name: learning rate}, as `hyperparameters` names them
-    plateau: Any  # how the validation loss stands and what reduce has made of 1, as Optax keeps it
+    plateau: Any  # Optax's state of `PLATEAU`: the best validation loss, and the scale by which reduce multiplies
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
 
 def with_schedule(swarm: Any, schedule: Any) -> Any:
-    """The same swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
+    """Return the swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
-    Each of several learning rates, such as those of `optax.multi_transform`, changes from its own.
+    Each of several learning rates, such as those of `optax.multi_transform`, changes from its own value.
 
     schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
     partial(multistep, milestones=(30, 60)), for all members, or a list of them, one a member. The epochs that a member
@@ -156,13 +156,13 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     if not base:
         raise ValueError(f"A schedule needs a learning_rate as data; {ADVICE}.")
     _check_free(swarm, base)
-    given = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
-    if len(given) != len(swarm):
-        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(given)}.")
-    of_members: list[Any] = [NAMED.get(one, one) if isinstance(one, str) else one for one in given]
-    for function in of_members:
-        if not (callable(function) and isinstance(function, Hashable)):
-            raise ValueError(f"Unknown schedule {function!r}; known: {', '.join(NAMED)}, or a function (epoch, base).")
+    each = list(schedule) if isinstance(schedule, list | tuple | np.ndarray) else [schedule] * len(swarm)
+    if len(each) != len(swarm):
+        raise ValueError(f"schedule must be one or {len(swarm)} of them, got {len(each)}.")
+    of_members: list[Any] = [SCHEDULES.get(one, one) if isinstance(one, str) else one for one in each]
+    for one in of_members:
+        if not (callable(one) and isinstance(one, Hashable)):
+            raise ValueError(f"Unknown schedule {one!r}; known: {', '.join(SCHEDULES)}, or a function (epoch, base).")
     functions = tuple(dict.fromkeys(of_members))
     for function in functions:
         value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
@@ -174,7 +174,7 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
 
 
 def learning_rates(swarm: Any) -> dict[str, jax.Array]:
-    """{name: floating-point array [member]} of the learning rates among `hyperparameters`."""
+    """Return {name: floating-point array [member]} of the learning rates among `hyperparameters`."""
     found = _found(swarm.opt_state)
     return {
         name: jnp.asarray(value, _float(swarm, value))
@@ -189,7 +189,7 @@ def needs_validation(swarm: Any) -> bool:
 
 
 def begin_epoch(state: Any) -> Any:
-    """The member `state` with the learning rate of its epoch."""
+    """Return the member `state` with the learning rate of its epoch."""
     schedule = state.schedule
     if schedule is None:
         return state
@@ -202,7 +202,7 @@ def begin_epoch(state: Any) -> Any:
 
 
 def end_epoch(state: Any, validation_loss: Any) -> Any:
-    """The member `state` after an epoch: `reduce` halves its learning rate where `validation_loss` stays too long."""
+    """Return the member `state` after an epoch: `reduce` halves its learning rate on a plateau of the loss."""
     schedule = state.schedule
     if schedule is None or reduce not in schedule.functions or validation_loss is None:
         return state
@@ -213,7 +213,7 @@ def end_epoch(state: Any, validation_loss: Any) -> Any:
 
 
 def _found(opt_state):
-    """{name: (path, value)} of hyperparameters, several of one name with as much of their paths as tells them apart."""
+    """Return {name: (path, value)} of hyperparameters; equal names get as much of their paths as tells them apart."""
     by_name: dict[str, list] = {}
     for path, values in optax.tree.get_all_with_path(opt_state, "hyperparams"):
         for name, value in values.items():
@@ -222,9 +222,9 @@ def _found(opt_state):
     for several in by_name.values():
         paths = [path[:-2] for path, _ in several]
         keys = [tuple(key for key in path if not hasattr(key, "name")) for path in paths]  # of dicts and tuples
-        for shown in ([()] * len(paths), keys, paths):
+        for heads in ([()] * len(paths), keys, paths):
             ends = [path[-1:] for path, _ in several]
-            names = [jax.tree_util.keystr(a + b, simple=True, separator=".") for a, b in zip(shown, ends, strict=True)]
+            names = [jax.tree_util.keystr(a + b, simple=True, separator=".") for a, b in zip(heads, ends, strict=True)]
             if len(set(names)) == len(names):
                 break
         found |= zip(names, several, strict=True)
@@ -232,7 +232,7 @@ def _found(opt_state):
 
 
 def _check_free(swarm, names):
-    """ValueError for a hyperparameter that was given to Optax as a schedule: it would be overwritten at each step."""
+    """Raise ValueError for a hyperparameter given to Optax as a schedule, which overwrites it at each step."""
     states = optax.tree.get_all_with_path(swarm.opt_state, "hyperparams_states")
     computed = {(path[:-1], name) for path, values in states for name in values}
     for name, (path, _) in _found(swarm.opt_state).items():
@@ -243,12 +243,12 @@ def _check_free(swarm, names):
 def _set(opt_state, values):
     found = _found(opt_state)
     for name, value in values.items():
-        where, _ = found[name]
-        opt_state = optax.tree.set(opt_state, lambda path, _, at=where: path == at, **{where[-1].key: value})
+        path, _ = found[name]
+        opt_state = optax.tree.set(opt_state, lambda other, _, path=path: other == path, **{path[-1].key: value})
     return opt_state
 
 
 def _float(swarm, value):
-    """The type that a hyperparameter has as a floating-point number: its own, or else Optax's for these params."""
+    """Return a hyperparameter's floating-point type: its own, or else Optax's for these params."""
     is_float = jnp.issubdtype(value.dtype, jnp.inexact)
     return value.dtype if is_float else optax.tree.dtype(swarm.params, "highest")

@@ -1,4 +1,4 @@
-"""What members score on rows of their own, each on its rows as one batch, however many others have."""
+"""Scores of members on rows of their own: each on its rows as one batch, however many the others have."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,42 +16,42 @@ from turbanet.training.optimizers import has_averages
 from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
 from turbanet.training.program import Evaluate, compiled
 
-MOST_COUNTS = 16  # of rows, from which on a sentence says how one program does
+MANY_COUNTS = 16  # numbers of rows, above which a message recommends a loss that takes mask=
 
 
 def apply(program: Any, swarm: Swarm, data: Any, plan: Any) -> Any:
-    """What `program` returns of every member, [member, ...], where the swarm is."""
+    """Run `program` on every member: -> its result [member, ...], on the swarm's device."""
     plan = choose(plan, swarm)
     rounds = plan.rounds(len(swarm))
     states = [plan.place(swarm, round) for round in rounds]
-    orders = list(zip(states, placed((data,), plan, rounds), strict=True))
-    run, block = fitting(partial(compiled, program, plan, *orders[0]), plan, len(rounds))
+    arguments = list(zip(states, placed((data,), plan, rounds), strict=True))
+    run, block = fitting(partial(compiled, program, plan, *arguments[0]), plan, len(rounds))
     if block < plan.block:
         return apply(program, swarm, data, dataclasses.replace(plan, block=block).balanced(len(swarm)))
-    out = gathered(*(run(*order) for order in orders), members=len(swarm))
+    out = gathered(*(run(*each) for each in arguments), members=len(swarm))
     return jax.device_put(out, home(swarm.step))
 
 
 def is_by_count(loss_fn: Callable, data: Data | None) -> bool:
-    """Whether members have different numbers of rows under a loss that cannot be told which rows are padding."""
+    """Whether members have different numbers of rows and the loss takes no mask to tell padding by."""
     return data is not None and data.ragged and not takes(loss_fn, "mask")
 
 
 def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -> Any:
-    """What `evaluate` returns of every member, [member, ...]: predictions are filled up with zeros.
+    """Run `evaluate` on every member: -> its result [member, ...], with predictions padded with zeros.
 
-    Where a loss takes no mask those with one number of rows are scored together, by a program for each number.
+    Where a loss takes no mask, members with equal numbers of rows are scored together, by a program for each number.
     """
     if not is_by_count(evaluate.loss_fn, data):
         return apply(evaluate, swarm, data, plan)
     plan = choose(plan, swarm)
-    swarm = swarm.replace(schedule=None, stopping=None, underway=None)  # of which no score reads, nor of moments
+    swarm = swarm.replace(schedule=None, stopping=None, underway=None)  # scores read none of these, nor moments
     swarm = swarm if has_averages(swarm.opt_state) else swarm.replace(opt_state=())
     counts = np.asarray(data.count)
     groups = [np.flatnonzero(counts == count) for count in np.unique(counts)]
-    if len(groups) > MOST_COUNTS:
-        what = f"A loss without mask= is scored by a program for each of {len(groups)} numbers of rows"
-        say_once(f"{what}; one that takes mask=, bool [batch], by one for all: see turbanet.mean_over_rows.")
+    if len(groups) > MANY_COUNTS:
+        problem = f"A loss without mask= is scored by a program for each of {len(groups)} numbers of rows"
+        say_once(f"{problem}; one that takes mask=, bool [batch], by one for all: see turbanet.mean_over_rows.")
     found = []
     for positions in groups:
         count = int(counts[positions[0]])
@@ -65,5 +65,5 @@ def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -
 
 
 def _filled(leaf, length):
-    """Rows of zeros after those of [member, row, ...]."""
+    """Pad [member, row, ...] with rows of zeros to `length` rows."""
     return jnp.pad(leaf, [(0, 0), (0, length - leaf.shape[1]), *[(0, 0)] * (leaf.ndim - 2)])

@@ -1,4 +1,4 @@
-"""Each member's training ended by itself: early, its best weights kept, or when a callback asks for it."""
+"""Early stopping of each member by itself, with its best weights, and stopping at the request of a callback."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,27 +15,27 @@ LOSS = "validation_loss"  # what is monitored unless a metric is
 
 @struct.dataclass
 class Stopping:
-    """How each member stands: leaves [member, ...]; without patience, only whether it trains on."""
+    """The state of early stopping of each member: leaves [member, ...]; without patience, `active` alone."""
 
     active: Any  # whether it trains on
-    best: Any = None  # value of what is monitored, negative where it is to become large
-    waited: Any = None  # epochs since then
+    best: Any = None  # best monitored value, negated if larger is better
+    waited: Any = None  # epochs since the best one
     params: Any = None  # of the best epoch
     collections: Any = None  # of the best epoch
-    opt_state: Any = None  # likewise, where members are scored by parameters that it keeps
+    opt_state: Any = None  # of the best epoch, where members are scored by parameters in it
     patience: int | None = struct.field(pytree_node=False, default=None)  # epochs
-    min_delta: float = struct.field(pytree_node=False, default=0.0)  # by how much an epoch must be better
+    min_delta: float = struct.field(pytree_node=False, default=0.0)  # by which an epoch must be better
     monitor: str | None = struct.field(pytree_node=False, default=None)  # LOSS, or the name of a metric
-    mode: str = struct.field(pytree_node=False, default="min")  # whether it is to become small, or large, "max"
+    mode: str = struct.field(pytree_node=False, default="min")  # "max" if larger is better
 
     @property
     def rule(self) -> str:
-        """When a member stops."""
+        """The rule by which a member stops, as text."""
         return f"{self.patience}, {self.min_delta}, {self.mode} {self.monitor}"
 
 
 def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mode: str) -> Any:
-    """`swarm` about to train each member until `patience` epochs in a row are not better by `min_delta`."""
+    """Return `swarm` set to train each member until `patience` epochs in a row are not better by `min_delta`."""
     if not 0 <= min_delta < np.inf:
         raise ValueError(f"min_delta is by how much an epoch must be better, at least 0; got {min_delta!r}.")
     best = jnp.full(len(swarm), jnp.inf)
@@ -46,50 +46,50 @@ def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mod
 
 
 def prepared(swarm: Any, patience: int | None, min_delta: float, rule: tuple[str, str], callbacks: Any) -> Any:
-    """`swarm` as `fit` trains it, with what its stopping needs; rule: (monitor, mode)."""
+    """Return `swarm` with the state of stopping that `fit` needs, if any; rule: (monitor, mode)."""
     if patience is not None:
         return with_stopping(swarm, patience, min_delta, *rule)
     return that_can_stop(swarm) if callbacks else swarm
 
 
 def that_can_stop(swarm: Any) -> Any:
-    """`swarm` about to train each member until it is told to stop."""
+    """Return `swarm` set to train each member until a callback stops it."""
     return swarm.replace(stopping=Stopping(_all_active(swarm)))
 
 
 def is_by_callbacks(swarm: Any) -> bool:
-    """Whether members of `swarm` stop when callbacks say so, and only then."""
+    """Whether members of `swarm` stop only at the request of callbacks."""
     return isinstance(swarm.stopping, Stopping) and swarm.stopping.patience is None
 
 
-def after_epoch(before: Any, after: Any, seen: Mapping[str, Any]) -> Any:
-    """One member after an epoch from `before` to `after` that has `seen` {name: value}; `before` if it had stopped.
+def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
+    """Return one member after an epoch from `before` to `after` with `metrics`; `before` if it had stopped.
 
-    What is monitored is not among them where a plan is measured, and where the host computes it: see `judged`.
+    The monitored value is not in `metrics` where a plan is measured, and where the host computes it: see `judged`.
     """
     stopping = before.stopping
     if stopping is None:
         return after
-    value = seen.get(stopping.monitor)
+    value = metrics.get(stopping.monitor)
     return choose(stopping.active, after if value is None else judged(after, value), before)
 
 
 def judged(state: Any, value: Any) -> Any:
-    """One member after an epoch, now that the `value` of what is monitored is known; NaN is never better.
+    """Return one member after an epoch with the monitored `value`; NaN is never better.
 
-    One that had stopped before, as by a callback, stays so.
+    A member that had stopped before, as by a callback, stays stopped.
     """
     stopping = state.stopping
     value = value if stopping.mode == "min" else -value
     better = value < stopping.best - stopping.min_delta
-    now = {"params": state.params, "collections": state.collections, "opt_state": _averages(state)}
-    now = stopping.replace(best=value, waited=0, **now)
-    seen = choose(better, now, stopping.replace(waited=stopping.waited + 1))
-    return state.replace(stopping=seen.replace(active=stopping.active & (seen.waited < stopping.patience)))
+    best = {"params": state.params, "collections": state.collections, "opt_state": _averages(state)}
+    improved = stopping.replace(best=value, waited=0, **best)
+    updated = choose(better, improved, stopping.replace(waited=stopping.waited + 1))
+    return state.replace(stopping=updated.replace(active=stopping.active & (updated.waited < stopping.patience)))
 
 
 def restored(swarm: Any) -> Any:
-    """`swarm` with every member's best weights, if there was patience, and without what was added."""
+    """Return `swarm` with every member's best weights, if there was patience, and without the state of stopping."""
     stopping = swarm.stopping
     if stopping is None or stopping.patience is None:
         return swarm.replace(stopping=None)
@@ -108,5 +108,5 @@ def _all_active(swarm):
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """The tree `yes` or the tree `no`."""
+    """Return the tree `yes` where `condition` holds, the tree `no` elsewhere."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,4 +1,4 @@
-"""Folders of this machine, and at addresses such as s3://bucket/run by fsspec."""
+"""Folders, on this machine or, by fsspec, at addresses such as s3://bucket/run."""
 
 import os
 import shutil
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 FILE = "file://"
-LAST = "last"  # the file at an address that names the last folder that is there whole
+LAST = "last"  # the file at an address that names the last complete folder
 
 
 def is_address(folder: str | os.PathLike) -> bool:
-    """Whether a folder is named by an address, such as s3://bucket/run, not by a path."""
+    """Whether a folder is an address, such as s3://bucket/run, and not a path."""
     return "://" in str(folder) and not str(folder).startswith(FILE)
 
 
 def place(folder: str | os.PathLike) -> Any:
-    """A folder as a path, resolved, or one at an address as `UPath`, which has a path's methods.
+    """Return a folder as a resolved path; at an address as `UPath`, which has a path's methods.
 
-    Raises ImportError without what that address needs, ValueError for a kind of address that nobody knows, one that
-    `Path` has cut, and options that would stay in this process.
+    Raises ImportError if a package that the address needs is missing, ValueError for an unknown kind of address, one
+    that `Path` has cut, and options that other processes would not have.
     """
     if not is_address(folder):
         path = Path(str(folder).removeprefix(FILE)).expanduser()
@@ -34,21 +34,21 @@ def place(folder: str | os.PathLike) -> Any:
         advice = 'pip install "turbanet[cluster]", or name a folder'
         raise ImportError(f"{folder} needs universal-pathlib, which is not installed: {advice}.") from None
     try:
-        there = UPath(folder)
+        remote = UPath(folder)
         if getattr(folder, "storage_options", None):
             raise ValueError("its storage_options would stay here; set them in fsspec's configuration, on every node")
-        _ = there.fs  # which is made now
+        _ = remote.fs  # opened now, so that its errors are raised here
     except ImportError as error:
         raise ImportError(f"{folder} cannot be opened ({error}): install it, or name a folder.") from None
     except ValueError as error:
         raise ValueError(f"{folder} cannot be opened ({error}): name a folder, or what fsspec knows.") from None
-    return there
+    return remote
 
 
 def write_whole(file: Any, text: str) -> None:
-    """Write a file of a `place`: others see all of it or nothing, at an address if its kind of store does so."""
+    """Write a file of a `place` atomically; at an address, if its store writes whole objects."""
     if is_address(file):
-        file.write_text(text)  # an object is there when all of it is
+        file.write_text(text)  # an object store shows an object once it is complete
         return
     part = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     part.write_text(text)
@@ -56,7 +56,7 @@ def write_whole(file: Any, text: str) -> None:
 
 
 def remove(folder: Any) -> None:
-    """Remove a folder of a `place` with all that is in it, if it is there."""
+    """Remove a folder of a `place` with its contents, if it exists."""
     if not is_address(folder):
         shutil.rmtree(folder, ignore_errors=True)
     elif folder.exists():
@@ -64,7 +64,7 @@ def remove(folder: Any) -> None:
 
 
 class Mirror:
-    """A folder of numbered folders at an address, of which what was last kept is on this machine while it is used."""
+    """A folder of numbered folders at an address; while it is used, the last of them is copied to this machine."""
 
     def __init__(self, address: str | os.PathLike):
         self.there = place(address)
@@ -73,11 +73,11 @@ class Mirror:
         weakref.finalize(self, folder.cleanup)
         if (last := self.there / LAST).exists():
             number = last.read_text()
-            if (self.there / number).exists():  # not where another attempt has removed it: then it begins anew
+            if (self.there / number).exists():  # another attempt may have removed it; this one then begins anew
                 self.there.fs.get((self.there / number).path, f"{self.here / number}", recursive=True)
 
     def send(self, number: int) -> None:
-        """Copy the folder of that number there, then name it as the last, then remove there what is no more here."""
+        """Upload the folder of that number, name it as the last, and remove remote folders that are gone here."""
         self.there.mkdir(parents=True, exist_ok=True)
         self.there.fs.put(f"{self.here / str(number)}/", (self.there / str(number)).path, recursive=True)
         write_whole(self.there / LAST, str(number))

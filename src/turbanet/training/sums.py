@@ -1,20 +1,20 @@
-"""Sums of many numbers, one after the other, from which rounding takes nothing (Kahan 1965)."""
+"""Compensated summation of many numbers, one after the other (Kahan 1965)."""
 
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-Sum: TypeAlias = tuple[jax.Array, jax.Array]  # the sum, and by how much it is too large
+Sum: TypeAlias = tuple[jax.Array, jax.Array]  # the sum, and its excess over the exact one
 
 
 def zero() -> Sum:
-    """The sum of no numbers."""
+    """Return the sum of no numbers."""
     return jnp.zeros(()), jnp.zeros(())
 
 
 def added(total: Sum, value: jax.Array) -> Sum:
-    """The sum with one number more, in float32 off by a rounding or two after any number of them."""
+    """Return the sum with one more number; in float32 it is off by a rounding or two after any number of them."""
     before, excess = total
     value = value.astype(before.dtype) - excess
     after = before + value
