@@ -1,4 +1,4 @@
-"""Evolution: swarms whose members are selected, recombined and mutated, or exploit and explore as they train."""
+"""Evolution of swarms by selection, crossover and mutation, and population-based training."""
 
 from turbanet.evolution.evolving import evolve
 from turbanet.evolution.genealogy import EvolutionHistory

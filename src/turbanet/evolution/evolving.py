@@ -1,4 +1,4 @@
-"""Evolution: the fittest members of a swarm are the parents of its next generation."""
+"""Evolve a swarm: the fittest members are the parents of the next generation."""
 
 import inspect
 from collections.abc import Callable
@@ -27,31 +27,31 @@ def evolve(
     history: EvolutionHistory | None = None,
     progress: bool = True,
 ) -> tuple[Swarm, EvolutionHistory]:
-    """Evolve a swarm: train or only score a generation, let its fittest have children, and again.
+    """Evolve a swarm: in each generation, train or score its members and replace them by the fittest ones' children.
 
     Parameters
     ----------
     swarm : the first generation
-    train : train(swarm, generation) -> (swarm, fitness [member]), the higher the better, NaN where a member has none.
-        What it trains, children inherit
-    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that keeps its id is the one that it
-        was; or a strategy of evosax (an object with init, ask and tell) for as many networks as the swarm has members.
-        A strategy is told the negative fitness, as it seeks the least. One of a distribution begins at the weights of
-        the swarm's first member; the swarm is what it asked for last, its own answer is in `history.state`
-    generations : how many are trained, this swarm the first of them
-    params : of a strategy; None: its `default_params`
-    seed : of all that the rule draws; a generation draws what it would have drawn in another call
-    history : of the call before, whose last generation this swarm is: the evolution goes on as if it had not ended
-    progress : whether a bar shows the generations and the best fitness
+    train : train(swarm, generation) -> (swarm, fitness [member]); higher is better, NaN for a member without fitness.
+        Children inherit what it trains
+    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that survives keeps its id; or an
+        evosax strategy (an object with init, ask and tell) whose population size is the number of members. A strategy
+        minimises, so it receives the negative fitness. A distribution-based one starts at the weights of the first
+        member; the returned swarm is the population that it last asked for, its solution is in `history.state`
+    generations : number of generations to train; without a history, the given swarm is the first
+    params : parameters of a strategy; None: its `default_params`
+    seed : seed of the rule's random numbers; those of a generation do not depend on the call that it is part of
+    history : the history of an earlier call that returned this swarm; the evolution continues as if uninterrupted
+    progress : whether to show a bar with the generations and the best fitness
 
     Returns
     -------
-    (swarm, EvolutionHistory) : the last generation, and all of them; `swarm[[history.best]]` is the fittest
+    (swarm, EvolutionHistory) : the last generation, and the history of all; `swarm[[history.best]]` is the fittest
 
     Raises
     ------
-    ValueError : for a rule that the swarm is too small for, members that share an id, a fitness of another shape, and
-        where no member has a fitness
+    ValueError : for a rule that needs a larger swarm, members that share an id, a fitness of another shape, and a
+        generation in which no member has a fitness
     Interrupted : a KeyboardInterrupt, for Ctrl-C; its `swarm` and `history` end with the last whole generation
 
     Examples
@@ -72,8 +72,8 @@ def evolve(
     check_plain(swarm, "evolve")
     is_strategy = all(callable(getattr(rule, name, None)) for name in ("init", "ask", "tell"))
     if isinstance(rule, type) or not (is_strategy or callable(rule)):
-        known = "a Genetic, a function (key, swarm, fitness) -> swarm, or an object with init, ask and tell"
-        raise ValueError(f"rule is {known}, got {rule!r:.80}.")
+        required = "a Genetic, a function (key, swarm, fitness) -> swarm, or an object with init, ask and tell"
+        raise ValueError(f"rule is {required}, got {rule!r:.80}.")
     if params is not None and not is_strategy:
         raise ValueError(f"params are a strategy's, with init, ask and tell; the rule is {rule!r:.80}.")
     if isinstance(rule, Genetic) and (generations > 1 or history is not None):
@@ -92,7 +92,7 @@ def evolve(
 
 
 class _Rule:
-    """A rule (key, swarm, fitness) -> swarm as `generations_of` follows it."""
+    """Adapt a rule (key, swarm, fitness) -> swarm to `generations_of`."""
 
     def __init__(self, rule):
         self.rule = rule
@@ -104,41 +104,42 @@ class _Rule:
             return *self.rule.offspring(key, swarm, last.fitness[-1]), None, None
         born = self.rule(key, swarm, jnp.asarray(last.fitness[-1]))
         if _specification(getattr(born, "params", None)) != _specification(swarm.params):
-            came = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
-            raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {came}.")
+            made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
+            raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")
         if len(np.unique(born.id)) < len(born):
             raise ValueError("The rule made members that share an id: give copies ids that nobody had.")
-        stayed = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
-        return born, np.stack([stayed, np.full_like(stayed, NOBODY)], axis=1), None, None
+        survivors = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
+        return born, np.stack([survivors, np.full_like(survivors, NOBODY)], axis=1), None, None
 
-    def told(self, key, swarm, fitness, state):
+    def tell(self, key, swarm, fitness, state):
         return None
 
 
 class _Strategy:
-    """A strategy of evosax as `generations_of` follows it: ask, train, tell."""
+    """Adapt an evosax strategy to `generations_of`: ask, train, tell."""
 
     def __init__(self, strategy, params, swarm):
         if strategy.population_size != len(swarm):
-            came = f"a population_size of {strategy.population_size}, the swarm {len(swarm)} members"
-            raise ValueError(f"The strategy has {came}.")
+            sizes = f"a population_size of {strategy.population_size}, the swarm {len(swarm)} members"
+            raise ValueError(f"The strategy has {sizes}.")
         if _specification(strategy.solution) != _specification(swarm.get_state(0).params):
             raise ValueError("The strategy is for another network: give it solution=swarm.get_state(0).params.")
         self.strategy = strategy
         self.params = strategy.default_params if params is None else params
-        self.evolves_members = "fitness" in inspect.signature(strategy.init).parameters
+        # evosax initialises a population-based strategy with a fitness, one of a distribution with a mean
+        self.is_population_based = "fitness" in inspect.signature(strategy.init).parameters
 
     def follow(self, key, swarm, last):
-        nobody = np.full((len(swarm), 2), NOBODY)
+        no_parents = np.full((len(swarm), 2), NOBODY)
         state = None if last is None else last.state
         if state is None:
-            if self.evolves_members:
-                return swarm, nobody, None, None
+            if self.is_population_based:
+                return swarm, no_parents, None, None
             state = self.strategy.init(jax.random.fold_in(key, 0), swarm.get_state(0).params, self.params)
         population, state = self.strategy.ask(jax.random.fold_in(key, 1), state, self.params)
-        return swarm.replace(params=population), nobody, state, None
+        return swarm.replace(params=population), no_parents, state, None
 
-    def told(self, key, swarm, fitness, state):
+    def tell(self, key, swarm, fitness, state):
         cost = jnp.asarray(-np.where(np.isnan(fitness), np.nanmin(fitness), fitness))
         if state is None:
             return self.strategy.init(jax.random.fold_in(key, 0), swarm.params, cost, self.params)
@@ -146,5 +147,5 @@ class _Strategy:
 
 
 def _specification(params):
-    """What the weights of two swarms, or two networks, have in common: a tree of their shapes and types."""
+    """Return the tree of shapes and types of some weights."""
     return jax.eval_shape(lambda tree: tree, params)

@@ -1,25 +1,25 @@
-"""Genealogy: what a population was worth in each generation, and who descends from whom."""
+"""Genealogy: the fitness and the parents of each member in each generation."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-NOBODY = -1  # in the place of a parent
+NOBODY = -1  # id of a parent that does not exist
 
 
 @dataclasses.dataclass(frozen=True)
 class EvolutionHistory:
-    """What `evolve` or `population_based` saw of each member in each generation.
+    """Fitness, parents and hyperparameters of each member in each generation of `evolve` or `population_based`.
 
-    fitness : [generation, member], the higher the better, NaN where a member had none
+    fitness : [generation, member], higher is better, NaN for a member without one
     member : int [generation, member], the members' ids
-    parents : int [generation, member, 2], the ids in the generation before of whose weights they are; a member that
-        went on as it was is its own first parent. NOBODY (-1): there is no such parent
-    values : {name: [generation, member]}, the hyperparameters that each trained with; None where there are none
+    parents : int [generation, member, 2], ids in the previous generation of the members that the weights come from; a
+        member that continued unchanged is its own first parent. NOBODY (-1): there is no such parent
+    values : {name: [generation, member]}, the hyperparameters that each member trained with; None where there are none
     seconds : [generation], of selection and training, compilation included
-    state : of a strategy that evolved them; None without one
-    fingerprint : of the last generation's names and weights, by which it is known again
+    state : final state of a strategy; None without one
+    fingerprint : of the last generation's ids, seeds and weights; a later call checks that its swarm has the same
     """
 
     fitness: np.ndarray
@@ -32,17 +32,17 @@ class EvolutionHistory:
 
     @classmethod
     def of(cls, fitness: Any, member: Any, parents: Any, values: Any, seconds: float, state: Any) -> "EvolutionHistory":
-        """One generation's: arrays [member, ...]."""
+        """Return the history of one generation from arrays [member, ...]."""
         values = None if values is None else {name: np.asarray(value)[None] for name, value in values.items()}
         return cls(fitness[None], member[None], parents[None], values, np.array([seconds]), state)
 
     @property
     def best(self) -> int:
-        """The id of the last generation's fittest member."""
+        """Id of the fittest member of the last generation."""
         return int(self.member[-1, np.nanargmax(self.fitness[-1])])
 
     def frame(self) -> Any:
-        """A tidy pandas table: generation, member, parent and other_parent (-1: nobody), fitness, the values."""
+        """Return a tidy pandas table: generation, member, parent, other_parent (-1: none), fitness and the values."""
         import pandas as pd
 
         generations, members = self.fitness.shape
@@ -52,29 +52,28 @@ class EvolutionHistory:
         return pd.DataFrame(columns | {"fitness": self.fitness.ravel()} | values)
 
     def lineage(self, member: int | None = None) -> Any:
-        """The lines of `frame` that a member of the last generation descends from, by first parents; None: the best.
+        """Return the rows of `frame` of a member of the last generation and its ancestors, by first parents.
 
-        Raises KeyError for an id that the last generation has not.
+        member : its id; None: the fittest member's. Raises KeyError for an id that is not in the last generation.
         """
         member = self.best if member is None else member
         if member not in self.member[-1]:
             raise KeyError(f"No member {member} in the last generation; its ids are {self.member[-1].tolist()}.")
         members = self.member.shape[1]
-        lines, wanted = [], member
+        rows = []
         for generation in range(len(self.member) - 1, -1, -1):
-            if wanted == NOBODY:
+            if member == NOBODY:
                 break
-            place = int(np.flatnonzero(self.member[generation] == wanted)[0])
-            lines.append(generation * members + place)
-            wanted = self.parents[generation, place, 0]
-        return self.frame().iloc[lines[::-1]].reset_index(drop=True)
+            position = int(np.flatnonzero(self.member[generation] == member)[0])
+            rows.append(generation * members + position)
+            member = self.parents[generation, position, 0]
+        return self.frame().iloc[rows[::-1]].reset_index(drop=True)
 
 
-def joined(seen: list[EvolutionHistory], fingerprint: str) -> EvolutionHistory:
-    """One history of some that followed one another; `fingerprint`: of the last generation."""
-    last = seen[-1]
+def joined(histories: list[EvolutionHistory], fingerprint: str) -> EvolutionHistory:
+    """Concatenate the histories of consecutive generations; `fingerprint`: of the last generation."""
     names = "fitness", "member", "parents", "seconds"
-    whole = {name: np.concatenate([getattr(one, name) for one in seen]) for name in names}
-    each = [one.values for one in seen if one.values is not None]
+    arrays = {name: np.concatenate([getattr(one, name) for one in histories]) for name in names}
+    each = [one.values for one in histories if one.values is not None]
     values = {name: np.concatenate([one[name] for one in each]) for name in each[0]} if each else None
-    return dataclasses.replace(last, values=values, fingerprint=fingerprint, **whole)
+    return dataclasses.replace(histories[-1], values=values, fingerprint=fingerprint, **arrays)

@@ -1,4 +1,4 @@
-"""Population-based training: who does badly goes on from the best ones' weights, with settings a little off theirs."""
+"""Population-based training: the worst members copy the best ones and explore hyperparameters near theirs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,41 +16,51 @@ from turbanet.training.member import Swarm
 
 
 def exploit(key: jax.Array, fitness: Any, *, share: float) -> jax.Array:
-    """Whose weights each member goes on with, int [member], by position: the worst copy the best, the others stay.
+    """Return the position of the member whose weights each member continues with, int [member].
 
-    The worst `share` of the members each copy one of the best `share`, drawn evenly (truncation selection: Jaderberg et
-    al. 2017). Who has NaN copies too, and is copied by nobody.
+    The worst `share` of the members each copy one of the best `share`, drawn uniformly (truncation selection: Jaderberg
+    et al. 2017); the others keep their own. Members with NaN fitness copy too, and are never copied.
     """
     return _exploited(key, costs(fitness, len(fitness)), share)
 
 
 def _exploited(key, costs, share):
-    pick, shuffle = jax.random.split(key)
+    draw_key, tie_key = jax.random.split(key)
     members = len(costs)
     cut = int(share_of(share, members))
-    order, worth = ranked(shuffle, costs)
+    order, fit = ranked(tie_key, costs)  # fit: the number of members with a fitness
     rank = jnp.argsort(order)
-    drawn = jax.random.randint(pick, (members,), 0, jnp.minimum(worth, cut))
-    return jnp.where(rank >= jnp.minimum(members - cut, worth), order[drawn], jnp.arange(members))
+    drawn = jax.random.randint(draw_key, (members,), 0, jnp.minimum(fit, cut))
+    return jnp.where(rank >= jnp.minimum(members - cut, fit), order[drawn], jnp.arange(members))
 
 
 def explore(
     key: jax.Array, values: dict[str, Any], copied: Any, *, factors: Sequence[float], limits: Mapping[str, tuple]
 ) -> dict[str, jax.Array]:
-    """Hyperparameters {name: [member]} times a factor drawn for each, where the member was `copied`, bool [member].
+    """Multiply the hyperparameters of members that copied by randomly drawn factors.
 
-    limits : {name: (least, most)}, which none of them leaves
+    Parameters
+    ----------
+    key : JAX random key
+    values : hyperparameters, {name: floats [member]}
+    copied : bool [member], whether the member copied another one; the values of the others do not change
+    factors : one of them is drawn for each value
+    limits : {name: (least, most)}, to which products are clipped
+
+    Returns
+    -------
+    {name: [member]}
     """
     values = {name: jnp.asarray(value) for name, value in values.items()}
     if whole := [name for name, value in values.items() if not jnp.issubdtype(value.dtype, jnp.floating)]:
         raise ValueError(f"explore multiplies floating-point numbers, {whole[0]} holds {values[whole[0]].dtype}.")
     keys = dict(zip(sorted(values), jax.random.split(key, len(values)), strict=True))
 
-    def changed(name, value):
-        moved = value * jax.random.choice(keys[name], jnp.asarray(factors, value.dtype), value.shape)
-        return jnp.where(copied, jnp.clip(moved, *limits.get(name, (None, None))), value)
+    def explored(name, value):
+        product = value * jax.random.choice(keys[name], jnp.asarray(factors, value.dtype), value.shape)
+        return jnp.where(copied, jnp.clip(product, *limits.get(name, (None, None))), value)
 
-    return {name: changed(name, value) for name, value in values.items()}
+    return {name: explored(name, value) for name, value in values.items()}
 
 
 def population_based(
@@ -66,37 +76,37 @@ def population_based(
     history: EvolutionHistory | None = None,
     progress: bool = True,
 ) -> tuple[Swarm, EvolutionHistory]:
-    """Train a swarm whose members' hyperparameters are found while it trains (Jaderberg et al. 2017).
+    """Train a swarm and adapt its members' hyperparameters as it trains (Jaderberg et al. 2017).
 
-    Between two rounds the worst members go on from the best ones' weights, optimizers and collections, with
-    hyperparameters a factor away from theirs. Members keep their ids, and so their own random numbers.
+    Between two rounds the worst members copy the weights, optimizer states and collections of the best, and their
+    hyperparameters multiplied by random factors. Members keep their ids, and so their own random numbers.
 
     Parameters
     ----------
-    swarm : TurbaTrainState of any number of members from two on
-    train : train(swarm, round, values) -> (swarm, fitness [member]), the higher the better, NaN where a member has
-        none: a round of `fit(with_hyperparameters(swarm, **values), ...)`, of
-        `train_agents(env, config._replace(**values), swarm)`, or of anything else that takes them
-    values : {name: [member]}, the hyperparameters that the members begin with, above or below 0, as the first of what
-        `draw` and `grid` return; a call with a history goes on with those that it ended with
-    rounds : how many
-    share : of the members that copy, and of those that are copied
-    factors : by one of which each hyperparameter of a member that copied is multiplied
+    swarm : TurbaTrainState of at least two members
+    train : train(swarm, round, values) -> (swarm, fitness [member]); higher is better, NaN for a member without
+        fitness. A round may be `fit(with_hyperparameters(swarm, **values), ...)`,
+        `train_agents(env, config._replace(**values), swarm)`, or any other training with these values
+    values : {name: [member]}, the initial hyperparameters, none of them 0, such as the first item that `draw` and
+        `grid` return; a call with a history continues with the values of its last round
+    rounds : number of rounds
+    share : share of the members that copy, and of those that are copied
+    factors : each hyperparameter of a member that copied is multiplied by one of them
     limits : {name: (least, most)} of hyperparameters
-    seed : of all that is drawn here; a round draws what it would have drawn in another call
-    history : of the call before, whose swarm this is: the training goes on as if it had not ended
-    progress : whether a bar shows the rounds and the best fitness
+    seed : seed of the copies and factors; those of a round do not depend on the call that it is part of
+    history : the history of an earlier call that returned this swarm; the training continues as if uninterrupted
+    progress : whether to show a bar with the rounds and the best fitness
 
     Returns
     -------
-    (swarm, EvolutionHistory) : `history.values` are those that each member trained with in each round;
-        `history.lineage()` is how the best one came about, a schedule of hyperparameters
+    (swarm, EvolutionHistory) : `history.values` holds the values that each member trained with in each round;
+        `history.lineage()` has those of the best member and its ancestors, a schedule of hyperparameters
 
     Raises
     ------
-    ValueError : for fewer than two members, another number of values than members, values that are 0 or outside of
-        their limits, a share of which there is nobody, factors that are not above 0, limits of unknown names, a fitness
-        of another shape, and where nobody has one
+    ValueError : for fewer than two members, another number of values than members, values that are 0 or outside their
+        limits, a share of less than one member, factors that are not positive, limits of unknown names, a fitness of
+        another shape, and a round in which no member has a fitness
     Interrupted : a KeyboardInterrupt, for Ctrl-C; its `swarm` and `history` end with the last whole round
 
     Examples
@@ -119,37 +129,37 @@ def population_based(
     check_follows(swarm, history, values=values)
     members = len(swarm)
     if not isinstance(share, float) or not 0 < share <= 0.5 or share_of(share, members) < 1:
-        wanted = f"share is at most a half, and of {members} members at least one"
-        raise ValueError(f"{wanted} that copies and another that is copied; got {share!r}.")
+        required = f"share is at most a half, and of {members} members at least one"
+        raise ValueError(f"{required} that copies and another that is copied; got {share!r}.")
     factors = tuple(np.ravel(factors).tolist())
     if not factors or not all(0 < factor < np.inf for factor in factors):
         raise ValueError(f"factors are numbers above 0, such as (0.8, 1.25), got {factors!r}.")
     if not isinstance(values, Mapping):
         raise ValueError(f"values are {{name: [member]}}, the first of what draw and grid return; got {values!r:.80}.")
-    begun = {name: as_array(value, name) for name, value in values.items()}
-    for name, value in begun.items():
+    initial = {name: as_array(value, name) for name, value in values.items()}
+    for name, value in initial.items():
         if np.shape(value) != (members,) or not np.issubdtype(value.dtype, np.floating):
-            came = f"{np.shape(value)} of {value.dtype}"
-            raise ValueError(f"{name} must be one floating-point number for each of {members} members, got {came}.")
+            received = f"{np.shape(value)} of {value.dtype}"
+            raise ValueError(f"{name} must be one floating-point number for each of {members} members, got {received}.")
         if not np.isfinite(value).all():
             raise ValueError(f"{name} holds NaN or infinite numbers: {value!r:.80}.")
         if (value == 0).any():
             raise ValueError(f"{name} holds 0, which stays 0 whatever it is multiplied by: begin at a small number.")
-    if not begun:
+    if not initial:
         raise ValueError("values are {name: [member]}, got none: there is nothing to find.")
     limits = dict(limits or {})
-    if unknown := limits.keys() - begun.keys():
-        raise ValueError(f"limits name {', '.join(sorted(unknown))}; the values are {', '.join(begun)}.")
+    if unknown := limits.keys() - initial.keys():
+        raise ValueError(f"limits name {', '.join(sorted(unknown))}; the values are {', '.join(initial)}.")
     for name, pair in limits.items():
         if np.shape(pair) != (2,) or not pair[0] <= pair[1]:
             raise ValueError(f"limits are (least, most) of a hyperparameter, got {pair!r} for {name}.")
-        if (begun[name] < pair[0]).any() or (begun[name] > pair[1]).any():
+        if (initial[name] < pair[0]).any() or (initial[name] > pair[1]).any():
             raise ValueError(f"{name} begins outside of its limits {pair!r}: {values[name]!r:.80}.")
     bounds = tuple((name, tuple(map(float, pair))) for name, pair in limits.items())
     step = partial(_copied, share=share, factors=factors, limits=bounds)
     return generations_of(
         swarm,
-        _Copies(step, begun),
+        _Copies(step, initial),
         train,
         generations=rounds,
         seed=seed,
@@ -160,30 +170,30 @@ def population_based(
 
 
 class _Copies:
-    """What follows a round, as `generations_of` asks for it."""
+    """Adapt exploitation and exploration to `generations_of`."""
 
-    def __init__(self, step, begun):
+    def __init__(self, step, initial):
         self.step = step
-        self.begun = begun
+        self.initial = initial
 
     def follow(self, key, swarm, last):
         if last is None:
-            return swarm, np.full((len(swarm), 2), NOBODY), None, self.begun
+            return swarm, np.full((len(swarm), 2), NOBODY), None, self.initial
         values = {name: value[-1] for name, value in last.values.items()}
         swarm, parents, values = self.step(key, swarm, costs(last.fitness[-1], len(swarm)), values)
         return swarm, parents, None, values
 
-    def told(self, key, swarm, fitness, state):
+    def tell(self, key, swarm, fitness, state):
         return None
 
 
 @partial(jax.jit, static_argnames=("share", "factors", "limits"))
 def _copied(key, swarm, costs, values, *, share, factors, limits):
-    """(The swarm after exploitation, its members' parents, the values after exploration)."""
-    pick, move = jax.random.split(key)
-    places = _exploited(pick, costs, share)
-    copied = places != jnp.arange(len(swarm))
-    taken = jax.tree.map(lambda leaf: leaf[places], swarm).replace(seed=swarm.seed, id=swarm.id)
-    values = {name: jnp.asarray(value)[places] for name, value in values.items()}
-    values = explore(move, values, copied, factors=factors, limits=dict(limits))
-    return taken, jnp.stack([swarm.id[places], jnp.full_like(swarm.id, NOBODY)], axis=1), values
+    """Return the swarm after exploitation, its members' parents, and the values after exploration."""
+    exploit_key, explore_key = jax.random.split(key)
+    sources = _exploited(exploit_key, costs, share)
+    copied = sources != jnp.arange(len(swarm))
+    exploited = jax.tree.map(lambda leaf: leaf[sources], swarm).replace(seed=swarm.seed, id=swarm.id)
+    values = {name: jnp.asarray(value)[sources] for name, value in values.items()}
+    values = explore(explore_key, values, copied, factors=factors, limits=dict(limits))
+    return exploited, jnp.stack([swarm.id[sources], jnp.full_like(swarm.id, NOBODY)], axis=1), values

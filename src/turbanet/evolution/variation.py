@@ -1,4 +1,4 @@
-"""Variation: how the weights of a child differ from its parents', written for one child."""
+"""Crossover and mutation of one child's weights."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ import numpy as np
 
 
 def uniform(key: jax.Array, first: Any, second: Any) -> Any:
-    """Weights of two networks mixed: each number is the one's or the other's, by a coin (Syswerda 1989)."""
+    """Uniform crossover: take each weight from one parent or the other with equal probability (Syswerda 1989)."""
     coins = _like(first, lambda shape: jax.random.bernoulli(key, shape=shape))
     return jax.tree.map(jnp.where, coins, first, second)
 
 
 def per_layer(key: jax.Array, first: Any, second: Any) -> Any:
-    """Weights of two networks mixed: each layer, kernel and bias together, is the one's or the other's, by a coin.
+    """Crossover by layer: take each layer, kernel and bias together, from one parent or the other.
 
-    A layer is what lies under one path in the params, but for its last name.
+    Leaves whose paths in params differ only in the last name form a layer.
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(first)]
     layers = list(dict.fromkeys(path[:-1] for path in paths))
@@ -27,14 +27,14 @@ def per_layer(key: jax.Array, first: Any, second: Any) -> Any:
 
 
 def gaussian(key: jax.Array, params: Any, scale: Any) -> Any:
-    """Weights with noise of standard deviation `scale`: a number, or a tree of them for parts or leaves of params."""
+    """Gaussian mutation: add noise of standard deviation `scale`, a number or a tree of them for layers or leaves."""
     noise = _like(params, lambda shape: jax.random.normal(key, shape))
     scales = jax.tree.broadcast(scale, params)
     return jax.tree.map(lambda leaf, noise, scale: (leaf + scale * noise).astype(leaf.dtype), params, noise, scales)
 
 
 def _like(params, draw):
-    """A tree of the shapes of `params`, from draw((numbers,)): drawn in one piece, which compiles faster."""
+    """Return a tree like `params` of random numbers, from a single draw((size,)), which compiles faster than many."""
     leaves, tree = jax.tree.flatten(params)
     ends = np.cumsum([leaf.size for leaf in leaves])
     drawn = jnp.split(draw((int(ends[-1]),)), ends[:-1])

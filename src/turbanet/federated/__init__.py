@@ -1,4 +1,4 @@
-"""Federated learning: one network trained by clients that keep their rows, and copies of it that are averaged."""
+"""Federated learning of one network by clients that keep their rows, and local SGD by workers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Local SGD: workers train copies of one network on rows of their own, and every few steps the copies are averaged."""
+"""Local SGD: workers train copies of one network on their own rows; the copies are averaged every few steps."""
 
 import dataclasses
 import itertools
@@ -23,17 +23,17 @@ from turbanet.training.optimizers import check_plain
 from turbanet.training.plan import Plan
 from turbanet.training.sampling import deal
 
-CALLS = 20  # of the program in a training: after each of them the clock is read
-WORKERS = "worker"  # the axis that the average runs over, of those on one device
+CALLS = 20  # of the program in a training; the clock is read after each
+WORKERS = "worker"  # name of the axis of the workers on one device, over which they are averaged
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalHistory:
-    """What the workers saw.
+    """Losses of the workers and wall-clock times of a training by `local_sgd`.
 
-    loss: float32 [step, worker], of each one's own batch. seconds: float64 [step], from the first step on; read off the
-    clock a few times in a training, evenly in between. startup_seconds: from the call to the first step, compilation
-    above all.
+    loss : float32 [step, worker], of each worker's own batch
+    seconds : float64 [step], since the first step began; measured a few times in a training, interpolated in between
+    startup_seconds : from the call to the first step, mostly compilation
     """
 
     loss: np.ndarray
@@ -56,34 +56,35 @@ def local_sgd(
     devices: int | None = None,
     allow_nan: bool = False,
 ) -> tuple[Swarm, LocalHistory]:
-    """Train ONE network by a swarm of workers, all at once (local SGD: Stich 2019).
+    """Train ONE network by a swarm of parallel workers (local SGD: Stich 2019).
 
-    Each worker has a copy of the network and of its optimizer and trains on rows of its own; every few steps the
-    copies' weights, and what else of the model changes in training, are averaged. Moments stay each worker's own.
+    Each worker trains a copy of the network, with an optimizer state of its own, on its own rows. Every few steps the
+    copies' weights and collections are averaged; optimizer states are not.
 
     Parameters
     ----------
     swarm : TurbaTrainState of one member
     x, y : arrays or pytrees of arrays, [row, ...]
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction); None: the swarm's own
-    workers : how many copies; as many of the devices as divide them are used
-    epochs : passes over all rows, which are dealt out anew in each (see `deal`)
+    workers : number of copies; the largest number of devices that divides it is used
+    epochs : passes over all rows, which are dealt to the workers anew in each (see `deal`)
     batch_size : rows of a worker's step
-    every : steps between two averages; the last steps are averaged too
-    outer : an Optax optimizer that takes the copies' mean less the weights before as its downhill direction, in place
-        of the mean itself: optax.sgd(0.7, momentum=0.9, nesterov=True) is DiLoCo's (Douillard et al. 2023)
-    seed : of the rows' order, which a second call goes on with
-    devices : how many of JAX's; None: all
+    every : steps between two averages; the copies are also averaged after the last step
+    outer : an Optax optimizer of the averaged weights, whose gradient is the weights before a round less the copies'
+        mean; None: the mean replaces the weights. DiLoCo's is optax.sgd(0.7, momentum=0.9, nesterov=True) (Douillard
+        et al. 2023)
+    seed : seed of the rows' order, which a second call continues
+    devices : number of JAX devices; None: all
     allow_nan : whether x and y may hold NaN and infinite numbers
 
     Returns
     -------
-    (swarm, LocalHistory) : of one member again, and what the workers saw
+    (swarm, LocalHistory) : a swarm of one member, and the workers' losses
 
     Raises
     ------
     ValueError : for more than one member, more workers than rows, a schedule by epochs, and what `fit` refuses
-    FloatingPointError : for a loss that becomes NaN or infinite, with the first step that it did so at
+    FloatingPointError : for a loss that becomes NaN or infinite; it names the first such step
 
     Examples
     --------
@@ -121,23 +122,23 @@ def local_sgd(
     losses = np.asarray(losses).T
     if not np.isfinite(losses).all():
         step, worker = np.argwhere(~np.isfinite(losses))[0]
-        came = f"The loss of worker {worker} is {losses[step, worker]} at step {step}"
-        raise FloatingPointError(f"{came}: take a smaller learning rate, or average more often than every {every}.")
+        found = f"The loss of worker {worker} is {losses[step, worker]} at step {step}"
+        raise FloatingPointError(f"{found}: take a smaller learning rate, or average more often than every {every}.")
     merged = jax.device_put(_merge(state.replace(apply_fn=None, tx=None)), swarm.step.sharding)
-    same = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample", "seed", "id")}
-    return merged.replace(epoch=swarm.epoch + epochs, **same), LocalHistory(losses, seconds, startup)
+    unchanged = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample", "seed", "id")}
+    return merged.replace(epoch=swarm.epoch + epochs, **unchanged), LocalHistory(losses, seconds, startup)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Averaging:
-    """Rounds of `every` steps of each worker with an average at their end."""
+    """Rounds of `every` steps of each worker, each followed by an average of the workers."""
 
     loss_fn: Callable
     every: int
     outer: optax.GradientTransformation
 
     def of_worker(self, own, shared, first, last, axes):
-        """The rounds from `first` to `last` of one worker, beside the others on `axes`."""
+        """Run the rounds from `first` to before `last` of one worker, averaged with the others over `axes`."""
         state, order, losses = own
         moments, x, y = shared
         steps = order.shape[0]
@@ -153,8 +154,8 @@ class _Averaging:
             begin = number * self.every
             after, losses = jax.lax.fori_loop(begin, jnp.minimum(begin + self.every, steps), step, (before, losses))
             params, collections = _mean((after.params, after.collections), axes)
-            downhill = jax.tree.map(jnp.subtract, before.params, params)  # what an optimizer takes for a gradient
-            updates, moments = self.outer.update(downhill, moments, before.params)
+            pseudo_gradient = jax.tree.map(jnp.subtract, before.params, params)
+            updates, moments = self.outer.update(pseudo_gradient, moments, before.params)
             after = after.replace(params=optax.apply_updates(before.params, updates), collections=collections)
             return after, moments, losses
 
@@ -162,41 +163,41 @@ class _Averaging:
         return (state, order, losses), moments
 
     def compiled(self, plan, own, shared):
-        """(own, shared, first, last) -> own and moments, as leaves; from memory if an equal one was compiled."""
+        """Return the compiled (own, shared, first, last) -> leaves of own and moments, cached."""
         key = program.identity(self, plan, own[0], (own[1:], shared))
         return program.remembered(key, partial(self._compile, plan, own, shared))
 
     def _compile(self, plan, own, shared):
         trees = jax.tree.structure(own), jax.tree.structure(shared)
-        here = len(own[2]) // len(plan.devices)
+        workers = len(own[2]) // len(plan.devices)  # on each device
         several = len(plan.devices) > 1
-        axes = (WORKERS,) * (here > 1) + ("member",) * several
+        axes = (WORKERS,) * (workers > 1) + ("member",) * several
 
-        def of_device(own, shared, first, last):
+        def on_device(own, shared, first, last):
             one = partial(self.of_worker, axes=axes)
-            if here > 1:
+            if workers > 1:
                 own, moments = jax.vmap(one, (0, None, None, None), axis_name=WORKERS)(own, shared, first, last)
                 return own, jax.tree.map(lambda leaf: leaf[0], moments)
             own, moments = one(jax.tree.map(lambda leaf: leaf[0], own), shared, first, last)
             return jax.tree.map(lambda leaf: leaf[None], own), moments
 
-        rounds: Any = of_device
+        rounds: Any = on_device
         if several:
-            mine, all_read = PartitionSpec("member"), PartitionSpec()
-            reads = mine, all_read, all_read, all_read
+            split, whole = PartitionSpec("member"), PartitionSpec()
+            in_specs = split, whole, whole, whole
             mesh = own[2].sharding.mesh
-            rounds = jax.shard_map(of_device, mesh=mesh, in_specs=reads, out_specs=(mine, all_read), check_vma=False)
+            rounds = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=(split, whole), check_vma=False)
 
-        def of_leaves(own, shared, first, last):
+        def on_leaves(own, shared, first, last):
             return jax.tree.leaves(rounds(*map(jax.tree.unflatten, trees, (own, shared)), first, last))
 
         number = jax.ShapeDtypeStruct((), np.int32)
         leaves = jax.tree.leaves(own), jax.tree.leaves(shared)
-        return plan.lower(of_leaves, *leaves, number, number, donate_argnums=0).compile()
+        return plan.lower(on_leaves, *leaves, number, number, donate_argnums=0).compile()
 
 
 def _mean(tree, axes):
-    """The workers' mean of what are no whole numbers: one vector, as a sum over devices costs more than its numbers."""
+    """Average the floating-point leaves over the workers, as one vector: a small all-reduce is mostly latency."""
     floats, put = floating(tree)
     flat, split = ravel_pytree(floats)
     return put(split(jax.lax.pmean(flat, axes) if axes else flat))
@@ -208,14 +209,14 @@ def _merge(state):
 
 
 def _plan(workers, devices):
-    """As many devices as divide the workers."""
-    known: Any = Plan(devices).devices
-    count = max(count for count in range(1, len(known) + 1) if workers % count == 0)
-    return Plan(known[:count], block=workers // count)
+    """Return a plan for the largest number of devices that divides the workers."""
+    available: Any = Plan(devices).devices
+    count = max(count for count in range(1, len(available) + 1) if workers % count == 0)
+    return Plan(available[:count], block=workers // count)
 
 
 def _run(run, own, shared, *, steps, every):
-    """Call after call: (own, seconds [step])."""
+    """Call the program until all rounds are done: -> (own, seconds [step])."""
     rounds = -(-steps // every)
     ends = np.unique(np.linspace(0, rounds, min(rounds, CALLS) + 1).round().astype(np.int32))
     leaves, read = jax.tree.leaves(own), jax.tree.leaves(shared)

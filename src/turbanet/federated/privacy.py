@@ -1,22 +1,22 @@
-"""How much of one client can be learned from a network that clients have trained: differential privacy's epsilon."""
+"""Differential privacy of federated learning: the epsilon of one client."""
 
 from turbanet.training.arrays import check_whole
 
 
 def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, delta: float) -> float:
-    """The epsilon, at this `delta`, that `train` with `clip` and `noise` holds for a whole client.
+    """Return the epsilon, at this `delta`, that `train` with `clip` and `noise` guarantees for a whole client.
 
-    Two sets of clients are neighbours if one client has other rows, as a round has always `sampled` clients, drawn
-    without repetition; one client moves the sum by up to twice `clip`. The accountant is dp-accounting's of Rényi
-    divergences (Wang et al. 2019).
+    Two sets of clients are neighbours if one client's rows are replaced: a round always has `sampled` clients, drawn
+    without replacement. One client changes the sum by up to twice `clip`. The accountant is dp-accounting's for Rényi
+    differential privacy (Wang et al. 2019).
 
     Parameters
     ----------
     noise : standard deviation of the noise on the sum of the clients' changes, in units of `clip`
-    clients : how many there are
-    sampled : how many of them a round has
-    rounds : how many were trained
-    delta : above 0 and below 1, below 1 / clients to mean anything
+    clients : number of clients
+    sampled : clients of a round
+    rounds : number of rounds
+    delta : above 0 and below 1; only meaningful below 1 / clients
 
     Returns
     -------
@@ -46,7 +46,7 @@ def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, del
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise ImportError("client_epsilon needs dp-accounting: pip install 'turbanet[privacy]'.") from error
-    gaussian = dp_accounting.GaussianDpEvent(noise / 2)  # the accountant divides by how far one client moves the sum
+    gaussian = dp_accounting.GaussianDpEvent(noise / 2)  # in units of the sensitivity, which is twice `clip`
     of_round = dp_accounting.SampledWithoutReplacementDpEvent(clients, sampled, gaussian)
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(of_round, rounds).get_epsilon(delta))

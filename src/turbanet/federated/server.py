@@ -1,4 +1,4 @@
-"""Federated learning: clients train one network on rows of their own, and a server averages what they changed."""
+"""Federated learning: clients train one network on their own rows, and a server averages their changes."""
 
 import dataclasses
 import time
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from turbanet.federated.rounds import Rounds, apart, run
+from turbanet.federated.rounds import Rounds, run, split_layers
 from turbanet.training import metrics, schedules
 from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data, check_masks
@@ -25,16 +25,16 @@ from turbanet.training.sampling import check_rows
 
 @dataclasses.dataclass(frozen=True)
 class FederatedHistory:
-    """What the server saw.
+    """Metrics of each round of `train`.
 
     train_loss : float32 [round, sampled], each sampled client's mean loss over its steps
-    clients : int [round, sampled], who was sampled
-    returned : bool [round, sampled], whose change came back
-    scored : int [score], after how many rounds the server's network was scored
+    clients : int [round, sampled], the sampled clients
+    returned : bool [round, sampled], whether the client's change reached the server
+    scored : int [score], number of rounds before each score of the server's network
     validation_loss : float32 [score], None without validation
-    validation_metric : [score], of several metrics {name: [score]}, None where none was asked for
-    bytes_down, bytes_up : int [round], the weights that the server sent and those that came back, as they lie in memory
-    startup_seconds, steady_seconds : from the call to the first round, compilation above all, and of the rounds
+    validation_metric : [score], or {name: [score]} for several metrics; None without a metric
+    bytes_down, bytes_up : int [round], size in memory of the weights sent by the server and of those returned
+    startup_seconds, steady_seconds : from the call to the first round, mostly compilation; of the rounds
     """
 
     train_loss: np.ndarray
@@ -49,18 +49,17 @@ class FederatedHistory:
     steady_seconds: float
 
     def rounds_to(self, score: float, metric: str | None = None) -> float:
-        """Rounds until the best score so far first reaches `score`, read off a line between the two around it.
+        """Return the rounds until the best score so far first reaches `score`; infinite if it never does.
 
-        As McMahan et al. (2017) count them, from scores of which more is better; infinite if it never does. metric: the
-        name of one of several. Raises ValueError where no such metric was asked for.
+        Interpolated linearly between two scores, as by McMahan et al. (2017); higher scores are better. metric: the
+        name of one of several metrics. Raises ValueError for a metric that was not computed.
         """
-        known: Any = (
-            self.validation_metric if isinstance(self.validation_metric, dict) else {None: self.validation_metric}
-        )
-        if known.get(metric) is None:
-            names = [name for name, scores in known.items() if name and scores is not None]
+        scores: Any = self.validation_metric
+        scores = scores if isinstance(scores, dict) else {None: scores}
+        if scores.get(metric) is None:
+            names = [name for name, values in scores.items() if name and values is not None]
             raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: see metric.")
-        best = np.maximum.accumulate(np.asarray(known[metric], float))
+        best = np.maximum.accumulate(np.asarray(scores[metric], float))
         above = np.flatnonzero(best >= score)
         if not len(above):
             return float("inf")
@@ -95,48 +94,48 @@ def train(
 ) -> tuple[Swarm, FederatedHistory]:
     """Train ONE network by clients that keep their rows (FedAvg: McMahan et al. 2017).
 
-    In each round some clients start from the server's weights and train on their own rows, all at once; the mean of
-    their changes, weighted by how many rows they have, is the server's step. Each of them begins with the optimizer
-    state that the swarm came with. A second call goes on with the rounds of the first, but for the server's moments.
+    In each round some clients start from the server's weights and train on their own rows in parallel. The mean of
+    their changes, weighted by their numbers of rows, is the server's step. Each client starts every round with the
+    swarm's optimizer state. A second call continues the rounds of the first, except for the server's optimizer state.
 
     Parameters
     ----------
     swarm : TurbaTrainState of one member: the server's network, and the clients' optimizer
     x, y : arrays or pytrees of arrays, [row, ...]
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction); None: the swarm's own
-    clients : int [client, row], each one's rows, padded at the end with -1: see `shards`, `dirichlet`, `ragged`
-    rounds : how many
-    sampled : clients of a round, drawn anew without repetition
+    clients : int [client, row], rows of each client, padded at the end with -1: see `shards`, `dirichlet`, `ragged`
+    rounds : number of rounds
+    sampled : clients of a round, drawn in each round without replacement
     local_epochs : a client's passes over its rows in a round
-    batch_size : rows of a client's step, of a client with fewer all of its own; None: all of them. A last, partial
-        batch goes on with the client's first rows of that epoch
-    server : an Optax optimizer that takes the clients' mean change as its downhill direction: optax.sgd(1.0, 0.9) is
-        FedAvgM, optax.adam(0.01) FedAdam (Reddi et al. 2021); None: the change itself
+    batch_size : rows of a client's step, or all rows of a client with fewer; None: all rows. A last, partial batch is
+        filled up with the client's first rows of that epoch
+    server : an Optax optimizer of the server, whose gradient is the negative mean change: optax.sgd(1.0, 0.9) is
+        FedAvgM, optax.adam(0.01) FedAdam (Reddi et al. 2021); None: the server adds the mean change
     proximal : weight of half the squared distance to the server's weights in a client's loss (FedProx: Li et al. 2020)
-    own : layers, by their names in `params`, that stay with each client and go on from round to round (FedPer:
-        Arivazhagan et al. 2019)
-    drop_out : the probability that what a client learned in a round is lost
-    clip : the longest that a client's change may be, all its weights as one vector; longer ones are shortened, and all
-        count alike, as privacy wants it (McMahan et al. 2018)
-    noise : standard deviation of the noise on the sum of the changes, in units of `clip`: see `client_epsilon`. What it
-        covers is the network; the losses of the history are not private
+    own : names in `params` of layers that each client keeps for itself from round to round (FedPer: Arivazhagan et
+        al. 2019)
+    drop_out : probability that a client's change of a round is lost
+    clip : norm to which each client's change is clipped, all its weights as one vector; clients then count equally, as
+        differential privacy requires (McMahan et al. 2018). None: no clipping
+    noise : standard deviation of the noise on the sum of the changes, in units of `clip`: see `client_epsilon`. It
+        protects the network; the losses of the history are not private
     validation : (x, y) that the server's network is scored on
     metric : metric(prediction, y, mask=mask) -> a number, such as `accuracy`, or {name: metric}
-    score_every : rounds between two scores; the last one is scored too. None: about a twentieth of them
-    seed : of who is sampled, who drops out, and of the noise
-    plan : the devices, and how many clients train together on each; None: by rule
+    score_every : rounds between two scores; the last round is scored too. None: about a twentieth of the rounds
+    seed : seed of the sampling, of the dropouts and of the noise
+    plan : the devices, and the block of clients that train together on each; None to choose one
     allow_nan : whether x and y may hold NaN and infinite numbers
-    progress : whether a bar shows the rounds done
+    progress : whether to show a bar with the rounds done
 
     Returns
     -------
-    (swarm, FederatedHistory) : the server's network; with `own` layers a swarm of all clients, their ids their places
-        in `clients`
+    (swarm, FederatedHistory) : the server's network; with `own` layers a swarm of all clients, whose ids are their
+        positions in `clients`
 
     Raises
     ------
-    ValueError : for more than one member, clients without rows, more sampled clients than clients, layers that the
-        network has not, and what `fit` refuses, clients with fewer rows than a batch among it
+    ValueError : for more than one member, clients without rows, more sampled clients than clients, unknown layers, and
+        what `fit` refuses, such as clients with fewer rows than a batch if the loss takes no mask
     FloatingPointError : for a client whose loss becomes NaN or infinite
 
     Examples
@@ -152,7 +151,7 @@ def train(
     """
     called = time.perf_counter()
     optional = {"batch_size": batch_size, "score_every": score_every}
-    optional = {name: number for name, number in optional.items() if number is not None}
+    optional = {name: value for name, value in optional.items() if value is not None}
     check_whole(rounds=rounds, sampled=sampled, local_epochs=local_epochs, **optional)
     score_every = score_every or max(1, rounds // 20)
     data = prepare(swarm, x, y)
@@ -167,16 +166,16 @@ def train(
     batch_size = min(batch_size or rows.shape[1], rows.shape[1])
     masked = bool((counts < batch_size).any())
     if masked:
-        one = int(counts.argmin())
-        which = f"Batches of {batch_size} rows for client {one}, which has {counts[one]},"
-        check_masks(swarm, loss_fn, which, f"batch_size={counts[one]} at the most")
+        client = int(counts.argmin())
+        which = f"Batches of {batch_size} rows for client {client}, which has {counts[client]},"
+        check_masks(swarm, loss_fn, which, f"batch_size={counts[client]} at the most")
     own_names = _layers(swarm, own)
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
     if noise and swarm.collections:
-        kept = sorted(swarm.collections)
-        raise ValueError(f"The model's {kept} would leave the clients without noise: take one without, as GroupNorm.")
+        names = sorted(swarm.collections)
+        raise ValueError(f"The model's {names} would leave the clients without noise: take one without, as GroupNorm.")
     held_out, scores = _validation(swarm, loss_fn, validation, metric, own_names, allow_nan)
-    rule = Rounds(
+    program = Rounds(
         loss_fn=loss_fn,
         server=server or optax.sgd(1.0),
         epochs=local_epochs,
@@ -192,61 +191,61 @@ def train(
     )
     plan = _plan(plan, swarm, sampled)
     state = jax.tree.map(lambda leaf: leaf[0], swarm.replace(loss_fn=None, sample=None))
-    shared_layers, own_layers = apart(state.params, own_names)
+    shared_layers, own_layers = split_layers(state.params, own_names)
     own_layers = jax.tree.map(lambda leaf: jnp.tile(leaf, (len(rows), *(1,) * leaf.ndim)), own_layers)
-    carry = plan.share((state, rule.server.init(shared_layers), own_layers))
+    carry = plan.share((state, program.server.init(shared_layers), own_layers))
     numbers = {"proximal": proximal, "drop_out": drop_out, "clip": clip or 0.0, "noise": noise}
-    numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # another one compiles nothing anew
-    given = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(check_seed(seed)), numbers))
-    ready, block = fitting(partial(rule.compiled, plan, carry, given), plan)
+    numbers = {name: jnp.float32(number) for name, number in numbers.items()}  # as data: other values compile nothing
+    inputs = plan.share((rows, counts, data.x, data.y, held_out, jax.random.key(check_seed(seed)), numbers))
+    ready, block = fitting(partial(program.compiled, plan, carry, inputs), plan)
     while block != plan.block:
         say_once(f"Out of memory with blocks of {plan.block} clients; going on with {block}.")
         plan = dataclasses.replace(plan, block=block)
-        ready, block = fitting(partial(rule.compiled, plan, carry, given), plan)
-    jax.block_until_ready(given)
-    begun = time.perf_counter()
-    (state, _, own_layers), seen = run(ready, carry, given, rounds, progress=progress)
-    steady = time.perf_counter() - begun
-    sent = sum(leaf.nbytes for leaf in floating((shared_layers, state.collections))[0])
-    history = _history(seen, rounds, score_every, held_out, metric, sent, (begun - called, steady))
+        ready, block = fitting(partial(program.compiled, plan, carry, inputs), plan)
+    jax.block_until_ready(inputs)
+    began = time.perf_counter()
+    (state, _, own_layers), recorded = run(ready, carry, inputs, rounds, progress=progress)
+    steady = time.perf_counter() - began
+    size = sum(leaf.nbytes for leaf in floating((shared_layers, state.collections))[0])
+    history = _history(recorded, rounds, score_every, held_out, metric, size, (began - called, steady))
     return _swarm(swarm, state, own_layers, len(rows)), history
 
 
-def _history(seen, rounds, every, held_out, metric, sent, seconds):
-    """What was seen as the server tells it; `sent`: the bytes of one network."""
+def _history(recorded, rounds, every, held_out, metric, size, seconds):
+    """Return the history of the recorded metrics; size: bytes of one network; seconds: (startup, steady)."""
     numbers = np.arange(1, rounds + 1)
     due = (numbers % every == 0) | (numbers == rounds)
-    loss, found = seen["scores"] or (None, {})
-    loss, found = jax.tree.map(lambda leaf: leaf[due], (loss, found))
-    asked = found if isinstance(metric, Mapping) else found.get(metrics.ONE)
-    sampled = seen["clients"].shape[1]
+    loss, scores = recorded["scores"] or (None, {})
+    loss, scores = jax.tree.map(lambda leaf: leaf[due], (loss, scores))
+    requested = scores if isinstance(metric, Mapping) else scores.get(metrics.ONE)
+    sampled = recorded["clients"].shape[1]
     return FederatedHistory(
-        train_loss=seen["loss"][:, :sampled],
-        clients=seen["clients"],
-        returned=seen["returned"],
+        train_loss=recorded["loss"][:, :sampled],
+        clients=recorded["clients"],
+        returned=recorded["returned"],
         scored=numbers[due if held_out is not None else slice(0)],
         validation_loss=loss,
-        validation_metric=asked if metric is not None else None,
-        bytes_down=np.full(rounds, sampled * sent),
-        bytes_up=seen["returned"].sum(1) * sent,
+        validation_metric=requested if metric is not None else None,
+        bytes_down=np.full(rounds, sampled * size),
+        bytes_up=recorded["returned"].sum(1) * size,
         startup_seconds=seconds[0],
         steady_seconds=seconds[1],
     )
 
 
 def _swarm(swarm, state, own, clients):
-    """The server's network as the swarm that came in, or all clients' with their own layers."""
+    """Return the server's network as a swarm of one, or a swarm of all clients with their own layers."""
     trained = jax.tree.map(lambda leaf: leaf[None], state.replace(apply_fn=None, tx=None))
-    same = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample")}
-    net = jax.device_put(trained, home(swarm.step)).replace(**same)
+    unchanged = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample")}
+    net = jax.device_put(trained, home(swarm.step)).replace(**unchanged)
     if not own:
         return net
-    everyone = net.copies(clients)
-    return everyone.replace(params={**everyone.params, **jax.device_put(own, home(swarm.step))})
+    copies = net.copies(clients)
+    return copies.replace(params={**copies.params, **jax.device_put(own, home(swarm.step))})
 
 
 def _plan(plan, swarm, sampled):
-    """The devices, no more than there are clients in a round, and the block of so many of them."""
+    """Return the plan with at most one device a sampled client, and a block for the clients of a round."""
     check_plan(plan)
     plan = plan or Plan()
     plan = dataclasses.replace(plan, devices=plan.devices[:sampled])
@@ -255,17 +254,17 @@ def _plan(plan, swarm, sampled):
 
 
 def _rows(clients, length):
-    """(rows, counts) of the clients."""
+    """Return (rows, counts) of the clients, checked."""
     try:
         rows, counts = check_rows(clients, members=len(clients), length=length)
     except (TypeError, ValueError) as error:
-        wanted = "clients must be int [client, row], at least one row each, padded at the end with -1 (see ragged)"
-        raise ValueError(f"{wanted}: {error}") from None
+        required = "clients must be int [client, row], at least one row each, padded at the end with -1 (see ragged)"
+        raise ValueError(f"{required}: {error}") from None
     return rows[:, : counts.max()], counts
 
 
 def _layers(swarm, own):
-    """The names of the layers that stay with the clients, checked."""
+    """Return the names of the clients' own layers, checked."""
     names = (own,) if isinstance(own, str) else tuple(own)
     known = list(swarm.params) if isinstance(swarm.params, Mapping) else []
     if unknown := [name for name in names if name not in known]:
@@ -289,7 +288,7 @@ def _check(clients, sampled, *, proximal, drop_out, clip, noise):
 
 
 def _validation(swarm, loss_fn, validation, metric, own, allow_nan):
-    """(held-out data, ((name, metric), ...)), checked."""
+    """Return (held-out data, ((name, metric), ...)), checked."""
     in_program, on_host = metrics.split(metric)
     if on_host:
         name = next(iter(on_host))

@@ -1,4 +1,4 @@
-"""Reinforcement learning: a swarm of agents, each a network of its own, alone or in one world."""
+"""Reinforcement learning: a swarm of agents, each with its own network, in separate environments or in one world."""
 
 from turbanet.ppo import PPOConfig
 from turbanet.rl.agents import AgentHistory, evaluate_agents, train_agents

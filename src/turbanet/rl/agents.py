@@ -1,4 +1,4 @@
-"""Agents: a swarm of policies that learn by PPO, each in environments of its own, compiled from end to end."""
+"""Train and evaluate a swarm of PPO agents, each in environments of its own, as one compiled program."""
 
 import dataclasses
 from typing import Any
@@ -21,22 +21,22 @@ from turbanet.training.run import Training
 from turbanet.training.scores import apply
 from turbanet.turba_train_state import TurbaTrainState
 
-SEGMENTS = 10  # of a training without evaluations: from one checkpoint to the next
+SEGMENTS = 10  # of a training without evaluations; a checkpoint follows each
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentHistory:
-    """What `train_agents` saw of each member, and what it cost.
+    """Metrics of each member in a training by `train_agents`, and the seconds it took.
 
     train_loss, policy_loss, value_loss, entropy, kl : [update, member], means over an update's steps
-    train_return : [update, member], the mean return of the episodes that ended in an update; NaN where none did
-    episodes : [update, member], how many those were
+    train_return : [update, member], mean return of the episodes that ended in an update; NaN where none did
+    episodes : [update, member], number of those episodes
     steps : transitions of each member in an update
-    evaluation : [evaluation, member], the mean return of greedy episodes apart from training; None where none was asked
-    updates : int [member], how many each member made; what was seen of it is NaN after that
-    seed, member : int [member], the members' names
-    compile_seconds, steady_seconds : of waiting for what compiles, and of training without it
-    plan : under which the training ended; None in what was unpickled
+    evaluation : [evaluation, member], mean return of greedy episodes apart from training; None without evaluations
+    updates : int [member], updates that each member made; its metrics are NaN after the last one
+    seed, member : int [member], the members' seeds and ids
+    compile_seconds, steady_seconds : seconds spent waiting for compilation, and training
+    plan : the plan in use when the training ended; None after unpickling
     """
 
     train_loss: np.ndarray
@@ -56,15 +56,15 @@ class AgentHistory:
     plan: Plan | None
 
     def frame(self) -> Any:
-        """A tidy pandas table: update, steps (transitions so far), seed, member and what was seen of it."""
+        """Return a tidy pandas table: update, steps (transitions so far), seed, member and its metrics."""
         import pandas as pd
 
         updates, members = self.train_loss.shape
         update = np.repeat(np.arange(updates), members)
-        names = {"seed": np.tile(self.seed, updates), "member": np.tile(self.member, updates)}
-        seen = "train_return", "episodes", "train_loss", "policy_loss", "value_loss", "entropy", "kl"
-        columns = {name: getattr(self, name).ravel() for name in seen}
-        return pd.DataFrame({"update": update, "steps": (update + 1) * self.steps, **names, **columns})
+        identity = {"seed": np.tile(self.seed, updates), "member": np.tile(self.member, updates)}
+        names = "train_return", "episodes", "train_loss", "policy_loss", "value_loss", "entropy", "kl"
+        metrics = {name: getattr(self, name).ravel() for name in names}
+        return pd.DataFrame({"update": update, "steps": (update + 1) * self.steps, **identity, **metrics})
 
 
 def train_agents(
@@ -85,29 +85,30 @@ def train_agents(
 ) -> tuple[Swarm, AgentHistory]:
     """Train a swarm of agents by PPO, each in environments of its own.
 
-    An agent depends on its seed and its id alone: it learns what it would have learned by itself.
+    An agent depends only on its seed and its id: it learns what it would learn if trained alone.
 
     Parameters
     ----------
-    env : one of gymnax's, or an object with reset(key, params) -> (observation, state), step_env(key, state, action,
-        params) -> (observation, state, reward, terminated, info), is_truncated(state, params), action_space(params)
-    config : None for the defaults of `PPOConfig`; of what it marks [member] an array has one number for each member
-    members : how many agents, or a swarm that `train_agents` returned, which learns on
-    seed : an int, from which each agent draws by its id
-    model : a Flax network, x [..., feature] -> (policy, values [...]), the policy logits or a distribution (see
-        `networks.policies`); None: `Agent`, for the actions that the environment takes
-    params : of the environment; None: its own. A number in them that has become an array [member], where
-        `env.default_params` has one number, is each member's own
-    evaluations : how often in the training, evenly and the last time at its end, each agent plays `episodes` greedy
-        episodes; where they do not divide the updates, the first ones have an update fewer before them
-    episodes : of an evaluation
-    solved : the mean return of an evaluation from which on an agent stops, and costs nothing
-    checkpoints : a folder or `Checkpoints` that keeps the training after each evaluation, or each tenth of it: killed
-        and called again as before, it ends bit for bit where it would have ended
-    plan : where members run: a `Plan`, or None for one by rule
-    progress : whether a bar shows the updates done and the mean return
-    on_interrupt : what Ctrl-C does between two calls of the program: "raise" an `Interrupted`, whose `swarm` and
-        `history` are what was trained so far, or "return" these
+    env : a gymnax environment, or an object with reset(key, params) -> (observation, state), step_env(key, state,
+        action, params) -> (observation, state, reward, terminated, info), is_truncated(state, params) and
+        action_space(params)
+    config : None for the defaults of `PPOConfig`; a setting that it marks [member] may be an array, one number a member
+    members : the number of agents, or a swarm that `train_agents` returned, whose training continues
+    seed : an int; each agent draws from it and from its id
+    model : a Flax network, x [..., feature] -> (policy, values [...]), where the policy is logits or a distribution
+        (see `networks.policies`); None: `Agent`, for the actions that the environment takes
+    params : the environment's parameters; None: its `default_params`. An array [member] in place of a number of
+        `env.default_params` gives each member its own
+    evaluations : evaluations of each agent during training, evenly spaced, the last one at the end; if they do not
+        divide the updates, the first intervals are one update shorter
+    episodes : greedy episodes of an evaluation
+    solved : mean return of an evaluation at which an agent stops; a stopped agent costs nothing
+    checkpoints : a folder or `Checkpoints`, written after each evaluation, or after each tenth of the training without
+        evaluations; a killed training that is called again with the same arguments ends with the same bits
+    plan : where members run: a `Plan`, or None to choose one
+    progress : whether to show a bar with the updates done and the mean return
+    on_interrupt : what Ctrl-C does between two calls of the program: "raise" an `Interrupted` whose `swarm` and
+        `history` hold the training so far, or "return" them
 
     Returns
     -------
@@ -115,9 +116,9 @@ def train_agents(
 
     Raises
     ------
-    ValueError : for an environment without that interface, actions that are neither numbered nor a box of one axis,
-        and settings that do not fit one another
-    MemoryError : where not even one member at a time fits in memory
+    ValueError : for an environment without that interface, actions that are neither discrete nor a box of one axis,
+        and settings that contradict one another
+    MemoryError : if not even one member at a time fits in memory
     Interrupted : a KeyboardInterrupt, for Ctrl-C
 
     Examples
@@ -145,29 +146,30 @@ def train_agents(
         raise ValueError(f"There are {updates} updates in {config.total_timesteps} timesteps; got {evaluations=}.")
     count = int(members) if isinstance(members, int | np.integer) else len(members)
     epochs = evaluations or updates
-    every = -(-updates // epochs)
-    data, one = _data(env, config, params, count, updates=updates, epochs=epochs)
+    data, env_params = _data(env, config, params, count, updates=updates, epochs=epochs)
     if isinstance(members, int | np.integer):
-        actions, continuous = environments.actions(env, one)
-        observed = jax.eval_shape(env.reset, jax.random.key(0), one)[0]
-        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observed.shape, seed)
+        actions, continuous = environments.actions(env, env_params)
+        observation = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0]
+        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observation.shape, seed)
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     swarm = into_swarm(members, data.x["settings"])
-    how: dict[str, Any] = {"every": every, "episodes": episodes if evaluations else 0, "uneven": updates % epochs > 0}
-    program = learning.learner(config, env, **how)
-    life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), program.begun(swarm.get_state(0), one))
-    active = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
-    start = swarm.replace(underway=life, stopping=active)
+    program = learning.learner(
+        config, env, every=-(-updates // epochs), episodes=episodes if evaluations else 0, uneven=updates % epochs > 0
+    )
+    life = program.initial_life(env_params)
+    life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), life)
+    stopping = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
+    start = swarm.replace(underway=life, stopping=stopping)
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
-    how = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
-    run = Training(program, start, (data, None), metrics={}, between=None, **how)
+    options = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
+    run = Training(program, start, (data, None), metrics={}, between=None, **options)
     interrupted = run.finish(
-        lambda: {"return": _last(run.losses[-1][2])}, progress=progress, unit="update", units=updates / epochs
+        lambda: {"return": _last_return(run.losses[-1][2])}, progress=progress, unit="update", units=updates / epochs
     )
     state = run.end()
     history = _history(run, program, swarm, updates_of_epochs(updates, epochs))
-    name_the_lost(history, "it stopped with the weights it had before")
+    warn_of_diverged(history, "it stopped with the weights it had before")
     state = gathered(state.replace(stopping=None))
     state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted and on_interrupt == "raise":
@@ -177,7 +179,7 @@ def train_agents(
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """The returns [episode] of one member, by program.compiled."""
+    """Program for `scores.apply`: (state, data) of one member -> its returns [episode]."""
 
     env: Any
     episodes: int
@@ -198,15 +200,15 @@ def evaluate_agents(
     seed: int = 0,
     plan: Plan | None = None,
 ) -> np.ndarray:
-    """The returns [member, episode] of every agent's own episodes, each played to its end.
+    """Return the returns [member, episode] of each agent in episodes of its own, each played to its end.
 
     Parameters
     ----------
-    env, params, plan : as `train_agents` takes them
-    swarm : of networks x -> policy or (policy, values); an array is the logits of numbered actions
-    episodes : of each agent
-    greedy : whether the likeliest action is taken in each step, or one is drawn
-    seed : of the episodes
+    env, params, plan : as in `train_agents`
+    swarm : networks x -> policy or (policy, values); an array is the logits of discrete actions
+    episodes : episodes of each agent
+    greedy : whether to take the likeliest action in each step instead of sampling one
+    seed : seed of the episodes
     """
     environments.check(env)
     check_whole(episodes=episodes)
@@ -216,24 +218,24 @@ def evaluate_agents(
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
 
 
-def new_swarm(model: Any, config: PPOConfig, members: int, observed: tuple[int, ...], seed: int) -> Swarm:
-    """A swarm that has not learned, of networks for observations of this shape."""
+def new_swarm(model: Any, config: PPOConfig, members: int, shape: tuple[int, ...], seed: int) -> Swarm:
+    """Return an untrained swarm for observations of this shape."""
     if config.normalize_observations:
         model = Normalised(model)
     return TurbaTrainState.swarm(
-        model, PPOConfig().optimizer, members, sample_input=jnp.zeros((1, *observed), float), seed=seed
+        model, PPOConfig().optimizer, members, sample_input=jnp.zeros((1, *shape), float), seed=seed
     )
 
 
 def _data(env, config, params, members, *, updates, epochs):
-    """The members' settings and environment parameters as `Data`, and one member's parameters."""
+    """Return the members' settings and environment parameters as `Data`, and one member's environment parameters."""
     params, is_own = environments.parameters(env, params, members)
     settings = of_members(config, members, updates=updates)
-    each = updates_of_epochs(updates, epochs)
-    settings["shorter"] = each[each < each.max()].sum(dtype=np.int32)
+    counts = updates_of_epochs(updates, epochs)
+    settings["shorter"] = counts[counts < counts.max()].sum(dtype=np.int32)  # updates in the epochs with one fewer
     own = {"settings": {name: value.ndim > 0 for name, value in settings.items()}, "params": is_own}
-    one = jax.tree.map(lambda leaf, is_it: leaf[0] if is_it else leaf, params, is_own)
-    return _as_data({"settings": settings, "params": params}, own, config.batch_size), one
+    first = jax.tree.map(lambda leaf, own: leaf[0] if own else leaf, params, is_own)
+    return _as_data({"settings": settings, "params": params}, own, config.batch_size), first
 
 
 def _as_data(x, own, length):
@@ -241,35 +243,34 @@ def _as_data(x, own, length):
 
 
 def updates_of_epochs(updates: int, epochs: int) -> np.ndarray:
-    """int [epoch], how many updates each has of all: those that have one more than others come last."""
-    few, more = divmod(updates, epochs)
-    return few + (np.arange(epochs) >= epochs - more)
+    """Return the number of updates of each epoch, int [epoch]; epochs with one more come last."""
+    least, remainder = divmod(updates, epochs)
+    return least + (np.arange(epochs) >= epochs - remainder)
 
 
-def _last(seen):
-    """The mean return over the members that ended an episode in the last update."""
-    last = seen["train_return"][-1]  # [member, update]
-    made = ~np.isnan(seen["episodes"][-1]).all(0)
-    last = last[:, made.nonzero()[0].max(initial=0)]
-    return np.nan if np.isnan(last).all() else np.nanmean(last)
+def _last_return(metrics):
+    """Mean return over the members that ended an episode in the last update."""
+    returns = metrics["train_return"][-1]  # [member, update]
+    made = ~np.isnan(metrics["episodes"][-1]).all(0)
+    returns = returns[:, made.nonzero()[0].max(initial=0)]
+    return np.nan if np.isnan(returns).all() else np.nanmean(returns)
 
 
-def _history(run, program, swarm, made):
-    """What a run saw; made: int [epoch], how many updates each has, of the room for `program.every` of them."""
-    losses, _, found = run.seen()
-    nothing = np.zeros((0, len(swarm), program.every), np.float32)  # interrupted before anything was seen
+def _history(run, program, swarm, counts):
+    """Return the history of a run; counts: int [epoch], updates of each epoch, at most `program.every`."""
+    losses, _, recorded = run.seen()
+    empty = np.zeros((0, len(swarm), program.every), np.float32)  # for a run interrupted before its first epoch ended
 
-    def by_update(leaf):  # [epoch, member, update of it]
-        return np.moveaxis(leaf, 2, 1)[np.arange(program.every) < made[: len(leaf), None]]
+    def by_update(leaf):  # [epoch, member, update] -> [update, member]
+        return np.moveaxis(leaf, 2, 1)[np.arange(program.every) < counts[: len(leaf), None]]
 
-    seen = {name: by_update(found.get(name, nothing)) for name in program.seen if name != "evaluation"}
-    losses = by_update(losses if found else nothing)
+    metrics = {name: by_update(recorded.get(name, empty)) for name in program.seen if name != "evaluation"}
     return AgentHistory(
-        train_loss=losses,
-        **seen,
+        train_loss=by_update(losses if recorded else empty),
+        **metrics,
         steps=program.config.n_steps * program.config.n_envs,
-        evaluation=found.get("evaluation", nothing[..., 0]) if program.episodes else None,
-        updates=(~np.isnan(seen["episodes"])).sum(0),
+        evaluation=recorded.get("evaluation", empty[..., 0]) if program.episodes else None,
+        updates=(~np.isnan(metrics["episodes"])).sum(0),
         seed=np.asarray(swarm.seed),
         member=np.asarray(swarm.id),
         compile_seconds=run.compile_seconds,
@@ -278,11 +279,11 @@ def _history(run, program, swarm, made):
     )
 
 
-def name_the_lost(history: AgentHistory, outcome: str) -> None:
-    """Say whose losses are no numbers, from when on, and what became of the member."""
-    lost = ~np.isfinite(history.train_loss) & ~np.isnan(history.episodes)
-    for position in np.flatnonzero(lost.any(0)):
-        since = f"from update {lost[:, position].argmax()} on"
+def warn_of_diverged(history: AgentHistory, outcome: str) -> None:
+    """Log which members' losses became NaN or infinite, at which update, and the `outcome` for the member."""
+    diverged = ~np.isfinite(history.train_loss) & ~np.isnan(history.episodes)
+    for position in np.flatnonzero(diverged.any(0)):
+        since = f"from update {diverged[:, position].argmax()} on"
         say_once(
             f"The losses of member {history.member[position]} are no numbers {since}, as where rewards are NaN: "
             f"{outcome}, the others went on."

@@ -1,4 +1,4 @@
-"""Environments with gymnax's interface: checked, one's own parameters for each member, episodes played to their end."""
+"""Environments with gymnax's interface: checks, parameters of each member, steps, whole episodes."""
 
 from typing import Any
 
@@ -11,69 +11,71 @@ from turbanet.training import member
 from turbanet.training.arrays import as_arrays
 
 INTERFACE = "reset", "step_env", "is_truncated", "action_space"
-MOST_STEPS = 10_000  # of an episode that is played to its end
+MAX_STEPS = 10_000  # of an episode, which may never end by itself
 
 
 def check(env: Any) -> None:
-    """ValueError for an object that is no environment."""
+    """Raise ValueError for an object without the environment interface."""
     if missing := [name for name in INTERFACE if not callable(getattr(env, name, None))]:
-        known = f"one of gymnax's, as gymnax.make returns it first, or an object with {', '.join(INTERFACE)}"
-        raise ValueError(f"The environment is {known}; {type(env).__name__} has no {', '.join(missing)}.")
+        required = f"one of gymnax's, as gymnax.make returns it first, or an object with {', '.join(INTERFACE)}"
+        raise ValueError(f"The environment is {required}; {type(env).__name__} has no {', '.join(missing)}.")
 
 
-def parameters(env: Any, given: Any, members: int) -> tuple[Any, Any]:
-    """The parameters of an environment as arrays, and for each leaf whether it leads with the member axis.
+def parameters(env: Any, params: Any, members: int) -> tuple[Any, Any]:
+    """Return an environment's parameters as arrays, and for each leaf whether it leads with the member axis.
 
-    given : None for the environment's own; a leaf with one axis more than there is each member's own
+    params : None for the environment's `default_params`; a leaf with one axis more than there has a value a member
     """
     default: Any = getattr(env, "default_params", None)
-    if given is None:
-        given = default
-    arrays = as_arrays(given, "params")
+    if params is None:
+        params = default
+    arrays = as_arrays(params, "params")
     if default is None:
         return arrays, jax.tree.map(lambda _: False, arrays)
     if type(arrays) is not type(default):
         raise ValueError(
-            f"params are {type(default).__name__}, as env.default_params.replace(...) makes them; got {given!r:.80}."
+            f"params are {type(default).__name__}, as env.default_params.replace(...) makes them; got {params!r:.80}."
         )
 
-    def is_own(path, leaf, known):
-        if np.ndim(leaf) == np.ndim(known):
+    def is_own(path, leaf, default):
+        if np.ndim(leaf) == np.ndim(default):
             return False
-        if np.shape(leaf) != (members, *np.shape(known)):
+        if np.shape(leaf) != (members, *np.shape(default)):
             name = jax.tree_util.keystr(path)
-            wanted = f"{np.shape(known)}, or {(members, *np.shape(known))} for one a member"
-            raise ValueError(f"The environment's params{name} must be of shape {wanted}; got {np.shape(leaf)}.")
+            required = f"{np.shape(default)}, or {(members, *np.shape(default))} for one a member"
+            raise ValueError(f"The environment's params{name} must be of shape {required}; got {np.shape(leaf)}.")
         return True
 
     return arrays, jax.tree_util.tree_map_with_path(is_own, arrays, default)
 
 
 def actions(env: Any, params: Any) -> tuple[int, bool]:
-    """(How many actions there are, False), or (numbers of an action, True); ValueError for other kinds of space."""
+    """Return (number of discrete actions, False) or (length of a continuous action, True).
+
+    Raises ValueError for other action spaces.
+    """
     space = env.action_space(params)
     if isinstance(getattr(space, "n", None), int | np.integer):
         return int(space.n), False
     if hasattr(space, "low") and len(space.shape) == 1:
         return space.shape[0], True
-    came = f"{type(space).__name__} {getattr(space, 'shape', '')}".strip()
-    raise ValueError(f"Actions are numbered, Discrete(n), or a Box of one axis; {type(env).__name__} takes {came}.")
+    received = f"{type(space).__name__} {getattr(space, 'shape', '')}".strip()
+    raise ValueError(f"Actions are numbered, Discrete(n), or a Box of one axis; {type(env).__name__} takes {received}.")
 
 
 def reset(env: Any, keys: jax.Array, params: Any) -> tuple[jax.Array, Any]:
-    """(Observations, states) of as many new episodes as keys [...]."""
-    begin = env.reset
+    """Return (observations, states) of new episodes, one for each of keys [...]."""
+    reset_all = env.reset
     for _ in keys.shape:
-        begin = jax.vmap(begin, (0, None))
-    observation, worlds = begin(keys, params)
+        reset_all = jax.vmap(reset_all, (0, None))
+    observation, worlds = reset_all(keys, params)
     return jnp.asarray(observation, float), worlds
 
 
 def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any) -> tuple[Any, ...]:
-    """One step of every environment [env]: (observations, states, rewards, terminated, truncated), none begun anew.
+    """Step every environment [env] without resets: (observations, states, rewards, terminated, truncated).
 
-    A number outside of what an action may be is taken for the nearest that it may be. An episode that ended by the
-    environment's rules was not truncated.
+    Continuous actions are clipped to the action space. An episode that terminated is not truncated.
     """
     space = env.action_space(params)
     if hasattr(space, "low"):
@@ -86,44 +88,44 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
 
 
 def policy(env: Any, params: Any, out: Any) -> Any:
-    """The distribution over actions of what a network returned: a policy, or (policy, values).
+    """Return the distribution over actions in a network's output: a policy, or (policy, values).
 
-    ValueError for one over other actions than the environment takes.
+    Raises ValueError for a distribution over other actions than the environment takes.
     """
     is_pair = isinstance(out, tuple) and not hasattr(out, "log_probability")
-    found = distribution(out[0] if is_pair else out)
+    policy = distribution(out[0] if is_pair else out)
     number, continuous = actions(env, params)
-    has = jax.eval_shape(found.mode)
-    if continuous != jnp.issubdtype(has.dtype, jnp.floating):
-        wanted = "a distribution over numbers, such as Gaussian" if continuous else "logits of numbered actions"
-        raise ValueError(f"{type(env).__name__} takes {wanted}; the network returned {type(found).__name__}.")
-    of_network = has.shape[-1] if continuous else getattr(found, "logits", jnp.zeros(number)).shape[-1]
-    if of_network != number:
-        raise ValueError(f"{type(env).__name__} takes {number} action(s), the network's policy is over {of_network}.")
-    return found
+    mode = jax.eval_shape(policy.mode)
+    if continuous != jnp.issubdtype(mode.dtype, jnp.floating):
+        required = "a distribution over numbers, such as Gaussian" if continuous else "logits of numbered actions"
+        raise ValueError(f"{type(env).__name__} takes {required}; the network returned {type(policy).__name__}.")
+    size = mode.shape[-1] if continuous else getattr(policy, "logits", jnp.zeros(number)).shape[-1]
+    if size != number:
+        raise ValueError(f"{type(env).__name__} takes {number} action(s), the network's policy is over {size}.")
+    return policy
 
 
 def play(env: Any, state: Any, params: Any, key: jax.Array, *, episodes: int, greedy: bool = True) -> jax.Array:
-    """One member's returns [episode] of episodes beside one another, each to its end or MOST_STEPS.
+    """Return one member's returns [episode] of parallel episodes, each played to its end or for MAX_STEPS.
 
-    greedy : whether the likeliest action is taken in each step, or one is drawn
+    greedy : whether to take the likeliest action in each step instead of sampling one
     """
-    first, later = jax.random.split(key)
+    reset_key, step_key = jax.random.split(key)
 
-    def another(carry):
-        number, observation, worlds, total, goes_on = carry
-        draw, move = jax.random.split(jax.random.fold_in(later, number))
-        acts = policy(env, params, member.predict(state, observation))
-        action = acts.mode() if greedy else acts.sample(acts.noise(draw))
-        keys = jax.random.split(move, episodes)
+    def body(carry):
+        number, observation, worlds, total, running = carry
+        action_key, move_key = jax.random.split(jax.random.fold_in(step_key, number))
+        actor = policy(env, params, member.predict(state, observation))
+        action = actor.mode() if greedy else actor.sample(actor.noise(action_key))
+        keys = jax.random.split(move_key, episodes)
         observation, worlds, reward, terminated, truncated = step(env, keys, worlds, action, params)
-        total = total + jnp.where(goes_on, reward, 0)
-        return number + 1, observation, worlds, total, goes_on & ~(terminated | truncated)
+        total = total + jnp.where(running, reward, 0)
+        return number + 1, observation, worlds, total, running & ~(terminated | truncated)
 
-    def goes_on(carry):
-        return carry[-1].any() & (carry[0] < MOST_STEPS)
+    def condition(carry):
+        return carry[-1].any() & (carry[0] < MAX_STEPS)
 
-    begun = reset(env, jax.random.split(first, episodes), params)
-    carry = jnp.int32(0), *begun, jnp.zeros(episodes), jnp.ones(episodes, bool)
-    carry = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), carry, jax.eval_shape(another, carry))
-    return jax.lax.while_loop(goes_on, another, carry)[3]
+    start = reset(env, jax.random.split(reset_key, episodes), params)
+    carry = jnp.int32(0), *start, jnp.zeros(episodes), jnp.ones(episodes, bool)
+    carry = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), carry, jax.eval_shape(body, carry))
+    return jax.lax.while_loop(condition, body, carry)[3]

@@ -1,4 +1,4 @@
-"""A world that many agents live in together: they forage on a grid, see what is near and eat what they come upon."""
+"""A world for many agents: they forage on a grid, see the cells near them and eat the food they step on."""
 
 import dataclasses
 from typing import Any
@@ -13,24 +13,24 @@ MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])  # stay, up, down, 
 
 @struct.dataclass
 class Board:
-    """Where everything is."""
+    """State of a `Foraging` world: where the agents and the food are."""
 
-    place: Any  # int [agent, 2], row and column of each
+    place: Any  # int [agent, 2], row and column of each agent
     food: Any  # bool [row, column]
 
 
 @dataclasses.dataclass(frozen=True)
 class Foraging:
-    """A grid without edges, on which food grows and agents eat what they step on; those who meet at it share it.
+    """A grid that wraps around at its edges, on which food grows; agents that step on the same food share it.
 
-    agents : how many there are
+    agents : number of agents
     size : rows and columns of the grid
     sight : cells that an agent sees in each direction
     food : share of the cells that have food at the beginning
-    growth : probability with which food grows on an empty cell, in a step
+    growth : probability that food grows on an empty cell in a step
     limit : steps of an episode
 
-    An agent sees, [feature], the cells around it one after the other: whether there is food, and how many others.
+    An observation [feature] holds whether each cell in sight has food, then how many other agents are on each.
     """
 
     agents: int = 64
@@ -43,22 +43,22 @@ class Foraging:
     actions = len(MOVES)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, Board]:
-        """(Observations [agent, feature], board) of a new episode."""
-        place, food = jax.random.split(key)
+        """Return (observations [agent, feature], board) of a new episode."""
+        place_key, food_key = jax.random.split(key)
         board = Board(
-            jax.random.randint(place, (self.agents, 2), 0, self.size),
-            jax.random.uniform(food, (self.size, self.size)) < self.food,
+            jax.random.randint(place_key, (self.agents, 2), 0, self.size),
+            jax.random.uniform(food_key, (self.size, self.size)) < self.food,
         )
         return self.observe(board), board
 
     def step(self, key: jax.Array, board: Board, action: jax.Array) -> tuple[jax.Array, Board, jax.Array]:
-        """(Observations [agent, feature], board, rewards [agent]) after every agent's action, int [agent].
+        """Return (observations [agent, feature], board, rewards [agent]) after the agents' actions, int [agent].
 
-        A reward is the share of what was eaten: one over how many stand at the food.
+        A reward is an agent's share of the food in its cell: one over the number of agents there.
         """
         place = (board.place + jnp.asarray(MOVES)[action]) % self.size
         cell = self._cells(place)
-        crowd = self._counted(cell)
+        crowd = self._crowd(cell)
         food = board.food.ravel()
         reward = food[cell] / crowd[cell]
         grown = jax.random.uniform(key, food.shape) < self.growth
@@ -66,15 +66,16 @@ class Foraging:
         return self.observe(board), board, reward
 
     def observe(self, board: Board) -> jax.Array:
-        """What each agent sees, [agent, feature]."""
+        """Return what each agent sees, [agent, feature]."""
         near = np.stack(np.meshgrid(*[np.arange(-self.sight, self.sight + 1)] * 2, indexing="ij"), axis=-1)
-        seen = self._cells((board.place[:, None] + near.reshape(1, -1, 2)) % self.size)
-        others = self._counted(self._cells(board.place))[seen] - (near.reshape(-1, 2) == 0).all(1)
-        return jnp.concatenate([board.food.ravel()[seen], others], axis=1).astype(float)
+        visible = self._cells((board.place[:, None] + near.reshape(1, -1, 2)) % self.size)
+        others = self._crowd(self._cells(board.place))[visible] - (near.reshape(-1, 2) == 0).all(1)
+        return jnp.concatenate([board.food.ravel()[visible], others], axis=1).astype(float)
 
     def _cells(self, place):
+        """Index of each cell in the flattened grid."""
         return place[..., 0] * self.size + place[..., 1]
 
-    def _counted(self, cell):
-        """How many agents stand at each cell, float [cell]."""
+    def _crowd(self, cell):
+        """Number of agents on each cell of the grid, float [cell]."""
         return jnp.zeros(self.size**2).at[cell].add(1.0)

@@ -1,4 +1,4 @@
-"""Rewards that networks pay: an environment in which each member learns for a reward of its own."""
+"""An environment whose reward is computed by a network, which may be another one for each member."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from turbanet.training.member import Swarm
 class RewardedParams:
     """The parameters of a `Rewarded` environment.
 
-    env : of the environment itself
-    reward : the weights of the network that pays; with a leading member axis, each member's own
+    env : parameters of the wrapped environment
+    reward : weights of the reward network; with a leading member axis, each member has its own
     """
 
     env: Any
@@ -26,12 +26,12 @@ class RewardedParams:
 
 @dataclasses.dataclass(frozen=True)
 class Rewarded:
-    """An environment with gymnax's interface that pays what a network makes of each new observation.
+    """An environment with gymnax's interface whose reward is a network's output for each new observation.
 
-    env : the environment, whose own reward nobody sees
-    pays : the network, pays({"params": weights}, observation) -> [1], as `swarm.apply_fn` is one
-    default_params : its weights and the environment's own parameters; `.replace(reward=swarm.params)` are those in
-        which every member is paid by the network at its position
+    env : the wrapped environment, whose own reward is discarded
+    pays : the reward network, pays({"params": weights}, observation) -> [1], such as `swarm.apply_fn`
+    default_params : the network's weights and the environment's parameters; with `.replace(reward=swarm.params)` each
+        member is rewarded by the network at its position
     """
 
     env: Any
@@ -40,41 +40,42 @@ class Rewarded:
 
     @classmethod
     def by(cls, env: Any, rewards: Swarm) -> "Rewarded":
-        """An environment that pays what a swarm's networks, observation [feature] -> [1], make of its observations.
+        """Return an environment rewarded by a swarm's networks, observation [feature] -> [1].
 
-        Raises ValueError for what is no environment, one without `default_params`, and networks that cannot pay.
+        Raises ValueError for an object that is no environment, an environment without `default_params`, and networks
+        with collections, or of another input or output.
         """
         environments.check(env)
-        own = getattr(env, "default_params", None)
-        if own is None:
+        params = getattr(env, "default_params", None)
+        if params is None:
             raise ValueError(f"{type(env).__name__} has no default_params, where a reward's weights could be.")
         first = jax.tree.map(lambda leaf: leaf[0], rewards.params)
-        observed = jax.eval_shape(env.reset, jax.random.key(0), own)[0]
-        wanted = f"A reward is one number, [1], of an observation {observed.shape}"
+        observation = jax.eval_shape(env.reset, jax.random.key(0), params)[0]
+        required = f"A reward is one number, [1], of an observation {observation.shape}"
         if rewards.collections:
-            raise ValueError(f"{wanted}, by weights alone; the networks have {', '.join(rewards.collections)}, too.")
+            raise ValueError(f"{required}, by weights alone; the networks have {', '.join(rewards.collections)}, too.")
         try:
-            paid = jax.eval_shape(rewards.apply_fn, {"params": first}, observed)
+            reward = jax.eval_shape(rewards.apply_fn, {"params": first}, observation)
         except ScopeParamShapeError as error:
-            raise ValueError(f"{wanted}; the networks take another input.") from error
-        if getattr(paid, "shape", None) != (1,):
-            raise ValueError(f"{wanted}; the networks make {getattr(paid, 'shape', type(paid).__name__)}.")
-        return cls(env, rewards.apply_fn, RewardedParams(own, first))
+            raise ValueError(f"{required}; the networks take another input.") from error
+        if getattr(reward, "shape", None) != (1,):
+            raise ValueError(f"{required}; the networks make {getattr(reward, 'shape', type(reward).__name__)}.")
+        return cls(env, rewards.apply_fn, RewardedParams(params, first))
 
     def reset(self, key: jax.Array, params: RewardedParams) -> tuple[jax.Array, Any]:
-        """As the environment."""
+        """Return (observation, state) of a new episode."""
         return self.env.reset(key, params.env)
 
     def step_env(self, key: jax.Array, state: Any, action: Any, params: RewardedParams) -> tuple[Any, ...]:
-        """As the environment, but for the reward."""
+        """Return what the environment's step returns, with the network's reward."""
         observation, state, _, *rest = self.env.step_env(key, state, action, params.env)
-        paid = self.pays({"params": params.reward}, observation)[0]
-        return observation, state, paid, *rest
+        reward = self.pays({"params": params.reward}, observation)[0]
+        return observation, state, reward, *rest
 
     def is_truncated(self, state: Any, params: RewardedParams) -> jax.Array:
-        """As the environment."""
+        """Whether the environment truncates the episode in this state."""
         return self.env.is_truncated(state, params.env)
 
     def action_space(self, params: RewardedParams) -> Any:
-        """As the environment."""
+        """Return the environment's action space."""
         return self.env.action_space(params.env)

@@ -1,4 +1,4 @@
-"""The settings of a training by PPO: checked, what is a number for each member as data, into the optimizer."""
+"""Settings of PPO: checks, arrays of what may differ by member, and their way into the optimizer."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from turbanet.training.member import Swarm
 from turbanet.training.optimizers import check_plain
 from turbanet.training.schedules import with_hyperparameters
 
-WHOLE = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
+WHOLE_NUMBERS = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
 OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"
 IN_OPTIMIZER = {"lr": "learning_rate", "max_grad_norm": "max_grad_norm"}
 
 
 def count_updates(config: PPOConfig, agents: int = 1) -> int:
-    """How many updates a training has; ValueError for settings that do not fit one another.
+    """Return the number of updates of a training; raise ValueError for settings that contradict one another.
 
-    agents : how many a network acts for, from each of which it sees a rollout in an update
+    agents : how many agents one network acts for, each of which adds a rollout to an update
     """
-    check_whole(**{name: getattr(config, name) for name in WHOLE})
+    check_whole(**{name: getattr(config, name) for name in WHOLE_NUMBERS})
     transitions = config.n_steps * config.n_envs
     if config.batch_size > agents * transitions:
         of_agents = f" times {agents} agents" if agents > 1 else ""
@@ -35,7 +35,7 @@ def count_updates(config: PPOConfig, agents: int = 1) -> int:
 
 
 def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np.ndarray]:
-    """{name: one number for all or [member]} of what may be each member's own, and how many `updates` there are."""
+    """Return {name: scalar or [member]} of the settings that may differ by member, and the number of `updates`."""
     settings = {name: np.asarray(as_array(getattr(config, name), name), np.float32) for name in OF_MEMBER}
     for name, value in settings.items():
         if value.shape not in ((), (members,)):
@@ -46,18 +46,18 @@ def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np
 
 
 def without_numbers(config: PPOConfig) -> PPOConfig:
-    """The same settings but for what is data, the length of the training too: a change of that compiles nothing."""
-    numbers: dict[str, Any] = dict.fromkeys(OF_MEMBER, 0.0)
-    return config._replace(**numbers, total_timesteps=0)
+    """Return the settings without those passed as data, so that another value or total length compiles nothing."""
+    zeros: dict[str, Any] = dict.fromkeys(OF_MEMBER, 0.0)
+    return config._replace(**zeros, total_timesteps=0)
 
 
 def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
-    """`swarm` with these settings in its optimizer."""
+    """Return `swarm` with these settings in its optimizer."""
     check_plain(swarm, "an agent's training")
-    return with_hyperparameters(swarm, **{known: settings[name] for name, known in IN_OPTIMIZER.items()})
+    return with_hyperparameters(swarm, **{key: settings[name] for name, key in IN_OPTIMIZER.items()})
 
 
 def into_optimizer(opt_state: Any, settings: dict[str, Any]) -> Any:
-    """One member's optimizer with these settings in it."""
-    values = {known: settings[name] for name, known in IN_OPTIMIZER.items()}
+    """Return one member's optimizer state with these settings in it."""
+    values = {key: settings[name] for name, key in IN_OPTIMIZER.items()}
     return optax.tree.set(opt_state, lambda path, _: getattr(path[-2], "name", None) == "hyperparams", **values)
