@@ -154,9 +154,9 @@ class Normalised(nn.Module):
         return self.network(jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIP, CLIP))
 
 
-def running(seen: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+def running(stats: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
     """Return {"mean", "variance", "count"} updated by x [row, ...] (Chan, Golub and LeVeque 1979)."""
-    count = seen["count"] + len(x)
-    away = x.mean(0) - seen["mean"]
-    squares = seen["variance"] * seen["count"] + x.var(0) * len(x) + away**2 * seen["count"] * len(x) / count
-    return {"mean": seen["mean"] + away * len(x) / count, "variance": squares / count, "count": count}
+    count = stats["count"] + len(x)
+    away = x.mean(0) - stats["mean"]
+    squares = stats["variance"] * stats["count"] + x.var(0) * len(x) + away**2 * stats["count"] * len(x) / count
+    return {"mean": stats["mean"] + away * len(x) / count, "variance": squares / count, "count": count}

@@ -35,7 +35,7 @@ class WithSeries(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: tuple[jax.Array, jax.Array]) -> jax.Array:
         window, series = x
         embedding = nn.Embed(self.series, self.features)(series)[:, None]
         embedding = jnp.broadcast_to(embedding, (*window.shape[:2], self.features))
