@@ -1,4 +1,4 @@
-"""A swarm over many machines: its members in shards, each a task of Ray's."""
+"""Train a swarm on many machines: its members in shards, each a Ray task."""
 
 from turbanet.cluster.driver import fit
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed

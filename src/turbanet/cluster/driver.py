@@ -1,4 +1,4 @@
-"""`fit` for a swarm that outgrows one machine: shards of its members, each a task of Ray's with its own checkpoints."""
+"""`fit` for a swarm that outgrows one machine: shards of its members, each a Ray task with its own checkpoints."""
 
 import contextlib
 import dataclasses
@@ -22,8 +22,8 @@ from turbanet.training.storage import place
 if TYPE_CHECKING:
     import pandas as pd
 
-PROCESS_BYTES = 2**29  # of a worker that holds no member yet
-SHARE = 0.01  # of a shard's seconds that its checkpoints may take
+PROCESS_BYTES = 2**29  # of a worker before it holds any member
+SHARE = 0.01  # share of a shard's seconds that its checkpoints may take
 
 
 def fit(
@@ -42,111 +42,110 @@ def fit(
     progress: bool = True,
     **fit_arguments: Any,
 ) -> tuple[ClusterResults, ClusterHistory]:
-    """Train every member as `fit` does, on the machines of a Ray cluster, some hundreds of them a task.
+    """Train every member as `fit` does, on the machines of a Ray cluster, some hundreds of members per task.
 
-    A worker or a node that dies is replaced, and its shard goes on from its last checkpoint: there is one of its first
-    segment, and of later ones as many as take no more than a hundredth of its seconds. The same call goes on with what
-    an earlier one has left.
+    A worker or node that dies is replaced, and its shard resumes from its last checkpoint. A shard writes one after its
+    first segment, and later as many as take at most a hundredth of its seconds. Calling again with the same arguments
+    resumes an unfinished run.
 
     Parameters
     ----------
     make_swarm : make_swarm(ids) -> the swarm of those members (`TurbaTrainState.swarm(..., swarm_size=ids)`), called
-        on the workers; or a swarm of all
-    data : (x, y) as `fit` takes them, or a dict of x, y and, if there are any, rows, validation, validation_rows,
-        per_member and predict (what every member predicts after its training), each of all members; or
-        data(ids) -> one of these of the members of a shard, which its worker then reads itself
+        on the workers; or a swarm of all members
+    data : (x, y) as `fit` takes them, or a dict of x, y and optionally rows, validation, validation_rows, per_member
+        and predict (inputs that every member predicts after its training), each for all members; or
+        data(ids) -> one of these for the members of a shard, which its worker then reads itself
     loss_fn : as `fit` takes it
-    members : how many, or their ids int [member]
+    members : number of members, or their ids int [member]
     checkpoints : a folder that every node sees, by its path or an address such as s3://bucket/run (which needs s3fs on
-        every node), for this run alone; or `Checkpoints`
-    shard : members of a task; None: as many as an earlier call took, or about four tasks a worker, of 1 024 members at
-        the most
+        every node), for this run only; or `Checkpoints`
+    shard : members of a task; None: as in an earlier call, or about four tasks per worker, of at most 1 024 members
     address : of a Ray cluster, "auto" for the one that this machine belongs to; None: the one that this process is
-        connected to, or one of this machine alone
+        connected to, or a new one on this machine
     cpus, gpus : of a worker; each CPU is a device of its own
-    memory : bytes of a worker; None: by the members and the data of a shard
-    attempts : how often a shard is tried before it is given up
-    progress : whether a bar shows the members done
+    memory : bytes of a worker; None: estimated from the members and the data of a shard
+    attempts : number of attempts at a shard before it fails
+    progress : whether to show a bar of the finished members
     fit_arguments : of `fit`, such as epochs
 
     Returns
     -------
-    (ClusterResults, ClusterHistory) : scores, predictions and weights, read from the folder when they are asked for
+    (ClusterResults, ClusterHistory) : scores, predictions and weights, read from the folder on request
 
     Raises
     ------
     ImportError : without Ray (extra "cluster"); ConnectionError where no cluster answers
-    ValueError : before anything is trained, for what `fit` refuses in the first shard, a folder of another run, needs
+    ValueError : before any training, for what `fit` refuses in the first shard, a folder of another run, and resources
         that no node has; RuntimeError for nodes that do not see the folder or have other versions
-    ShardsFailed : after all others have ended
+    ShardsFailed : after all other shards have ended
     """
     ids = validation.ids_of(members, make_swarm)
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
-    of_ids, whole, how = validation.taken_apart(data, fit_arguments)
+    of_ids, whole, fit_kwargs = validation.split_arguments(data, fit_arguments)
     cores = max(1, int(cpus))
-    validation.check_devices(how.get("plan"), cores, gpus)
-    kept = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints, share=SHARE)
-    folder = place(kept.folder)
-    kept = dataclasses.replace(kept, folder=str(folder))
+    validation.check_devices(fit_kwargs.get("plan"), cores, gpus)
+    policy = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints, share=SHARE)
+    folder = place(policy.folder)
+    policy = dataclasses.replace(policy, folder=str(folder))
     with engine.connected(address) as ray:
         needs: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         workers = engine.check_room(ray, **needs)
         shard = shard or int(claimed(folder).get("shard", 0)) or engine.share(len(ids), workers)
         if shard > len(ids):
             raise ValueError(f"A shard of {shard} members is more than the {len(ids)} there are: make it smaller.")
-        places = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
+        positions = np.split(np.arange(len(ids)), np.arange(shard, len(ids), shard))
         devices = environment(cores, gpus)
-        made, states = shard_data.states(make_swarm, members)
-        validation.check_shipped(make_swarm=made, loss_fn=loss_fn, data=of_ids, fit_arguments=how)
-        begun = min(workers, len(places)), shards.warm, cores, None if states else made, ids[places[0]]
-        engine.begin(ray, *begun, runtime_env=devices, **needs)  # while the driver gets ready
-        shared, own = shard_data.parts(whole)
-        first = shard_data.named(of_ids(ids[places[0]])) if of_ids else shard_data.joined(shared, own(places[0]))
-        like = shard_data.swarm_of(made, states(places[0])) if states else shard_data.members(made, ids[places[0]])
-        validation.check_shard(like, first, loss_fn, how)
-        copies = 3 if how.get("patience") is None else 4  # of a member's state
+        maker, states = shard_data.states(make_swarm, members)
+        validation.check_shipped(make_swarm=maker, loss_fn=loss_fn, data=of_ids, fit_arguments=fit_kwargs)
+        first_ids = ids[positions[0]]
+        warm_up = min(workers, len(positions)), shards.warm, cores, None if states else maker, first_ids
+        engine.begin(ray, *warm_up, runtime_env=devices, **needs)  # while the driver prepares the run
+        shared, own = shard_data.split(whole)
+        first = shard_data.as_dict(of_ids(first_ids)) if of_ids else shard_data.merge(shared, own(positions[0]))
+        like = shard_data.swarm_of(maker, states(positions[0])) if states else shard_data.members(maker, first_ids)
+        validation.check_shard(like, first, loss_fn, fit_kwargs)
+        copies = 3 if fit_kwargs.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
-        decides = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole}
-        decides["first_shards_data"] = first if of_ids else None
-        facts, known = validation.facts(shard, members=ids, fit_arguments=how, **decides)
+        inputs = {"make_swarm": make_swarm, "loss": loss_fn, "data": of_ids or whole}
+        inputs["first_shards_data"] = first if of_ids else None
+        facts, readable = validation.facts(shard, members=ids, fit_arguments=fit_kwargs, **inputs)
         claim(folder, facts)
         marker = Marker(str(folder))
-        job = shards.Job(made, loss_fn, of_ids, how, kept, marker, cores, attempts, resumes=known)
-        lines = {number: line for number in range(len(places)) if (line := job.kept(number))}
-        left = [number for number in range(len(places)) if number not in lines]
+        job = shards.Job(maker, loss_fn, of_ids, fit_kwargs, policy, marker, cores, attempts, resumes=readable)
+        lines = {number: line for number in range(len(positions)) if (line := job.result(number))}
+        pending = [number for number in range(len(positions)) if number not in lines]
         try:
-            for_all = ray.put(job), ray.put(shared)
+            common = ray.put(job), ray.put(shared)
 
-            def own_of(number):
-                """Of a shard's task, what no other one gets."""
-                at = places[number]
-                return number, ids[at], states and states(at), own(at)
+            def shard_arguments(number):
+                here = positions[number]
+                return number, ids[here], states and states(here), own(here)
 
-            jobs = ((number, (*for_all, *own_of(number))) for number in left)
-            again: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": devices}
+            jobs = ((number, (*common, *shard_arguments(number))) for number in pending)
+            retries: dict = {"max_retries": attempts - 1, "retry_exceptions": True, "runtime_env": devices}
             room = partial(engine.slots, ray, **needs)
-            with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **again)) as ended:
-                failed = _followed(ended, lines, job, len(ids), len(places), progress)
+            with contextlib.closing(engine.run(ray, shards.train, jobs, at_once=room, **needs, **retries)) as ended:
+                failed = _collect(ended, lines, job, len(ids), len(positions), progress)
         finally:
             marker.remove()
-    table = _table(lines, resumed=set(lines) - set(left))
-    found = ClusterResults(table, folder, jax.tree.map(lambda leaf: leaf[:1], like)), ClusterHistory(table, folder)
+    table = _table(lines, resumed=set(lines) - set(pending))
+    results = ClusterResults(table, folder, jax.tree.map(lambda leaf: leaf[:1], like)), ClusterHistory(table, folder)
     if failed:
-        raise ShardsFailed(*found, {number: (ids[places[number]], told) for number, told in failed.items()})
-    return found
+        raise ShardsFailed(*results, {number: (ids[positions[number]], text) for number, text in failed.items()})
+    return results
 
 
-def _followed(ended, lines, job, members, shards, progress):
-    """Fill the lines of the table as shards end: {shard: what it said} of those that have failed."""
+def _collect(ended, lines, job, members, shards, progress):
+    """Fill the lines of the table as shards end, and return {shard: traceback} of those that failed."""
     failed = {}
     done = sum(line["members"] for line in lines.values())
     with tqdm(total=members, initial=done, unit="member", disable=not progress) as bar:
-        for number, came in ended:
-            # An attempt that was given up with its node may have ended it.
-            line = job.kept(number) if isinstance(came, Exception) else came
+        for number, outcome in ended:
+            # An earlier attempt, given up with its node, may have finished the shard all the same.
+            line = job.result(number) if isinstance(outcome, Exception) else outcome
             if line is None:
-                failed[number] = str(came)
+                failed[number] = str(outcome)
             else:
                 lines[number] = line
                 bar.update(line["members"])
@@ -155,15 +154,15 @@ def _followed(ended, lines, job, members, shards, progress):
 
 
 def environment(cores: int, gpus: float) -> dict[str, dict[str, str]]:
-    """A worker's devices as Ray's runtime_env, which is there before it starts: what it unpickles may start JAX."""
-    # NPROC is how many threads XLA begins. A node's cores, in each of its workers, would be in each other's way, and
-    # roundings would depend on the node.
-    found = {"JAX_NUM_CPU_DEVICES": str(cores), "NPROC": str(cores)}
+    """Return a worker's devices as Ray's runtime_env, which is set before the worker unpickles, and may start JAX."""
+    # NPROC is the number of XLA's threads. With a thread for each core of the node, workers would slow each other down,
+    # and rounding would depend on the node.
+    variables = {"JAX_NUM_CPU_DEVICES": str(cores), "NPROC": str(cores)}
     if not gpus:
-        found["JAX_PLATFORMS"] = "cpu"
+        variables["JAX_PLATFORMS"] = "cpu"
     elif gpus < 1:
-        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * gpus:.3f}"  # workers that share a GPU share its memory
-    return {"env_vars": found}
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * gpus:.3f}"  # workers that share a GPU share its memory
+    return {"env_vars": variables}
 
 
 def _bytes(tree):

@@ -1,4 +1,4 @@
-"""The shared folder of a run over a cluster: whose it is, and whether every node sees it."""
+"""The shared folder of a run over a cluster: which run owns it, and whether every node sees it."""
 
 import json
 import socket
@@ -12,14 +12,14 @@ RUN = "run.json"
 
 
 def claimed(folder: Any) -> dict[str, str]:
-    """{name: text} of all that decides what comes out of the run whose `place` it is, nothing where there is none."""
+    """Return the facts {name: text} that determine the results of the run in `folder`; empty if there is no run."""
     file = folder / RUN
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def claim(folder: Any, facts: dict[str, str]) -> None:
-    """Make a `place` that of one run, known by its facts {name: text}; ValueError for the place of another one."""
-    if not (there := claimed(folder)):
+    """Claim a folder for the run of these facts {name: text}; ValueError for a folder of another run."""
+    if not (existing := claimed(folder)):
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} holds other things than a run over a cluster: name a new folder.")
         try:
@@ -28,12 +28,12 @@ def claim(folder: Any, facts: dict[str, str]) -> None:
         except OSError as error:
             raise OSError(f"Shards cannot be kept in {folder} ({error}): name another folder.") from error
         return
-    for other in differences(there, facts).values():
-        raise ValueError(f"{folder} is of another run: {other}; name another folder, or remove this one.")
+    for difference in differences(existing, facts).values():
+        raise ValueError(f"{folder} is of another run: {difference}; name another folder, or remove this one.")
 
 
 class Marker:
-    """A file by which a node tells whether it sees the folder that the driver does."""
+    """A file that the driver writes, by which a node tells whether it sees the same folder."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -43,18 +43,18 @@ class Marker:
         self._file().write_text(socket.gethostname())
 
     def wrong(self) -> str | None:
-        """A sentence on a node that does not see the folder, or that would compute with other versions."""
+        """Return what is wrong on this node, a folder it does not see or other versions, or None."""
         node = socket.gethostname()
         if others := list(differences(self.versions, versions()).values()):
             return f"{node} has other versions than the driver: {'; '.join(others)}; make them equal."
         try:
-            seen = self._file().exists()
-        except (ImportError, ValueError) as error:  # an OSError may pass, and is tried again
+            found = self._file().exists()
+        except (ImportError, ValueError) as error:  # an OSError may be temporary: Ray tries the task again
             return f"{node} cannot open {self.folder} ({error}): name a folder that every node sees."
-        return None if seen else f"{self.folder} is not shared: {node} does not see it; name one that every node sees."
+        return None if found else f"{self.folder} is not shared: {node} does not see it; name one that every node sees."
 
     def remove(self) -> None:
-        """The run is over."""
+        """Remove the file at the end of the run."""
         self._file().unlink(missing_ok=True)
 
     def _file(self):

@@ -1,4 +1,4 @@
-"""A cluster as something to hand around: where members are trained, for whoever else would train them by `fit`."""
+"""A cluster as an argument, for functions that otherwise train members by `fit` on this machine."""
 
 import dataclasses
 import os
@@ -18,15 +18,15 @@ from turbanet.turba_train_state import TurbaTrainState
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The machines of a Ray cluster, as `cross_validate` and the estimators take them.
+    """The machines of a Ray cluster, an argument of `cross_validate` and the estimators.
 
-    Each training has a folder of its own in `checkpoints`, called by all that decides what comes out of it: the same
-    call goes on with what an earlier one has left, others do not meet it. Nothing there is removed.
+    Each training has its own folder in `checkpoints`, named by a fingerprint of all that determines its results: the
+    same call resumes an earlier one, and other calls use other folders. Nothing there is removed.
 
     Parameters
     ----------
     checkpoints : a folder that every node sees, by its path or an address
-    shard : members of a task, or all that a swarm has; None as of `turbanet.cluster.fit`
+    shard : members of a task, or all of a smaller swarm; None: as in `turbanet.cluster.fit`
     address, cpus, gpus, memory, attempts, progress : as `turbanet.cluster.fit` takes them
 
     Examples
@@ -48,17 +48,17 @@ class Cluster:
     def fit(
         self, swarm: TurbaTrainState, x: Any, y: Any, loss_fn: Callable | None = None, **arguments: Any
     ) -> tuple[TurbaTrainState, History]:
-        """As `turbanet.fit`, on the cluster; all members come back to this process.
+        """Train as `turbanet.fit` does, on the cluster, and return all members to this process.
 
-        Arguments are `turbanet.fit`'s, without checkpoints, on_interrupt and compile_only. The history's seconds are
-        the sums of all workers'.
+        Arguments are those of `turbanet.fit` without checkpoints, on_interrupt and compile_only. The history's seconds
+        are sums over the workers.
         """
-        arguments.pop("progress", None)  # the cluster's own
-        how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        how["shard"] = self.shard and min(self.shard, len(swarm))
-        _, data, others = validation.taken_apart((x, y), arguments)
-        decides = fingerprint([validation.FORMAT, swarm, data, loss_fn, others, how["shard"], versions()])
-        how["checkpoints"] = str(place(self.checkpoints) / decides[:16])
-        results, history = driver.fit(swarm, (x, y), loss_fn, members=len(swarm), **how, **arguments)
+        arguments.pop("progress", None)  # the cluster has its own
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        settings["shard"] = self.shard and min(self.shard, len(swarm))
+        _, data, fit_kwargs = validation.split_arguments((x, y), arguments)
+        identity = fingerprint([validation.FORMAT, swarm, data, loss_fn, fit_kwargs, settings["shard"], versions()])
+        settings["checkpoints"] = str(place(self.checkpoints) / identity[:16])
+        results, history = driver.fit(swarm, (x, y), loss_fn, members=len(swarm), **settings, **arguments)
         trained = jax.device_put(results.swarm(), jax.tree.map(home, swarm))
         return trained, history.whole()

@@ -1,4 +1,4 @@
-"""What a shard is given, its members and its data: taken apart by the driver, put together by the worker."""
+"""Members and data of a shard: split by the driver, put together by the worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,82 +11,82 @@ from turbanet.training.data import join, one_a_member, pair
 from turbanet.training.fingerprint import as_numbers
 from turbanet.turba_train_state import TurbaTrainState
 
-OF_DATA = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict"  # what may be each shard's own
+DATA_NAMES = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict"
 
 
 def states(make_swarm: Any, members: Any) -> tuple[Any, Callable | None]:
-    """Of a swarm, its tree and a function of positions in `members` of these members' states; else (it, None).
+    """Split a swarm into (its tree, a function from positions in `members` to states); a function into (it, None).
 
-    members : their number, for all, or ids
+    members : the number of members, for all, or ids
     """
     if not isinstance(make_swarm, TurbaTrainState):
         return make_swarm, None
     if np.ndim(make_swarm.step) != 1:
         raise ValueError("make_swarm is one member's state: give a swarm, of a member axis, or make_swarm(ids).")
-    its = np.asarray(make_swarm.id).tolist()
-    asked = np.asarray(its if np.ndim(members) == 0 else members).tolist()
-    where = {id: position for position, id in enumerate(its)}
-    if unknown := [id for id in asked if id not in where]:
+    ids = np.asarray(make_swarm.id).tolist()
+    requested = np.asarray(ids if np.ndim(members) == 0 else members).tolist()
+    position_of = {id: position for position, id in enumerate(ids)}
+    if unknown := [id for id in requested if id not in position_of]:
         raise ValueError(f"make_swarm has no member {unknown[0]}: name as members ids of its own.")
-    if np.ndim(members) and len(where) < len(its):
+    if np.ndim(members) and len(position_of) < len(ids):
         raise ValueError("make_swarm has members of equal ids: name as members how many it has, for all of them.")
-    order = np.arange(len(its)) if np.ndim(members) == 0 else np.asarray([where[id] for id in asked])
+    order = np.arange(len(ids)) if np.ndim(members) == 0 else np.asarray([position_of[id] for id in requested])
     leaves, tree = jax.tree.flatten(make_swarm)
-    return tree, lambda positions: [_shipped(leaf, order[positions]) for leaf in leaves]
+    return tree, lambda positions: [_as_numbers(leaf, order[positions]) for leaf in leaves]
 
 
-def _shipped(leaf, positions):
-    """Those members of a leaf as what pickle can hold: (numbers, the kind of the random keys that they are or None)."""
+def _as_numbers(leaf, positions):
+    """Return members of a leaf in a form that pickles: (numbers, the implementation of random keys or None)."""
     kind = jax.random.key_impl(leaf) if is_key(leaf) else None
     return as_numbers(leaf)[positions], kind and str(kind)
 
 
 def swarm_of(tree: Any, states: list) -> TurbaTrainState:
-    """The swarm of what `states` has taken apart."""
+    """Rebuild the swarm that `states` has split."""
     leaves = [numbers if kind is None else jax.random.wrap_key_data(numbers, impl=kind) for numbers, kind in states]
     return jax.tree.map(jax.numpy.asarray, jax.tree.unflatten(tree, leaves))
 
 
 def members(make_swarm: Callable, ids: np.ndarray) -> TurbaTrainState:
-    """The members of these ids, as they begin; ValueError if `make_swarm` makes others."""
+    """Return the members of these ids before their training; ValueError if `make_swarm` makes others."""
     swarm = make_swarm(ids)
     if not isinstance(swarm, TurbaTrainState) or np.ndim(swarm.step) != 1:
         raise ValueError(f"make_swarm(ids) must make a TurbaTrainState with a member axis, got {type(swarm).__name__}.")
     if not np.array_equal(swarm.id, ids):
-        came = f"{np.asarray(swarm.id)[:5].tolist()} for the ids {ids[:5].tolist()}"
-        raise ValueError(f"make_swarm(ids) must make the members of those ids, got {came}: hand ids on as swarm_size.")
+        got = f"{np.asarray(swarm.id)[:5].tolist()} for the ids {ids[:5].tolist()}"
+        raise ValueError(f"make_swarm(ids) must make the members of those ids, got {got}: hand ids on as swarm_size.")
     return swarm
 
 
-def named(data: Any, **more: Any) -> dict:
-    """(x, y), or a dict of OF_DATA, and more as a dict of the arrays that there are; ValueError for anything else."""
+def as_dict(data: Any, **more: Any) -> dict:
+    """Return (x, y) or a dict of DATA_NAMES, and `more`, as one dict of arrays without None; ValueError for others."""
     if not isinstance(data, dict) and not (isinstance(data, tuple | list) and len(data) == 2):
-        known = f"(x, y), a dict of {', '.join(OF_DATA)}, or data(ids)"
+        known = f"(x, y), a dict of {', '.join(DATA_NAMES)}, or data(ids)"
         raise ValueError(f"data must be {known}; got {type(data).__name__}.")
     data = {**(data if isinstance(data, dict) else dict(zip("xy", data, strict=True))), **more}
-    if unknown := sorted(set(data) - set(OF_DATA)):
-        raise ValueError(f"data may hold {', '.join(OF_DATA)}, and holds {', '.join(unknown)} too.")
+    if unknown := sorted(set(data) - set(DATA_NAMES)):
+        raise ValueError(f"data may hold {', '.join(DATA_NAMES)}, and holds {', '.join(unknown)} too.")
     if missing := [name for name in "xy" if name not in data]:
         raise ValueError(f"data holds no {' and no '.join(missing)}: give (x, y), or a dict with both.")
     if "validation" in data and data["validation"] is not None:
         data["validation"] = tuple(pair(data["validation"]))
-    there = {name: part for name, part in data.items() if part is not None}
-    if there.get("per_member") is True and isinstance(data["x"], list) and isinstance(data["y"], list):
-        if "validation" in there or "predict" in there:
+    present = {name: part for name, part in data.items() if part is not None}
+    if present.get("per_member") is True and isinstance(data["x"], list) and isinstance(data["y"], list):
+        if "validation" in present or "predict" in present:
             raise ValueError("Lists of each member's own rows came with validation or predict: make them arrays.")
-        x, y, rows = one_a_member(data["x"], data["y"], there.get("rows"))
-        there |= {"x": x, "y": y} | ({} if rows is None else {"rows": rows})
-    return {name: part if name == "per_member" else as_arrays(part, name) for name, part in there.items()}
+        x, y, rows = one_a_member(data["x"], data["y"], present.get("rows"))
+        present |= {"x": x, "y": y} | ({} if rows is None else {"rows": rows})
+    return {name: part if name == "per_member" else as_arrays(part, name) for name, part in present.items()}
 
 
 def own_pair(data: dict) -> tuple[Any, Any]:
-    """Whether x and y lead with the member axis, as `fit` takes per_member for each."""
+    """Return whether x and whether y leads with the member axis, as `fit` takes per_member."""
     own = data.get("per_member", False)
     return own if isinstance(own, tuple) else (own, own)
 
 
-def parts(data: dict) -> tuple[dict, Callable[[Any], list]]:
-    """Data of `named` in two: what all shards share, and a function of positions of what is a shard's own."""
+def split(data: dict) -> tuple[dict, Callable[[Any], list]]:
+    """Split data of `as_dict` into (what all shards share, a function from positions to a shard's own arrays)."""
     of_x, of_y = own_pair(data)
     is_own = {"x": of_x, "y": of_y, "rows": True, "validation": (of_x, of_y), "validation_rows": True, "predict": of_x}
     arrays = {name: part for name, part in data.items() if name in is_own}
@@ -101,6 +101,6 @@ def parts(data: dict) -> tuple[dict, Callable[[Any], list]]:
     return {"leaves": shared, "tree": tree, "per_member": (of_x, of_y)}, own
 
 
-def joined(shared: dict, own: list) -> dict:
-    """What `parts` has made two of."""
+def merge(shared: dict, own: list) -> dict:
+    """Rebuild the data that `split` has split."""
     return jax.tree.unflatten(shared["tree"], join(own, shared["leaves"])) | {"per_member": shared["per_member"]}

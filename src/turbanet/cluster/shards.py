@@ -1,4 +1,4 @@
-"""One shard of a swarm, on the worker that trains it, and what it keeps in the shared folder."""
+"""One shard of a swarm: its training on a worker, and its results in the shared folder."""
 
 import dataclasses
 import importlib
@@ -31,15 +31,15 @@ SCORES, LOSSES, PREDICTIONS = "scores.parquet", "losses.parquet", "predictions.p
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all shards of a run share.
+    """Settings that all shards of a run share.
 
-    make_swarm : make_swarm(ids) -> the swarm of those members, or the tree of a swarm whose states each shard is given
-    of_ids : data(ids) -> what `fit` takes of `shard_data.OF_DATA`, read by the worker; None where the driver gave it
+    make_swarm : make_swarm(ids) -> the swarm of those members, or the tree of a swarm whose states the driver sends
+    of_ids : data(ids) -> the data of a shard by `shard_data.DATA_NAMES`, read by the worker; None: the driver sends it
     how : other arguments of `fit`
     checkpoints : of `fit`, whose folder is the run's
     cores : CPU devices of a worker
     attempts : of a shard in one call
-    resumes : whether an attempt goes on from the one before; not where it could not tell that it is the same training
+    resumes : whether an attempt resumes the one before; not where fingerprints cannot tell that it is the same training
     """
 
     make_swarm: Any
@@ -53,62 +53,62 @@ class Job:
     resumes: bool = True
 
     def folder(self, number: int) -> Any:
-        """The `place` where a shard keeps its training, and then what came out."""
+        """Return the folder of a shard, with its checkpoints and then its results."""
         return place(self.checkpoints.folder) / "shards" / f"{number:06d}"
 
     def count(self, number: int) -> None:
-        """Note that a shard is tried; RuntimeError where it was often enough: Ray does not count what memory killed."""
+        """Count an attempt at a shard; RuntimeError after the last one, as Ray does not count out-of-memory kills."""
         folder = self.folder(number) / ATTEMPTS
         folder.mkdir(parents=True, exist_ok=True)
         if len(list(folder.glob(f"{self.marker.call}-*"))) >= self.attempts:
             raise RuntimeError(f"Shard {number} was killed {self.attempts} times: give memory=, or smaller shards.")
         (folder / f"{self.marker.call}-{uuid.uuid4().hex}").write_text(socket.gethostname())
 
-    def kept(self, number: int) -> dict | None:
-        """A shard's line of the table, None while it is not done."""
+    def result(self, number: int) -> dict | None:
+        """Return a shard's row of the table, or None until it is done."""
         file = self.folder(number) / DONE
         return json.loads(file.read_text()) if file.exists() else None
 
 
 def train(job: Job, shared: dict, number: int, ids: np.ndarray, states: list | None, own: list) -> dict | Unfit:
-    """Train one shard, or go on with it, and keep what comes out: its line of the table of shards.
+    """Train one shard, or resume it, write its results and return its row of the table of shards.
 
-    states : the members before their training, the leaves [member, ...] of `job.make_swarm`; None where that makes them
-    shared, own : the data that all have and the shard's own, as `shard_data.parts` has made them
+    states : the members before their training, the leaves [member, ...] of `job.make_swarm`; None if that makes them
+    shared, own : data as split by `shard_data.split`
     """
     begin = time.time()
-    if sentence := job.marker.wrong():
-        return Unfit(ray_node(), sentence)
-    if line := job.kept(number):  # it was killed between its last line and its answer
+    if problem := job.marker.wrong():
+        return Unfit(ray_node(), problem)
+    if line := job.result(number):  # an earlier attempt was killed after its results and before its return
         return line
     job.count(number)
     use_cores(job.cores, cache=True)
-    data = shard_data.named(job.of_ids(ids)) if job.of_ids else shard_data.joined(shared, own)
+    data = shard_data.as_dict(job.of_ids(ids)) if job.of_ids else shard_data.merge(shared, own)
     swarm = shard_data.members(job.make_swarm, ids) if states is None else shard_data.swarm_of(job.make_swarm, states)
     return _train(job, job.folder(number), number, swarm, data, begin)
 
 
 def _train(job, folder, number, swarm, data, begin):
-    x, y, wanted = data.pop("x"), data.pop("y"), data.pop("predict", None)
+    x, y, inputs = data.pop("x"), data.pop("y"), data.pop("predict", None)
     training = folder / TRAINING
     if not job.resumes:
         remove(training)
-    before = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
+    steps = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
     # A node that died may hold a lock for minutes on a network's file system.
-    kept = dataclasses.replace(job.checkpoints, folder=str(training), exclusive=False)
-    swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=kept, progress=False, **data, **job.how)
+    checkpoints = dataclasses.replace(job.checkpoints, folder=str(training), exclusive=False)
+    swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=checkpoints, progress=False, **data, **job.how)
     ids = np.asarray(swarm.id)
-    out = folder / f"out-{uuid.uuid4().hex[:8]}"  # an attempt's own: a node that was given up may still be at work
+    out = folder / f"out-{uuid.uuid4().hex[:8]}"  # one per attempt: an attempt given up with its node may still run
     out.mkdir(parents=True)
     swarm.save(str(out / SWARM))
     _keep_table(history.frame(), out / LOSSES)
     _keep_table(scores(history), out / SCORES)
-    if wanted is not None:
-        predicted = np.asarray(predict(swarm, wanted, per_member=shard_data.own_pair(data)[0]))
+    if inputs is not None:
+        predicted = np.asarray(predict(swarm, inputs, per_member=shard_data.own_pair(data)[0]))
         _keep_predictions(predicted, ids, out / PREDICTIONS)
     line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1]), "out": out.name}
     line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}
-    line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(before, default=0)}
+    line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(steps, default=0)}
     line |= {"begin": begin, "seconds": time.time() - begin}
     line |= {"compile_seconds": history.compile_seconds, "steady_seconds": history.steady_seconds}
     write_whole(folder / DONE, json.dumps(line))
@@ -117,7 +117,7 @@ def _train(job, folder, number, swarm, data, begin):
 
 
 def warm(cores: int, make_swarm: Callable | None, ids: np.ndarray) -> None:
-    """Import, and compile what makes a shard's members, in a new worker; what fails here fails again in its shard."""
+    """Import modules and compile `make_swarm` in a new worker; an error here occurs again in the shard."""
     use_cores(cores, cache=True)
     for module in ("orbax.checkpoint", "pandas", "pyarrow.parquet"):
         importlib.import_module(module)
@@ -126,14 +126,14 @@ def warm(cores: int, make_swarm: Callable | None, ids: np.ndarray) -> None:
 
 
 def ray_node() -> str:
-    """The id of the node that this task runs on."""
+    """Return the id of the node that this task runs on."""
     import ray
 
     return ray.get_runtime_context().get_node_id()
 
 
 def scores(history: History) -> Any:
-    """A pandas table of each member's last epoch, in their order: seed, member, epoch, losses, metrics."""
+    """Return a pandas table of each member's last epoch, in their order: seed, member, epoch, losses, metrics."""
     last = np.maximum(history.epochs, 1) - 1
     members = len(last)
     return history.frame().iloc[last * members + np.arange(members)].reset_index(drop=True)
@@ -145,7 +145,7 @@ def _keep_table(table, file):
 
 
 def kept_table(file: Any) -> "pd.DataFrame":
-    """The table that a shard has kept."""
+    """Read a table that a shard wrote."""
     import pandas as pd
 
     with file.open("rb") as opened:
@@ -156,8 +156,8 @@ def _keep_predictions(values, ids, file):
     import pyarrow
     from pyarrow import parquet
 
-    known = values.dtype.kind in "biuf"  # bfloat16 is of no kind that Parquet has
-    flat = pyarrow.array((values if known else values.astype(np.float32)).reshape(-1))
+    supported = values.dtype.kind in "biuf"  # Parquet has no bfloat16
+    flat = pyarrow.array((values if supported else values.astype(np.float32)).reshape(-1))
     column = pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size)
     table = pyarrow.table({"member": ids, "prediction": column})
     with file.open("wb") as opened:
@@ -165,7 +165,7 @@ def _keep_predictions(values, ids, file):
 
 
 def kept_predictions(file: Any) -> np.ndarray:
-    """The predictions [member, ...] that a shard has kept."""
+    """Read the predictions [member, ...] that a shard wrote."""
     from pyarrow import parquet
 
     with file.open("rb") as opened:
@@ -175,6 +175,6 @@ def kept_predictions(file: Any) -> np.ndarray:
 
 
 def kept_swarm(folder: Any, like: TurbaTrainState) -> TurbaTrainState:
-    """The trained members that a shard has kept; `like`: a swarm of the same functions."""
+    """Read the trained members that a shard wrote; `like` is a swarm with the same functions."""
     arrays = Folder(str(folder), None, what="A swarm").arrays()
     return named_leaves(arrays, like)

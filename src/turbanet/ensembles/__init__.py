@@ -1,4 +1,4 @@
-"""Members' predictions together: combined, scored, calibrated, exported."""
+"""Ensembles: members' predictions combined, scored, calibrated and exported."""
 
 from turbanet.ensembles.calibration import (
     brier_score,

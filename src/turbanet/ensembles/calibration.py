@@ -1,4 +1,4 @@
-"""How far predicted probabilities and intervals can be trusted, and what mends them."""
+"""Calibration: scores of predicted probabilities, temperature scaling and prediction intervals."""
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +9,20 @@ from numpy.typing import ArrayLike
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import Array, check_nan, of_members, true_class, with_classes
 
-SUM_OFF = 0.01  # from 1, which bfloat16 rounds to
+SUM_TOLERANCE = 0.01  # of the sum of a row's probabilities, which bfloat16 rounds
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
-    """Mean negative log-probability of the true class in nats: [..., row, class], int [row] -> [...]; finite at 0."""
+    """Mean negative log-probability of the true class, in nats: [..., row, class], int [row] -> [...].
+
+    It is finite where that probability is 0.
+    """
     likelihood = true_class(*_probabilities(probability, y))
     return -jnp.log(jnp.maximum(likelihood, jnp.finfo(likelihood.dtype).tiny)).mean(-1)
 
 
 def brier_score(probability: ArrayLike, y: ArrayLike) -> jax.Array:
-    """Mean squared distance of the probabilities from the truth, summed over classes: [..., row, class] -> [...].
+    """Mean squared error of the probabilities, summed over classes: [..., row, class] -> [...].
 
     y: int [row]. From 0 (sure and right) to 2 (sure and wrong) (Brier 1950).
     """
@@ -42,10 +45,10 @@ def expected_calibration_error(probability: ArrayLike, y: ArrayLike, *, bins: in
 
 
 def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """The temperature that minimises the likelihood loss of logits / temperature: [..., row, class] -> [...].
+    """Return the temperature that minimises the mean negative log-likelihood of logits / temperature.
 
-    y: int [row]. Found on held-out rows it mends over- and underconfidence and changes no choice (Guo et al. 2017,
-    section 4.2).
+    logits: [..., row, class], y: int [row] -> [...]. Fitted on held-out rows, it corrects over- and underconfidence
+    without changing the predicted class (Guo et al. 2017, section 4.2).
     """
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
@@ -58,14 +61,15 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
         return -log_probability[np.arange(len(y)), y].mean()
 
     members = logits.reshape(-1, *logits.shape[-2:])
-    found = [minimize_scalar(loss, args=(one,), bounds=(-6, 6), options={"xatol": 1e-6}).x for one in members]
-    return np.exp(found).reshape(logits.shape[:-2])
+    fitted = [minimize_scalar(loss, args=(one,), bounds=(-6, 6), options={"xatol": 1e-6}).x for one in members]
+    return np.exp(fitted).reshape(logits.shape[:-2])
 
 
 def diversity(logits: ArrayLike) -> jax.Array:
-    """What members know apart, in nats: entropy of the mean less mean entropy, [member, row, class] -> [row].
+    """Mutual information between prediction and member, in nats: [member, row, class] -> [row].
 
-    0 where all members say the same; at most the log of the number of classes (Lakshminarayanan et al. 2017).
+    It is the entropy of the mean prediction minus the mean entropy of the members' predictions: 0 where all members
+    agree, and at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
     probability = jax.nn.softmax(of_members(logits), axis=-1)
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
@@ -74,19 +78,20 @@ def diversity(logits: ArrayLike) -> jax.Array:
 def prediction_interval(
     prediction: ArrayLike, calibration: tuple[ArrayLike, ArrayLike] | None = None, *, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high) [row, ...] around regression ensembles' predictions [member, row, ...].
+    """Return the bounds (low, high), each [row, ...], of a regression ensemble's predictions [member, row, ...].
 
-    Without `calibration` the quantiles over members: how far they differ, not how far they err. With it, (prediction
-    [member, row, ...], y [row, ...]) of rows that nobody trained on, the mean and as many standard deviations over
-    members as hold `level` of those rows: `level` of new rows then fall inside, whatever the model (normalised split
-    conformal intervals, Lei et al. 2018, section 5.2).
+    Without `calibration` they are quantiles over members, which measure how far members differ and not how far they
+    err. `calibration` is (prediction [member, row, ...], y [row, ...]) of rows that no member was trained on. With it
+    the bounds are the mean plus or minus as many standard deviations over members as cover `level` of those rows:
+    they cover `level` of new rows, whatever the model (normalised split conformal intervals, Lei et al. 2018, section
+    5.2).
 
-    Where all members agree exactly there is no deviation to count in: such a row of `calibration` needs 0 of them if
-    the members are right, and otherwise more than any number; such a row of `prediction` has the interval of width 0.
-    If more rows of `calibration` than `level` leaves out need more than any number, every interval is (-inf, inf).
+    Where all members agree exactly, the standard deviation is 0. Such a row of `calibration` needs 0 standard
+    deviations if the members are right, otherwise infinitely many. Such a row of `prediction` gets an interval of
+    width 0. If more rows of `calibration` than 1 - `level` need infinitely many, every interval is (-inf, inf).
 
-    Raises ValueError for fewer than two members, a level outside (0, 1), a calibration of shapes that do not fit each
-    other and one of too few rows for the level.
+    Raises ValueError for fewer than two members, a level outside (0, 1), calibration shapes that do not match and too
+    few calibration rows for the level.
     """
     prediction = np.asarray(prediction)
     check_nan(prediction, "prediction")
@@ -106,15 +111,15 @@ def prediction_interval(
 
 
 def deviations(y: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """How many times `spread` each y is away from `centre`, all of one shape: infinite where it is and spread is 0."""
+    """Return |y - centre| / spread, all of one shape; where spread is 0, it is 0 for no error and else infinite."""
     error = np.abs(y - centre)
     return np.divide(error, spread, out=np.where(error > 0, np.inf, error), where=spread > 0)
 
 
 def factor_of(deviations: np.ndarray, level: float) -> float:
-    """How many spreads hold `level` of new rows, by the `deviations` of rows that nobody trained on.
+    """Return how many spreads cover `level` of new rows, from the `deviations` of rows that no member was trained on.
 
-    Raises ValueError where these are too few for the level.
+    Raises ValueError for too few deviations for the level.
     """
     rank = int(np.ceil((deviations.size + 1) * level))
     if rank > deviations.size:
@@ -123,18 +128,18 @@ def factor_of(deviations: np.ndarray, level: float) -> float:
 
 
 def _centre_and_spread(prediction):
-    """Mean and standard deviation over members; where they agree exactly, their value and 0, free of rounding."""
+    """Mean and standard deviation over members; where members agree exactly, these are exact too."""
     from_first = prediction - prediction[0]
     return prediction[0] + from_first.mean(0), from_first.std(0)
 
 
 def _probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """`with_classes` of probabilities; ValueError for numbers that are none, such as logits. Traced ones pass."""
+    """Return `with_classes` of probabilities; ValueError for other numbers, such as logits. Tracers pass unchecked."""
     probability, y = with_classes(probability, y)
     if not isinstance(probability, jax.core.Tracer):
         entries = np.asarray(probability, np.float32)
         total = entries.sum(-1)
-        if not (np.abs(total - 1) < SUM_OFF).all() or entries.min() < 0:
-            came = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
-            raise ValueError(f"Probabilities are at least 0 and sum to 1; got {came}: of logits take jax.nn.softmax.")
+        if not (np.abs(total - 1) < SUM_TOLERANCE).all() or entries.min() < 0:
+            got = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
+            raise ValueError(f"Probabilities are at least 0 and sum to 1; got {got}: of logits take jax.nn.softmax.")
     return probability, y

@@ -1,4 +1,4 @@
-"""Members combined into one prediction, and the scores of each member, of their average and of the ensemble."""
+"""Combine members into one prediction, and score each member, their average and the ensemble."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ SCORES = "accuracy", "precision", "recall", "f1"
 
 
 def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Array:
-    """The mean over members of the class probabilities: logits [member, row, class] -> [row, class].
+    """Mean over members of the class probabilities: logits [member, row, class] -> [row, class].
 
-    weights: [member], not negative, for a weighted mean; `stacking_weights` and `greedy_weights` find some. Raises
-    ValueError for other weights, and for members that predict NaN, which `without_nan` leaves out.
+    weights: [member], not negative, for a weighted mean; see `stacking_weights` and `greedy_weights`. Raises
+    ValueError for other weights and for members that predict NaN; `without_nan` finds the others.
 
     Examples
     --------
@@ -46,70 +46,70 @@ def _mean_probabilities(logits, weights):
 
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
-    """The normalised geometric mean of the members' probabilities: [member, row, class] -> [row, class]."""
+    """Normalised geometric mean of the members' probabilities: logits [member, row, class] -> [row, class]."""
     return softmax(log_softmax(of_members(logits), axis=-1).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
-    """The share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority's."""
+    """Share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority vote."""
     logits = of_members(logits)
     return (logits.argmax(-1)[..., None] == jnp.arange(logits.shape[-1])).mean(axis=0)
 
 
 def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> jax.Array:
-    """Weights [member] of the mean under which rows that nobody trained on are likeliest: logits [member, row, class].
+    """Return weights [member] of `ensemble_mean` that maximise the likelihood of held-out rows.
 
-    y: int [row]. Expectation maximisation for the proportions of a mixture (Dempster et al. 1977, section 4.3): each
-    of the `rounds` is no worse than the one before.
+    logits: [member, row, class], y: int [row], of rows that no member was trained on. Expectation maximisation for the
+    proportions of a mixture (Dempster et al. 1977, section 4.3): no round lowers the likelihood.
     """
     log_likelihood = true_class(log_softmax(of_members(logits), axis=-1), y)
-    # A factor of a row changes nothing, and so a row that all find unlikely counts too.
+    # A factor common to a row cancels; this one keeps rows that are unlikely under all members from underflowing.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
 
-    def better(_, weights):
+    def update(_, weights):
         share = weights[:, None] * likelihood
         return (share / share.sum(0)).mean(1)
 
-    return jax.lax.fori_loop(0, rounds, better, jnp.full(len(likelihood), 1 / len(likelihood)))
+    return jax.lax.fori_loop(0, rounds, update, jnp.full(len(likelihood), 1 / len(likelihood)))
 
 
 def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.ndarray:
-    """Weights [member] that sum to 1, of `size` members taken one by one, the one that helps most, with repetition.
+    """Return weights [member], which sum to 1, by greedy ensemble selection with replacement (Caruana et al. 2004).
 
-    What helps is the likelihood of rows that nobody trained on: logits [member, row, class], y int [row]. Of all sizes
-    up to `size` the best is kept (Caruana et al. 2004).
+    logits: [member, row, class], y: int [row], of rows that no member was trained on. Each of `size` rounds adds the
+    member that raises the likelihood most; the best of all sizes up to `size` is returned.
     """
     check_whole(size=size)
     likelihood = np.asarray(true_class(softmax(of_members(logits), axis=-1), y), np.float64)
-    taken: list[int] = []
+    selected: list[int] = []
     losses = []
     for count in range(1, size + 1):
-        with_each = (likelihood[taken].sum(0) + likelihood) / count
+        with_each = (likelihood[selected].sum(0) + likelihood) / count
         loss = -np.log(np.maximum(with_each, np.finfo(float).tiny)).mean(1)
-        taken.append(int(loss.argmin()))
+        selected.append(int(loss.argmin()))
         losses.append(loss.min())
     best_size = int(np.argmin(losses)) + 1
-    return np.bincount(taken[:best_size], minlength=len(likelihood)) / best_size
+    return np.bincount(selected[:best_size], minlength=len(likelihood)) / best_size
 
 
 def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
-    """The mean prediction of the members that did not see a row: [member, row, ...] -> [row, ...], NaN if all did.
+    """Mean prediction of the members that were not trained on a row: [member, row, ...] -> [row, ...], NaN if all were.
 
-    rows: int [member, row], what each member trained on (see `sampling`), padded with -1. It scores without test rows
-    (Breiman 1996).
+    rows: int [member, row], the rows that each member was trained on (see `sampling`), padded with -1. Such
+    predictions can be scored without test rows (Breiman 1996).
     """
     prediction = np.asarray(prediction)
-    seen = np.zeros(prediction.shape, bool)
-    for seen_by_member, trained_on in zip(seen, np.asarray(rows), strict=True):
-        seen_by_member[trained_on[trained_on >= 0]] = True
-    return np.ma.array(prediction, mask=seen).mean(axis=0).filled(np.nan)
+    in_bags = np.zeros(prediction.shape, bool)
+    for in_bag, trained_on in zip(in_bags, np.asarray(rows), strict=True):
+        in_bag[trained_on[trained_on >= 0]] = True
+    return np.ma.array(prediction, mask=in_bags).mean(axis=0).filled(np.nan)
 
 
 def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None) -> jax.Array:
-    """The share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
+    """Share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
 
-    mask: bool [row], which rows count; None: all.
-    Raises ValueError where the two have different numbers of rows, and for a y that holds no classes of the prediction.
+    mask: bool [row], the rows that count; None: all. Raises ValueError for different numbers of rows and for a y that
+    does not hold classes of the prediction.
 
     Examples
     --------
@@ -124,22 +124,22 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
 
 
 def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
-    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], by scikit-learn's rules.
+    """Accuracy and macro-averaged precision, recall and F1 of one prediction [row, class], as scikit-learn has them.
 
-    Raises ValueError for a prediction with NaN, and for a y that holds no classes of it.
+    Raises ValueError for a prediction with NaN and for a y that does not hold its classes.
     """
     return dict(zip(SCORES, _of_counts(confusion(prediction, y)).tolist()))
 
 
 def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
-    """`scores` of every member of prediction [member, row, class]: a pandas table, one line a member."""
+    """Return a pandas table of the `scores` of each member of prediction [member, row, class], one row per member."""
     import pandas as pd
 
     return pd.DataFrame([scores(one, y) for one in of_members(prediction, "prediction")]).rename_axis("member")
 
 
 def confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
-    """Counts int [true class, predicted class] of one prediction [row, class], by scikit-learn; errors as `scores`."""
+    """Confusion matrix int [true class, predicted class] of one prediction [row, class]; raises as `scores`."""
     from sklearn.metrics import confusion_matrix
 
     prediction, y = with_classes(prediction, y)
@@ -157,17 +157,17 @@ def mean_confusion(prediction: ArrayLike, y: ArrayLike) -> np.ndarray:
 def score_interval(
     prediction: ArrayLike, y: ArrayLike, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Percentile bootstrap over the rows of `scores`, averaged over members.
+    """Percentile bootstrap intervals, over rows, of the `scores` averaged over members.
 
-    The interval says how far the scores would move on another test set of this size (Efron and Tibshirani 1993,
-    section 13.3).
+    An interval tells how far the score would move on another test set of this size (Efron and Tibshirani 1993, section
+    13.3).
 
     Parameters
     ----------
     prediction : [member, row, class], one member for a single model or an ensemble
     y : int [row]
-    resamples : draws of the rows, with repetition
-    level : the share of the draws inside the interval
+    resamples : bootstrap draws of the rows
+    level : share of the draws inside the interval
     seed : of the draws
 
     Returns
@@ -178,7 +178,7 @@ def score_interval(
     if not 0 < level < 1:
         raise ValueError(f"level is the share of the draws inside, between 0 and 1; got {level!r}.")
     prediction = np.asarray(of_members(prediction, "prediction"))
-    with_classes(prediction, y)  # raises for others
+    with_classes(prediction, y)  # for its errors
     rng = np.random.default_rng(seed)
     _, rows, classes = prediction.shape
     cells = np.asarray(y) * classes + prediction.argmax(-1)
@@ -192,17 +192,17 @@ def score_interval(
 
 
 def _of_counts(counts):
-    """SCORES [score, ...] of confusion matrices [..., true, predicted], by scikit-learn's rules: 0 where none chose."""
+    """Return SCORES [score, ...] of confusion matrices [..., true, predicted]; a class never predicted scores 0."""
     right = np.diagonal(counts, axis1=-2, axis2=-1)
     true = counts.sum(-1)
-    chosen = counts.sum(-2)
-    precision_recall_f1 = right / np.maximum([chosen, true, (true + chosen) / 2], 1)
-    classes = ((true + chosen) > 0).sum(-1)  # a class that is neither there nor chosen has no score
+    predicted = counts.sum(-2)
+    precision_recall_f1 = right / np.maximum([predicted, true, (true + predicted) / 2], 1)
+    classes = ((true + predicted) > 0).sum(-1)  # a class that is neither true nor predicted has no score
     return np.array([right.sum(-1) / true.sum(-1), *precision_recall_f1.sum(-1) / classes])
 
 
 def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders: int = 20) -> jax.Array:
-    """Accuracy of the mean-probability ensemble of the first 1, 2, ... members, in random orders.
+    """Accuracy of the ensemble mean of the first 1, 2, ... members, in random orders.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
 
 
 def disagreement(logits: ArrayLike) -> jax.Array:
-    """The share of pairs of members that choose different classes, for each row: [member, row, class] -> [row]."""
+    """Share of pairs of members that predict different classes: [member, row, class] -> [row]."""
     members = len(of_members(logits))
     if members < 2:
         raise ValueError("Disagreement needs at least two members.")

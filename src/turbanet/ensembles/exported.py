@@ -1,4 +1,4 @@
-"""A swarm's predictions as a program of its own, with the weights inside: it runs without the model's code."""
+"""Export a swarm's predictions as a program that holds the weights and runs without the model's code."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from turbanet.training.member import Swarm, predict
 from turbanet.training.plan import resized
 from turbanet.training.program import ROWS
 
-KINDS: dict[str, Any] = {  # what it makes of predictions [member, row, ...], and where that has the rows
+KINDS: dict[str, Any] = {  # (function of predictions [member, row, ...], row axis of what it returns)
     "members": (lambda predictions: predictions, 1),
     "mean": (partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)), 0),
     "probability": (ensemble_mean, 0),
@@ -29,9 +29,9 @@ KINDS: dict[str, Any] = {  # what it makes of predictions [member, row, ...], an
 
 @dataclass(frozen=True, repr=False)
 class Exported:
-    """A program that `export` made: called with x [row, ...], any number of rows, it returns predictions.
+    """An exported program: a function of x [row, ...], with any number of rows, that returns predictions.
 
-    program: JAX's `jax.export.Exported`, whose `serialize` gives the bytes that `save` writes.
+    program: the `jax.export.Exported`, whose `serialize` gives the bytes that `save` writes.
     """
 
     program: jax.export.Exported
@@ -42,60 +42,60 @@ class Exported:
 
     @property
     def kind(self) -> str:
-        """Of `export`'s."""
+        """The `kind` that was passed to `export`."""
         return self.program.fun_name
 
     @property
     def rows(self) -> int | None:
-        """How many rows each call computes, the last of them filled up; None where it computes as many as there are."""
+        """Rows that each call computes, the last call padded; None for a program of any number of rows."""
         length = self.program.in_avals[0].shape[0]
         return length if isinstance(length, int) else None
 
     @property
     def signature(self) -> Any:
-        """The type and shape of x, such as "float32[row, 28, 28, 1]", or the tree of those of its parts."""
+        """Type and shape of x, such as "float32[row, 28, 28, 1]", or a tree of these where x is a tree."""
         (x,), _ = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)
         return jax.tree.map(_of_rows, x)
 
     def __call__(self, x: Any) -> Any:
-        """The prediction for x [row, ...]: [row, ...], or [member, row, ...] of the kind "members"."""
+        """Return the prediction for x [row, ...]: [row, ...], or [member, row, ...] of the kind "members"."""
         x = as_arrays(x, "x")
         lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
         if jax.tree.map(_of_rows, x) != self.signature or len(lengths) != 1 or () in lengths or (0,) in lengths:
-            came = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", x)
-            raise ValueError(f"This program takes x as {self.signature}, at least one row, got {came}: convert it.")
+            got = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", x)
+            raise ValueError(f"This program takes x as {self.signature}, at least one row, got {got}: convert it.")
         (length,) = lengths.pop()
         size = self.rows or min(length, ROWS)
-        parts = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))
-        found = [self.program.call(resized(part, size)) for part in parts]
+        chunks = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))
+        outputs = [self.program.call(resized(chunk, size)) for chunk in chunks]
         _, axis = KINDS[self.kind]
-        whole = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis), *found)
+        whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *outputs)
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the file that `load_exported` reads; it is there whole or not at all."""
-        part = Path(f"{os.fspath(path)}.{os.getpid()}")
-        part.write_bytes(self.program.serialize())
-        part.replace(path)
+        """Write the file that `load_exported` reads, atomically."""
+        partial_file = Path(f"{os.fspath(path)}.{os.getpid()}")
+        partial_file.write_bytes(self.program.serialize())
+        partial_file.replace(path)
 
 
 def export(
     swarm: Swarm, *, kind: str, rows: int = 64, platforms: Sequence[str] | None = None, sample_input: Any = None
 ) -> Exported:
-    """What `predict` computes, as StableHLO by `jax.export`: for a process that has JAX and TurbaNet, not the model.
+    """Export what `predict` computes as StableHLO, for a process that has JAX and TurbaNet but not the model.
 
-    The weights are in it, so that a file of it is as large as they are (148 MB for four VGG-11); JAX promises to read
-    it for half a year. Running statistics are used and nothing is random, as in `predict`.
+    The program holds the weights, and its file is as large as they are (148 MB for four VGG-11); JAX promises to read
+    it for half a year. As in `predict`, running statistics are used and nothing is random.
 
     Parameters
     ----------
     swarm : TurbaTrainState
-    kind : "members" for every member's prediction [member, row, ...], "mean" for their mean [row, ...], as regressors
-        want it, "probability" for the mean of the probabilities of logits [row, class], as `ensemble_mean`
-    rows : how many rows a call computes where their number must be fixed, as for most of our own networks, which choose
-        layouts by it; fewer are filled up, more are taken in turn. `rows` of the result says which it is
-    platforms : such as ("cpu", "cuda"); None: where this process computes
-    sample_input : a batch of the input [row, ...]; None: as the swarm was made for
+    kind : "members" for each member's prediction [member, row, ...], "mean" for their mean [row, ...] (regression),
+        "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`
+    rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
+        layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
+    platforms : such as ("cpu", "cuda"); None: the one of this process
+    sample_input : a batch of the input [row, ...]; None: the one that the swarm was created with
 
     Returns
     -------
@@ -103,7 +103,7 @@ def export(
 
     Raises
     ------
-    ValueError : for an unknown kind, one network, an input that the model cannot take, and a prediction without rows
+    ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows
 
     Examples
     --------
@@ -133,28 +133,28 @@ def export(
         x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), unfreeze(sample))
         return jax.export.export(jax.jit(program), platforms=platforms)(x)
 
-    program.__name__ = kind  # by which a loaded one knows it
+    program.__name__ = kind  # which is in the file, and from which `Exported.kind` reads it
     try:
-        found = of_length(*jax.export.symbolic_shape("rows"))
-    except Exception:  # whatever a model does with a number that is none
+        built = of_length(*jax.export.symbolic_shape("rows"))
+    except Exception:  # a model may raise anything for a symbolic number of rows
         try:
-            found = of_length(rows)
+            built = of_length(rows)
         except ScopeParamShapeError as error:
-            came = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
-            raise ValueError(f"The model takes no rows of {came}: give a batch [row, ...] as sample_input.") from error
-    if any(leaf.shape[axis : axis + 1] != found.in_avals[0].shape[:1] for leaf in found.out_avals):
-        raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, found.out_avals))}.")
-    return Exported(found)
+            got = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
+            raise ValueError(f"The model takes no rows of {got}: give a batch [row, ...] as sample_input.") from error
+    if any(leaf.shape[axis : axis + 1] != built.in_avals[0].shape[:1] for leaf in built.out_avals):
+        raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, built.out_avals))}.")
+    return Exported(built)
 
 
 def load_exported(path: str | os.PathLike) -> Exported:
-    """The program that `Exported.save` wrote; ValueError for another file."""
-    held = bytearray(Path(path).read_bytes())
+    """Read the program that `Exported.save` wrote; ValueError for another file."""
+    serialized = bytearray(Path(path).read_bytes())
     try:
-        exported = Exported(jax.export.deserialize(held))
+        exported = Exported(jax.export.deserialize(serialized))
         if exported.kind not in KINDS:
             raise KeyError(exported.kind)
-    except Exception as error:  # in what is no program JAX may find anything
+    except Exception as error:  # JAX may raise anything for a file of another kind
         raise ValueError(f"{path} holds no program of turbanet.export that this JAX reads: export it anew.") from error
     return exported
 

@@ -1,4 +1,4 @@
-"""Trainings that estimators ask for: done one by one, or noted and then done together, where their shapes agree."""
+"""Training jobs of estimators: run one by one, or deferred and then run as one swarm where their shapes agree."""
 
 import contextlib
 import dataclasses
@@ -21,13 +21,13 @@ from turbanet.training.program import Evaluate, read
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One training: what `fit` is called with.
+    """The arguments of one call of `fit`.
 
-    swarm : the members before it
+    swarm : the members before training
     x, y : [row, ...]; y may be a pair
     loss_fn : as `fit` takes it
-    rows : int [member, row], which of those each member sees
-    validation : int [row] or [member, row], which of them its members are scored on, or None
+    rows : int [member, row], the rows that each member is trained on
+    validation : int [row] or [member, row], the rows that its members are scored on, or None
     how : other arguments of `fit`
     """
 
@@ -41,131 +41,131 @@ class Job:
 
     @cached_property
     def kind(self) -> tuple:
-        """Jobs of one kind can train as one swarm."""
+        """What must be equal for jobs to train as one swarm."""
         functions = fingerprint(self.how), read(Evaluate(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
         members = types(jax.tree.map(lambda leaf: leaf[0], self.swarm.replace(loss_fn=None)))
         rows = types(jax.tree.map(lambda leaf: leaf[:0], (self.x, self.y)))
         held_out = None if self.validation is None else self.validation.shape[-1]
-        seen, batch_size = self.rows.shape[1], self.how["batch_size"]
-        steps = ("all rows", seen) if batch_size >= seen else -(-seen // batch_size)  # of an epoch
+        count, batch_size = self.rows.shape[1], self.how["batch_size"]
+        steps = ("all rows", count) if batch_size >= count else -(-count // batch_size)  # of an epoch
         return functions, tuple(members.items()), tuple(rows.items()), steps, held_out
 
     @cached_property
     def data(self) -> str:
-        """Equal data have equal ones."""
+        """The fingerprint of x and y."""
         return fingerprint((self.x, self.y))
 
     def run(self, cluster: Any = None) -> tuple[Any, History]:
-        """(trained members, what was seen), trained here or on a cluster."""
+        """Train here or on a cluster, and return (trained members, history)."""
         whole = np.arange(len(self.x))
-        everyone_sees_all = all(np.array_equal(rows, whole) for rows in self.rows)
-        given: dict[str, Any] = {"rows": None if everyone_sees_all else self.rows, "progress": False, **self.how}
+        all_rows = all(np.array_equal(rows, whole) for rows in self.rows)
+        kwargs: dict[str, Any] = {"rows": None if all_rows else self.rows, "progress": False, **self.how}
         if self.validation is not None:
             shared = self.validation if self.validation.ndim == 1 else slice(None)
-            given["validation"] = jax.tree.map(lambda leaf: leaf[shared], (self.x, self.y))
-            given["validation_rows"] = self.validation if self.validation.ndim == 2 else None
-        trains: Any = fit if cluster is None else cluster.fit
-        return trains(self.swarm, self.x, self.y, self.loss_fn, **given)
+            kwargs["validation"] = jax.tree.map(lambda leaf: leaf[shared], (self.x, self.y))
+            kwargs["validation_rows"] = self.validation if self.validation.ndim == 2 else None
+        fit_members: Any = fit if cluster is None else cluster.fit
+        return fit_members(self.swarm, self.x, self.y, self.loss_fn, **kwargs)
 
 
-class Noted(Exception):
-    """A training was noted, and not done."""
+class Deferred(Exception):
+    """Raised by `train` instead of training, when a job was recorded for later."""
 
 
-_noted: ContextVar[list[Job] | None] = ContextVar("noted", default=None)
-_ready: ContextVar[deque | None] = ContextVar("ready", default=None)
+_deferred: ContextVar[list[Job] | None] = ContextVar("deferred", default=None)
+_finished: ContextVar[deque | None] = ContextVar("finished", default=None)
 
 
 def train(job: Job, cluster: Any = None) -> tuple[Job, Any, History]:
-    """(the job that was done, what its `run` returned): where jobs are only noted, `Noted` is raised.
+    """Run a job and return (the job that ran, trained members, history); inside `deferring`, raise `Deferred`.
 
-    Where one was noted before that is the same but for what was drawn (seeds, rows), its results are taken, and it is
-    the job that was done.
+    Inside `replaying`, the next recorded job takes the place of one with equal data, from which it may differ in what
+    was drawn at random (seeds, rows); its result is returned and nothing is trained.
     """
-    if (jobs := _noted.get()) is not None:
+    if (jobs := _deferred.get()) is not None:
         jobs.append(job)
-        raise Noted
-    if ready := _ready.get():
-        noted, result = ready.popleft()
-        if noted.data == job.data:
-            return noted, *result
+        raise Deferred
+    if finished := _finished.get():
+        recorded, result = finished.popleft()
+        if recorded.data == job.data:
+            return recorded, *result
     return job, *job.run(cluster)
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[Job]]:
-    """Inside, an estimator's `fit` raises `Noted`, and its training is in the list."""
+def deferring() -> Iterator[list[Job]]:
+    """Context in which an estimator's `fit` adds its job to the yielded list and raises `Deferred`."""
     jobs: list[Job] = []
-    token = _noted.set(jobs)
+    token = _deferred.set(jobs)
     try:
         yield jobs
     finally:
-        _noted.reset(token)
+        _deferred.reset(token)
 
 
 @contextlib.contextmanager
-def ready(jobs: Iterable[Job], results: Iterable[tuple[Any, History]]) -> Iterator[None]:
-    """Inside, estimators' calls of `fit`, in the order in which they were noted, train nothing.
+def replaying(jobs: Iterable[Job], results: Iterable[tuple[Any, History]]) -> Iterator[None]:
+    """Context in which estimators' `fit` calls, in the order of the deferred `jobs`, take `results` and do not train.
 
-    One that is handed other data than it was then does train.
+    A call with other data than its job had does train.
     """
-    token = _ready.set(deque(zip(jobs, results, strict=True)))
+    token = _finished.set(deque(zip(jobs, results, strict=True)))
     try:
         yield
     finally:
-        _ready.reset(token)
+        _finished.reset(token)
 
 
-def together(jobs: list[Job], cluster: Any = None) -> tuple[list[tuple[Any, History]], list[list[int]]]:
-    """What `train` would return of each job, those of one kind trained as one swarm: and who they were."""
+def run_grouped(jobs: list[Job], cluster: Any = None) -> tuple[list[tuple[Any, History]], list[list[int]]]:
+    """Run jobs, those of one kind as one swarm, and return (the result of each job, the positions of each group)."""
     kinds = defaultdict(list)
-    for place, job in enumerate(jobs):
-        kinds[job.kind].append(place)
+    for position, job in enumerate(jobs):
+        kinds[job.kind].append(position)
     results: list[Any] = [None] * len(jobs)
-    for places in kinds.values():
-        some = [jobs[place] for place in places]
-        swarm, history = _joined(some).run(cluster)
-        trained = _apart(swarm, history, [len(job.swarm) for job in some])
-        for place, result in zip(places, trained, strict=True):
-            results[place] = result
+    for positions in kinds.values():
+        group = [jobs[position] for position in positions]
+        swarm, history = _concatenate(group).run(cluster)
+        trained = _split(swarm, history, [len(job.swarm) for job in group])
+        for position, result in zip(positions, trained, strict=True):
+            results[position] = result
     return results, list(kinds.values())
 
 
-def _joined(jobs):
-    """Jobs of one kind as one: equal data are held once."""
+def _concatenate(jobs):
+    """Return jobs of one kind as one job that holds equal data once."""
     first = jobs[0]
-    begins, sets = {}, []
+    starts, datasets = {}, []
     length = 0
     for job in jobs:
-        if job.data not in begins:
-            begins[job.data] = length
-            sets.append((job.x, job.y))
+        if job.data not in starts:
+            starts[job.data] = length
+            datasets.append((job.x, job.y))
             length += len(job.x)
-    x, y = jax.tree.map(lambda *parts: np.concatenate(parts), *sets)
-    offsets = [begins[job.data] for job in jobs]
+    x, y = jax.tree.map(lambda *leaves: np.concatenate(leaves), *datasets)
+    offsets = [starts[job.data] for job in jobs]
     width = max(job.rows.shape[1] for job in jobs)
-    each = [job.rows + begin for job, begin in zip(jobs, offsets, strict=True)]
-    rows = np.concatenate([np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=-1) for own in each])
+    shifted = [job.rows + offset for job, offset in zip(jobs, offsets, strict=True)]
+    rows = np.concatenate([np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=-1) for own in shifted])
     leaves = zip(*(jax.tree.leaves(job.swarm) for job in jobs), strict=True)
     tree = jax.tree.structure(first.swarm)
     swarm = jax.tree.unflatten(tree, [jnp.concatenate(parts) for parts in leaves])
     if first.validation is None:
         return Job(swarm, x, y, first.loss_fn, rows, None, first.how)
-    held_out = [job.validation + begin for job, begin in zip(jobs, offsets, strict=True)]
-    each = [np.tile(one, (len(job.swarm), 1)) for one, job in zip(held_out, jobs, strict=True)]
-    return Job(swarm, x, y, first.loss_fn, rows, np.concatenate(each), first.how)
+    held_out = [job.validation + offset for job, offset in zip(jobs, offsets, strict=True)]
+    tiled = [np.tile(own, (len(job.swarm), 1)) for own, job in zip(held_out, jobs, strict=True)]
+    return Job(swarm, x, y, first.loss_fn, rows, np.concatenate(tiled), first.how)
 
 
-def _apart(swarm, history, sizes):
-    """(swarm, history) of each of the jobs of these numbers of members."""
+def _split(swarm, history, sizes):
+    """Yield (swarm, history) of each job, of `sizes` members; seconds are shared by numbers of members."""
     ends = np.cumsum(sizes)
     share = 1 / ends[-1]
     for end, size in zip(ends, sizes, strict=True):
         here = slice(end - size, end)
         of_members = {name: getattr(history, name)[here] for name in ("seed", "member", "epochs", "begun")}
-        seen = {name: getattr(history, name) for name in ("train_loss", "validation_loss")}
-        most = history.epochs[here].max()
-        seen = {name: losses if losses is None else losses[:most, here] for name, losses in seen.items()}
+        recorded = {name: getattr(history, name) for name in ("train_loss", "validation_loss")}
+        epochs = history.epochs[here].max()
+        recorded = {name: losses if losses is None else losses[:epochs, here] for name, losses in recorded.items()}
         costs = {name: getattr(history, name) * size * share for name in ("compile_seconds", "steady_seconds")}
-        of_job = dataclasses.replace(history, **of_members, **seen, **costs)
+        of_job = dataclasses.replace(history, **of_members, **recorded, **costs)
         yield jax.tree.map(lambda leaf, here=here: leaf[here], swarm), of_job

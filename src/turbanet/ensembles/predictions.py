@@ -1,4 +1,4 @@
-"""Predictions and true classes as every score takes them: arrays of the right axes, without NaN, of known classes."""
+"""Checks that all scores share: predictions of the right axes without NaN, and classes that they know."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ Array = jax.Array | np.ndarray
 
 
 def without_nan(prediction: ArrayLike) -> np.ndarray:
-    """Which members predict no NaN: prediction [member, ...] -> bool [member]; `prediction[without_nan(prediction)]`.
+    """Tell which members predict no NaN: prediction [member, ...] -> bool [member].
+
+    `prediction[without_nan(prediction)]` leaves the others out.
 
     Examples
     --------
@@ -26,7 +28,7 @@ def without_nan(prediction: ArrayLike) -> np.ndarray:
 
 
 def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
-    """`prediction` as an array [member, row, class]; ValueError for other axes, and for members that predict NaN."""
+    """Return `prediction` as an array [member, row, class]; ValueError for other axes and members that predict NaN."""
     array = as_array(prediction, name)
     if array.ndim != 3:
         raise ValueError(f"{name} must be [member, row, class], got shape {array.shape}; one alone is {name}[None].")
@@ -35,7 +37,7 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
 
 
 def check_nan(prediction: Any, name: str) -> None:
-    """ValueError for NaN in a prediction [member, ...], with the members' positions; a traced one passes."""
+    """Raise ValueError, with the members' positions, for NaN in a prediction [member, ...]; a tracer passes."""
     if isinstance(prediction, jax.core.Tracer) or not np.isnan(prediction.sum()):
         return
     if members := np.flatnonzero(~without_nan(prediction)).tolist():
@@ -44,7 +46,7 @@ def check_nan(prediction: Any, name: str) -> None:
 
 
 def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """Both as arrays, [..., row, class] and int [row]; ValueError for other axes and classes, but for traced ones."""
+    """Return both as arrays, [..., row, class] and int [row]; ValueError for other axes or, unless traced, classes."""
     array = as_array(prediction, "prediction")
     if isinstance(y, tuple):
         raise ValueError("y came as a tuple, as for a weighted loss: score the classes in it, such as y[0].")
@@ -64,6 +66,6 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
 
 
 def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:
-    """The entry of the true class: [..., row, class], int [row] -> [..., row]; ValueError as `with_classes`."""
+    """Return the entries of the true classes: [..., row, class], int [row] -> [..., row]; raises as `with_classes`."""
     array, true = map(jnp.asarray, with_classes(prediction, y))
-    return array.at[..., jnp.arange(len(true)), true].get(mode="fill")  # NaN for a traced class that is not there
+    return array.at[..., jnp.arange(len(true)), true].get(mode="fill")  # NaN for an unknown class, if traced

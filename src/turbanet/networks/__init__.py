@@ -1,4 +1,4 @@
-"""Architectures in plain Flax, and the operations that make them fast in a swarm."""
+"""Network architectures in plain Flax, and the operations that make them fast in a swarm."""
 
 from turbanet.networks.conv import matmul_conv
 from turbanet.networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet

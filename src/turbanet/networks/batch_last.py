@@ -1,4 +1,4 @@
-"""Images with the batch as the last axis, where few channels fill the vector units: which do so, and how."""
+"""Images and convolutions with the batch as the last axis, which fills the vector units where channels are few."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,18 +14,19 @@ from jax import lax
 from turbanet.networks.conv import default_conv
 from turbanet.networks.products import bilinear
 
-ROWS_BYTES = 5 * 2**18  # of patches laid out at a time
-FEW_FEATURES = 32  # up to here a convolution is faster with the batch as the last axis
+ROWS_BYTES = 5 * 2**18  # of patches copied at a time
+FEW_FEATURES = 32  # up to this number a convolution is faster with the batch as the last axis
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageLayout:
-    """How a network's layers hold images, and its convolutions in that order of axes.
+    """The order of axes in which a network's layers hold images, and its convolutions in that order.
 
-    As they came, [..., height, width, channel], or with the batch last, [channel, height, width, batch]. The network
-    calls `enter` before its first layer and `leave` before the first one that needs images as they came.
+    The order is that of the input, [..., height, width, channel], or has the batch last, [channel, height, width,
+    batch]. A network calls `enter` before its first layer and `leave` before the first layer that needs the input's
+    order.
 
-    conv: what computes convolutions, None for the fastest. lead: the leading axes of the images as they came.
+    conv: the function that computes convolutions, None for the fastest. lead: the leading axes of the input.
     """
 
     conv: Callable | None
@@ -34,16 +35,16 @@ class ImageLayout:
 
     @classmethod
     def enter(cls, x: jax.Array, conv: Callable | None, features: int) -> tuple[jax.Array, "ImageLayout"]:
-        """x [..., height, width, channel] as layers of so many features are to have it, and the layout it is then in.
+        """Return x [..., height, width, channel] in the faster order for layers of `features`, and its layout.
 
-        The batch goes last on a CPU, where features are few, unless told how to convolve.
+        The batch becomes the last axis on a CPU, if features are few and `conv` is None.
         """
         if conv is not None or default_conv() is None or features > FEW_FEATURES:
             return x, cls(conv)
         return x.reshape(-1, *x.shape[-3:]).transpose(3, 1, 2, 0), cls(conv, batch_last=True, lead=x.shape[:-3])
 
     def leave(self, x: jax.Array) -> tuple[jax.Array, "ImageLayout"]:
-        """x as images came, [..., height, width, channel], and the layout of images as they came."""
+        """Return x in the input's order, [..., height, width, channel], and that layout."""
         if not self.batch_last:
             return x, self
         images = x.transpose(3, 1, 2, 0)
@@ -51,18 +52,18 @@ class ImageLayout:
 
     @property
     def channel_axis(self) -> int:
-        """Where the features are."""
+        """The axis of the features."""
         return 0 if self.batch_last else -1
 
     def convolution(self, features: int, window: int, **settings: Any) -> nn.Conv:
-        """nn.Conv with this window, square, and these `settings`; with the batch last it moves by 1, in one group."""
+        """Return an nn.Conv with a square window and these `settings`; with the batch last, stride and groups are 1."""
         if self.batch_last:
             return _BatchLastConv(features, (window, window), **settings)
         return nn.Conv(features, (window, window), conv_general_dilated=self.conv or default_conv(), **settings)
 
 
 class _BatchLastConv(nn.Conv):
-    """nn.Conv, parameters and all, for x [channel, height, width, batch] (see `batch_last_conv`)."""
+    """nn.Conv, with the same parameters, for x [channel, height, width, batch] (see `batch_last_conv`)."""
 
     kernel_size: tuple[int, int]
     padding: int = 0
@@ -80,18 +81,18 @@ class _BatchLastConv(nn.Conv):
 
 
 def batch_last_conv(x: jax.Array, kernel: jax.Array, padding: int = 0) -> jax.Array:
-    """A convolution with the batch as the last axis, which fills vectors that few channels leave half empty.
+    """Convolve with the batch as the last axis, which fills vector units that few channels leave half empty.
 
-    x: [channel, height, width, batch], kernel: [row, column, channel, feature] -> [feature, height, width, batch], by
-    stride 1 with `padding` zeros on each side. What the windows see is laid out for as many rows of the image at a time
-    as a core's cache holds, and again for the gradients. Raises ValueError where the window is larger than the input.
+    x: [channel, height, width, batch], kernel: [row, column, channel, feature] -> [feature, height, width, batch], at
+    stride 1 with `padding` zeros on each side. Patches are copied for as many rows of the image at a time as a core's
+    cache holds, and again for the gradients. Raises ValueError for a window larger than the padded input.
     """
     keeps_size = 2 * padding + 1 == kernel.shape[0] == kernel.shape[1]
     return _same_size(x, kernel, padding=padding) if keeps_size else _convolve(x, kernel, padding=padding)
 
 
 def _gradient_of_x(g, kernel, *, padding):
-    """Where the output is as large as x: another convolution, with the kernel turned."""
+    """Gradient of x where the output is as large as x: a convolution with the flipped kernel."""
     return _convolve(g, kernel[::-1, ::-1].swapaxes(2, 3), padding=padding, differentiated=False)
 
 
@@ -111,10 +112,10 @@ def _gradient_of_kernel(g, x, *, padding):
 
 
 def _convolve(x, kernel, *, padding, differentiated=True):
-    """The convolution; if JAX differentiates it, its rows are cut before and laid out again for the gradients."""
+    """Convolve; if `differentiated` by JAX, patches are computed again for the gradients."""
     x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
     size, _, _, features = kernel.shape
-    height, width = _places(x, kernel.shape)
+    height, width = _output_size(x, kernel.shape)
     if height < 1 or width < 1:
         raise ValueError(f"The window {kernel.shape[:2]} is larger than the padded input {x.shape[1:3]}.")
     rows = _rows_at_a_time(x, kernel.shape)
@@ -133,23 +134,23 @@ def _convolve(x, kernel, *, padding, differentiated=True):
     return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
 
 
-def _places(x, kernel_shape):
-    """(height, width) of the output: how often the window fits padded x, down and across."""
+def _output_size(x, kernel_shape):
+    """Return (height, width) of the output for padded x."""
     return x.shape[1] - kernel_shape[0] + 1, x.shape[2] - kernel_shape[1] + 1
 
 
 def _rows_at_a_time(x, kernel_shape):
-    """Rows of the output, a divisor of all, so that what their windows see fits a core's cache; x is padded."""
+    """Return the rows of the output, a divisor of all, whose patches fit a core's cache; x is padded."""
     down, across, channels, _ = kernel_shape
-    height, width = _places(x, kernel_shape)
+    height, width = _output_size(x, kernel_shape)
     row_bytes = down * across * channels * width * x.shape[3] * x.dtype.itemsize
     return max(r for r in range(1, height + 1) if height % r == 0 and (r == 1 or r * row_bytes <= ROWS_BYTES))
 
 
 def _patches(x, kernel_shape):
-    """What each window over padded x sees: [row and column of the window and channel, row and column and batch]."""
+    """Return the patches of padded x: [window row x window column x channel, row x column x batch]."""
     down, across, channels, _ = kernel_shape
-    height, width = _places(x, kernel_shape)
+    height, width = _output_size(x, kernel_shape)
     batch = x.shape[3]
     rows = x.reshape(*x.shape[:2], -1)  # whole rows are copied faster than their pixels
     views = [rows[:, i : i + height, j * batch : (j + width) * batch] for i in range(down) for j in range(across)]

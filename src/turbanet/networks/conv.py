@@ -1,4 +1,4 @@
-"""Convolution as matrix products: fast on a CPU where XLA's own is slow in a swarm."""
+"""Convolution as matrix products, for CPUs, where XLA's own convolutions are slow in a swarm."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from turbanet.backend import on_accelerator
 from turbanet.networks import winograd
 from turbanet.networks.products import bilinear, product
 
-CHUNK_BYTES = 2**20  # laid out at a time: so much, as a core's cache holds ...
-CHUNK_PLACES = 1024  # ... but no fewer places of the window
-WINOGRAD_CHANNELS = 8  # from here on the products of a tile outweigh its transforms
+CHUNK_BYTES = 2**20  # of patches copied at a time, as a core's cache holds them ...
+CHUNK_PLACES = 1024  # ... but at least so many positions of the window
+WINOGRAD_CHANNELS = 8  # from this number on the products of a tile cost more than its transforms
 
 
 def matmul_conv(
@@ -34,19 +34,19 @@ def matmul_conv(
 ) -> jax.Array:
     """`jax.lax.conv_general_dilated` with channels last: `nn.Conv(16, (5, 5), conv_general_dilated=matmul_conv)`.
 
-    What each window sees is laid side by side and multiplied by the kernel once, for as much of the batch at a time as
-    a core's cache holds; a 3 x 3 window that moves by 1 takes fewer products (see `winograd`). Where each channel is a
-    group of its own (depthwise), shifted copies are weighted and added. The gradients follow from that.
+    Patches are copied side by side (im2col) and multiplied by the kernel once, for as much of the batch at a time as
+    a core's cache holds. A 3 x 3 window at stride 1 takes fewer products (see `winograd`). A depthwise convolution
+    adds weighted shifted copies. The gradients follow from that.
 
     Parameters
     ----------
     lhs : [batch, *space, channel], in any number of dimensions
     rhs : [*window, channel / groups, feature]
-    window_strides, padding, lhs_dilation, rhs_dilation : for each dimension of the space, as JAX's own takes them
+    window_strides, padding, lhs_dilation, rhs_dilation : for each dimension of the space, as in JAX
     dimension_numbers : channels last, as nn.Conv names them: ("NHWC", "HWIO", "NHWC") in two dimensions
     feature_group_count : groups of channels
     batch_group_count : 1
-    precision, preferred_element_type : as JAX's own takes them
+    precision, preferred_element_type : as in JAX
 
     Returns
     -------
@@ -54,7 +54,7 @@ def matmul_conv(
 
     Raises
     ------
-    ValueError : for other layouts, groups of the batch and a window larger than the input; and what JAX's own raises
+    ValueError : for other layouts, groups of the batch and a window larger than the input; and what JAX itself raises
     """
     *window, _, features = rhs.shape
     groups = feature_group_count
@@ -68,8 +68,8 @@ def matmul_conv(
     lhs_dilation = lhs_dilation or [1] * len(window)
     rhs_dilation = rhs_dilation or [1] * len(window)
     if isinstance(padding, str):
-        seen = [d * (k - 1) + 1 for k, d in zip(window, rhs_dilation)]
-        padding = lax.padtype_to_pads(lhs.shape[1:-1], seen, window_strides, padding)
+        dilated = [d * (k - 1) + 1 for k, d in zip(window, rhs_dilation)]
+        padding = lax.padtype_to_pads(lhs.shape[1:-1], dilated, window_strides, padding)
     pads = [(0, 0, 0), *((low, high, d - 1) for (low, high), d in zip(padding, lhs_dilation)), (0, 0, 0)]
     moves = list(zip(range(1, lhs.ndim - 1), window, window_strides, rhs_dilation))
 
@@ -80,7 +80,7 @@ def matmul_conv(
         x = padded(x)
         if groups > 1:
             x = x.reshape(*x.shape[:-1], groups, -1)
-        for move in reversed(moves):  # the last axis first: the order of the kernel's own reshape
+        for move in reversed(moves):  # the last axis first, as in the reshape of the kernel
             x = lax.concatenate(_views(x, *move), x.ndim - 1)
         if groups == 1:
             return product(x, rhs.reshape(-1, features), **types)
@@ -90,11 +90,11 @@ def matmul_conv(
     if 1 < groups == lhs.shape[-1]:
         # bfloat16 is summed in float32.
         sum_type = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
-        x = jnp.repeat(_seen(padded(lhs), moves), features // lhs.shape[-1], axis=-1)
+        x = jnp.repeat(_covered(padded(lhs), moves), features // lhs.shape[-1], axis=-1)
         return _depthwise(x.astype(sum_type), rhs.astype(sum_type), moves=tuple(moves)).astype(out.dtype)
     plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
-    of_one_type = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
-    if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and of_one_type:
+    same_dtype = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
+    if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and same_dtype:
         return winograd.convolve(lhs, rhs, padding, **types)
     if math.prod(window) == 1:
         return convolved(lhs)
@@ -102,23 +102,23 @@ def matmul_conv(
 
 
 def default_conv() -> Callable | None:
-    """`matmul_conv` in a program for a CPU, else None, with which `nn.Conv` takes XLA's own."""
+    """Return `matmul_conv` in a program for a CPU, else None, for which `nn.Conv` uses XLA's own convolution."""
     return None if on_accelerator() else matmul_conv
 
 
 def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
-    """ValueError unless channels are last in all three, and the batch is one group."""
+    """Raise ValueError unless channels are last in input, kernel and output, and the batch is one group."""
     channels_last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
     kernel = (rhs.ndim - 1, rhs.ndim - 2, *range(rhs.ndim - 2))
-    given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-    if given != (channels_last, kernel, channels_last) or batch_group_count != 1:
-        came = f"dimension_numbers {dimension_numbers} and {batch_group_count}"
+    layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    if layout != (channels_last, kernel, channels_last) or batch_group_count != 1:
+        got = f"dimension_numbers {dimension_numbers} and {batch_group_count}"
         needs = "channels last as flax.linen.Conv has them, ('NHWC', 'HWIO', 'NHWC'), and batch_group_count 1"
-        raise ValueError(f"matmul_conv needs {needs}, got {came}.")
+        raise ValueError(f"matmul_conv needs {needs}, got {got}.")
 
 
-def _seen(x, moves):
-    """Padded x up to the last place that a window sees."""
+def _covered(x, moves):
+    """Return padded x up to the last element that a window covers."""
     for axis, size, stride, dilation in moves:
         reach = dilation * (size - 1) + 1
         x = lax.slice_in_dim(x, 0, (x.shape[axis] - reach) // stride * stride + reach, axis=axis)
@@ -126,33 +126,33 @@ def _seen(x, moves):
 
 
 def _weighted(x, kernel, *, moves):
-    """Each channel of x by itself: what each place of the window sees, weighted and added."""
+    """Depthwise convolution: the weighted sum of the views of x from each tap of the window."""
     return sum(view * tap for view, tap in zip(_all_views(x, moves), kernel.reshape(-1, x.shape[-1])))
 
 
 def _weighted_to_x(g, kernel, *, moves):
-    """The same with the window turned round, of g with zeros for the places that the window passed over."""
+    """Gradient of x: the convolution with the flipped kernel of g, with zeros at positions that strides skipped."""
     reach = [(dilation * (size - 1), dilation * (size - 1), stride - 1) for _, size, stride, dilation in moves]
     g = lax.pad(g, jnp.zeros((), g.dtype), [(0, 0, 0), *reach, (0, 0, 0)])
-    turned = jnp.flip(kernel, range(len(moves)))
-    return _weighted(g, turned, moves=[(axis, size, 1, dilation) for axis, size, _, dilation in moves])
+    flipped = jnp.flip(kernel, range(len(moves)))
+    return _weighted(g, flipped, moves=[(axis, size, 1, dilation) for axis, size, _, dilation in moves])
 
 
 def _weighted_to_kernel(g, x, *, moves):
-    """What each place of the window saw, times g: place by place, as one loop compiles faster than all of them."""
+    """Gradient of the kernel: the view from each tap times g, in a loop over taps, which compiles faster."""
     sizes, strides, dilations = ([move[part] for move in moves] for part in (1, 2, 3))
-    places = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, len(moves))
-    seen = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
+    taps = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, len(moves))
+    extents = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
 
-    def of_place(start):
-        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *seen, x.shape[-1]])
+    def of_tap(start):
+        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *extents, x.shape[-1]])
         return (lax.slice(view, [0] * x.ndim, view.shape, [1, *strides, 1]) * g).sum(range(g.ndim - 1))
 
-    return lax.map(of_place, places * dilations).reshape(*sizes, 1, g.shape[-1])
+    return lax.map(of_tap, taps * dilations).reshape(*sizes, 1, g.shape[-1])
 
 
 def _all_views(x, moves):
-    """What each place of a window of several axes sees."""
+    """Return the view of x from each tap of a window over several axes."""
     views = [x]
     for move in moves:
         views = [view for wider in views for view in _views(wider, *move)]
@@ -160,7 +160,7 @@ def _all_views(x, moves):
 
 
 def _in_chunks(function, x, out, copies):
-    """function(x), for some of the batch at a time where `copies` of it are made; they are made again for gradients."""
+    """Return function(x), which makes `copies` of x, by chunks of the batch; copies are made again for gradients."""
     batch, *shape = x.shape
     if batch == 0:
         return jnp.zeros(out.shape, out.dtype)
@@ -176,7 +176,7 @@ def _in_chunks(function, x, out, copies):
 
 
 def _views(x, axis, size, stride, dilation):
-    """What each of the `size` places of a window sees along one axis as the window moves by `stride`."""
+    """Return the views of x from the `size` taps of a window along one axis, at every position by `stride`."""
     last_start = (x.shape[axis] - dilation * (size - 1) - 1) // stride * stride
     starts = range(0, size * dilation, dilation)
     return [lax.slice_in_dim(x, start, start + last_start + 1, stride, axis) for start in starts]

@@ -14,11 +14,11 @@ from turbanet.networks.products import dot_general
 
 
 class LeNet(Precise):
-    """LeNet as PyTorch's CIFAR-10 tutorial has it: x [..., height, width, channel] -> [..., classes], from 16 x 16 up.
+    """LeNet as in PyTorch's CIFAR-10 tutorial: x [..., height, width, channel] -> [..., classes], from 16 x 16 up.
 
     Two 5 x 5 convolutions of `features` with 2 x 2 max pools, then Dense layers of `hidden` units. With (32, 64),
     padding=2 and hidden=(512,) it is the network of McMahan et al. (2017) for MNIST. `conv` computes the convolutions:
-    None is the fastest here, `jax.lax.conv_general_dilated` is XLA's own.
+    None for the fastest on this platform, `jax.lax.conv_general_dilated` for XLA's own.
     """
 
     classes: int = 10
@@ -32,15 +32,15 @@ class LeNet(Precise):
         _check_images(x, "LeNet", 16)
         x, layout = ImageLayout.enter(x, self.conv, features=self.features[0])
         for i, features in enumerate(self.features):
-            how = {"padding": self.padding, "name": f"Conv_{i}", **self.precision}
-            x = max_pool(nn.relu(layout.convolution(features, 5, **how)(x)))
+            conv = layout.convolution(features, 5, padding=self.padding, name=f"Conv_{i}", **self.precision)
+            x = max_pool(nn.relu(conv(x)))
         return _dense(self, layout.leave(x)[0], self.hidden)
 
 
 class LeNet5(LeNet):
     """LeNet-5 with batch normalisation: x [batch, height, width, channel] -> [batch, classes], for MNIST in 32 x 32.
 
-    The layers of LeCun et al. (1998) with ReLU and max pools, as the published k-fold study had them: `LeNet` with each
+    The layers of LeCun et al. (1998) with ReLU and max pools, as in the published k-fold study: `LeNet` with each
     convolution normalised. `conv`: see `LeNet`.
     """
 
@@ -54,10 +54,10 @@ class LeNet5(LeNet):
 
 
 class AlexNet(Precise):
-    """AlexNet's variant for 28 x 28 images of MNIST: x [batch, height, width, channel] -> [batch, classes].
+    """AlexNet for 28 x 28 images of MNIST: x [batch, height, width, channel] -> [batch, classes].
 
     Five 3 x 3 convolutions of `widths` features with 2 x 2 max pools after the first, second and last, then Dense
-    layers of `hidden` units; the original has larger windows and drops units out. `conv`: see `LeNet`.
+    layers of `hidden` units; the original has larger windows and dropout. `conv`: see `LeNet`.
     """
 
     widths: Sequence[int] = (32, 64, 128, 256, 256)
@@ -77,10 +77,10 @@ class AlexNet(Precise):
 
 
 class ConvNorm(Precise):
-    """Convolution without bias, batch normalisation by PyTorch's constants, ReLU unless told otherwise.
+    """Convolution without bias, batch normalisation with PyTorch's constants, and ReLU unless `relu` is False.
 
-    Its name is in the parameters of the networks below: `ConvNorm_0` and on. With the batch last (see `layout`), its
-    stride and groups are 1.
+    Its name is in the parameters of the networks below, from `ConvNorm_0` on. With the batch last (see `layout`),
+    stride and groups must be 1.
     """
 
     features: int
@@ -89,13 +89,13 @@ class ConvNorm(Precise):
     stride: int = 1
     groups: int = 1
     relu: bool = True
-    padding: int | None = None  # None: as much as keeps the size
+    padding: int | None = None  # None: padding that preserves the size
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         padding = self.window // 2 if self.padding is None else self.padding
-        kind = {"strides": self.stride, "padding": padding, "feature_group_count": self.groups, "use_bias": False}
-        conv = self.layout.convolution(self.features, self.window, name="Conv_0", **kind, **self.precision)
+        settings = {"strides": self.stride, "padding": padding, "feature_group_count": self.groups, "use_bias": False}
+        conv = self.layout.convolution(self.features, self.window, name="Conv_0", **settings, **self.precision)
         norm = nn.BatchNorm(not train, axis=self.layout.channel_axis, momentum=0.9, epsilon=1e-5, **self.precision)
         x = norm(conv(x))
         return nn.relu(x) if self.relu else x
@@ -108,8 +108,8 @@ VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19:
 class VGG(Precise):
     """VGG with batch normalisation for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
 
-    `depth` 11, 13, 16 or 19 layers (Simonyan and Zisserman, 2015, one Dense layer at the end, as is usual for
-    small images); `widths` are the features of the five stages of 3 x 3 convolutions, each ended by a 2 x 2 max pool.
+    `depth` is 11, 13, 16 or 19 layers (Simonyan and Zisserman, 2015, with one Dense layer at the end, as is usual for
+    small images); `widths` are the features of the five stages of 3 x 3 convolutions, each before a 2 x 2 max pool.
     `conv`: see `LeNet`. Raises ValueError for another depth.
     """
 
@@ -136,8 +136,8 @@ class VGG(Precise):
 class MobileNet(Precise):
     """MobileNet v1 for small images: x [batch, height, width, channel] -> [batch, classes].
 
-    Depthwise and pointwise 3 x 3 and 1 x 1 convolutions (Howard et al., 2017), the first, of `stem` features, with
-    stride 1; `blocks` are (features, stride). `conv`: see `LeNet`.
+    Depthwise 3 x 3 and pointwise 1 x 1 convolutions (Howard et al., 2017) after a first convolution of `stem` features
+    with stride 1; `blocks` are (features, stride). `conv`: see `LeNet`.
     """
 
     blocks: Sequence[tuple[int, int]] = MOBILENET_BLOCKS
@@ -159,8 +159,8 @@ class MobileNet(Precise):
 class ResNet(Precise):
     """The residual network for 32 x 32 images: x [batch, height, width, channel] -> [batch, classes].
 
-    `depth` is 6 n + 2 layers (20, 32, 44, 56, 110 in He et al., 2015), of 16, 32 and 64 features; where a block changes
-    shape, its shortcut takes every other pixel and fills up with zeros (option A). `conv`: see `LeNet`. Raises
+    `depth` is 6 n + 2 layers (20, 32, 44, 56, 110 in He et al., 2015), of 16, 32 and 64 features. Where a block changes
+    the shape, its shortcut takes every other pixel and pads with zeros (option A). `conv`: see `LeNet`. Raises
     ValueError for another depth.
     """
 
@@ -176,7 +176,7 @@ class ResNet(Precise):
         x, layout = ImageLayout.enter(x, self.conv, features=16)
         x = ConvNorm(16, layout, **self.precision)(x, train)
         for stage, features in enumerate((16, 32, 64)):
-            if stage > 0:  # it begins with a stride of 2
+            if stage > 0:  # such a stage begins with stride 2
                 x, layout = layout.leave(x)
             for block in range(self.depth // 6):
                 halves = stage > 0 and block == 0
@@ -190,7 +190,7 @@ class ResNet(Precise):
 
 
 def _dense(model, x, widths):
-    """The Dense layers behind the convolutions, with ReLU between them; called inside `model`'s own __call__."""
+    """Apply the Dense layers after the convolutions, with ReLU between them; called within `model.__call__`."""
     x = x.reshape(*x.shape[:-3], -1)
     for width in widths:
         x = nn.relu(nn.Dense(width, dot_general=dot_general, **model.precision)(x))
@@ -198,7 +198,7 @@ def _dense(model, x, widths):
 
 
 def _check_images(x, name, smallest):
-    """ValueError unless x is [..., height, width, channel] of at least `smallest` pixels a side."""
+    """Raise ValueError unless x is [..., height, width, channel] of at least `smallest` pixels a side."""
     if x.ndim < 3 or min(x.shape[-3:-1]) < smallest:
         side = f"{smallest} x {smallest}"
         raise ValueError(f"{name} needs x [..., height, width, channel] of at least {side}, got shape {x.shape}.")

@@ -1,4 +1,4 @@
-"""Small architectures of one network in plain Flax: dense and recurrent (convolutional ones: `convnets`)."""
+"""Small dense and recurrent architectures in plain Flax (convolutional ones: `convnets`)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,13 +12,13 @@ from flax.linen.recurrent import DenseParams
 
 from turbanet.networks.recurrent import lstm
 
-FEATURES_FIRST_ROWS = 64  # from here on a row axis fills vectors that narrow layers leave half empty
+FEATURES_FIRST_ROWS = 64  # from this number on rows fill the vector units that narrow layers leave half empty
 
 
 class Precise(nn.Module, kw_only=True):
-    """A module whose layers compute in `dtype` and keep their parameters in `param_dtype`, as Flax's own layers.
+    """A module whose layers compute in `dtype` and hold parameters in `param_dtype`, as Flax's layers do.
 
-    None is the type of inputs and parameters together; `float` is float32, or float64 where JAX's x64 is on.
+    None is the promoted type of inputs and parameters; `float` is float32, or float64 where JAX's x64 is on.
     """
 
     dtype: Any = None
@@ -26,16 +26,16 @@ class Precise(nn.Module, kw_only=True):
 
     @property
     def precision(self) -> dict[str, Any]:
-        """Both, as keyword arguments for a layer."""
+        """Both types as keyword arguments of a layer."""
         return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 class MLP(Precise):
-    """Dense layers with ReLU between them: x [..., feature] -> [..., widths[-1]], no activation at the end.
+    """Dense layers with ReLU between them, and none at the end: x [..., feature] -> [..., widths[-1]].
 
-    Parameters are nn.Dense's, `Dense_0` and on, and so is `kernel_init`. Narrow layers on many rows compute features
-    first, [feature, row] (`features_first` None: decided by the shapes), which fills the vector units; results change
-    by rounding only.
+    Parameters, from `Dense_0` on, and `kernel_init` are those of nn.Dense. Narrow layers on many rows compute features
+    first, [feature, row], which fills the vector units and changes results only by rounding (`features_first` None: by
+    the shapes).
     """
 
     widths: Sequence[int]
@@ -59,7 +59,7 @@ class MLP(Precise):
 
 
 class _FeaturesFirstDense(nn.Dense):
-    """nn.Dense, parameters and all, for x [feature, ...]."""
+    """nn.Dense, with the same parameters, for x [feature, ...]."""
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ class _FeaturesFirstDense(nn.Dense):
 
 
 class _LSTMWeights(nn.OptimizedLSTMCell):
-    """The cell's parameters without the cell, the gates' side by side: x -> kernel, recurrent kernel, bias."""
+    """Only the parameters of the cell, gates side by side: x -> (kernel, recurrent kernel, bias)."""
 
     @nn.compact
     def __call__(self, x):  # type: ignore[override]  # no carry comes in: nothing is computed here
@@ -84,8 +84,8 @@ class _LSTMWeights(nn.OptimizedLSTMCell):
 class LSTM(Precise):
     """One LSTM layer and a linear read-out of its last state: x [batch, time, feature] -> [batch, outputs].
 
-    Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`. Results differ from its by rounding; a gate closed
-    to less than that, 1e-7 in float32, may be 0 (see `recurrent`).
+    Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`. Results differ by rounding: a gate below that, 1e-7
+    in float32, may be 0 (see `recurrent`).
     """
 
     hidden: int = 32

@@ -1,4 +1,4 @@
-"""Networks that act: of an observation a distribution over actions and the value of being there."""
+"""Policy networks: from an observation, a distribution over actions and the value of the state."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,76 +10,76 @@ from flax import linen as nn
 
 from turbanet.networks.models import Precise
 
-CLIPPED = 10.0  # standard deviations that a normalised observation lies away from its mean at the most
+CLIP = 10.0  # largest normalised observation, in standard deviations from the mean
 
 
 class Categorical(NamedTuple):
-    """One of some actions: logits [..., action]."""
+    """Categorical distribution over actions, of logits [..., action]."""
 
     logits: Any
 
     def noise(self, key: jax.Array, *lead: int) -> jax.Array:
-        """What `sample` needs to draw [*lead, ...] actions."""
+        """Draw the noise with which `sample` draws [*lead, ...] actions."""
         return jax.random.gumbel(key, (*lead, *self.logits.shape), self.logits.dtype)
 
     def sample(self, noise: jax.Array) -> jax.Array:
-        """Actions, int [...]."""
+        """Return actions, int [...], drawn by `noise`."""
         return jnp.argmax(self.logits + noise, axis=-1)
 
     def mode(self) -> jax.Array:
-        """The likeliest actions, int [...]."""
+        """Return the most probable actions, int [...]."""
         return jnp.argmax(self.logits, axis=-1)
 
     def log_probability(self, action: jax.Array) -> jax.Array:
-        """Of actions, int [...], in nats."""
-        known = jnp.arange(self.logits.shape[-1]) == action[..., None]  # a gather is slower by far
-        return jnp.where(known, jax.nn.log_softmax(self.logits), 0).sum(-1)
+        """Return the log-probability of actions, int [...], in nats."""
+        chosen = jnp.arange(self.logits.shape[-1]) == action[..., None]  # a gather is slower by far
+        return jnp.where(chosen, jax.nn.log_softmax(self.logits), 0).sum(-1)
 
     def entropy(self) -> jax.Array:
-        """[...], in nats."""
+        """Return the entropy [...], in nats."""
         logarithm = jax.nn.log_softmax(self.logits)
         return -(jnp.exp(logarithm) * logarithm).sum(-1)
 
 
 class Gaussian(NamedTuple):
-    """Numbers that are independent of one another: mean [..., action], the logarithm of the deviation [..., action]."""
+    """Independent normal distributions, of mean and logarithm of the standard deviation [..., action]."""
 
     mean: Any
     log_deviation: Any
 
     def noise(self, key: jax.Array, *lead: int) -> jax.Array:
-        """What `sample` needs to draw [*lead, ...] actions."""
+        """Draw the noise with which `sample` draws [*lead, ...] actions."""
         return jax.random.normal(key, (*lead, *self.mean.shape), self.mean.dtype)
 
     def sample(self, noise: jax.Array) -> jax.Array:
-        """Actions [..., action]."""
+        """Return actions [..., action], drawn by `noise`."""
         return self.mean + jnp.exp(self.log_deviation) * noise
 
     def mode(self) -> jax.Array:
-        """The likeliest actions [..., action]."""
+        """Return the most probable actions [..., action]."""
         return self.mean
 
     def log_probability(self, action: jax.Array) -> jax.Array:
-        """The density of actions [..., action], in nats."""
+        """Return the log-density of actions [..., action], in nats."""
         away = (action - self.mean) * jnp.exp(-self.log_deviation)
         return -(0.5 * away**2 + self.log_deviation + 0.5 * np.log(2 * np.pi)).sum(-1)
 
     def entropy(self) -> jax.Array:
-        """[...], in nats."""
-        each = jnp.broadcast_to(self.log_deviation, self.mean.shape) + 0.5 * np.log(2 * np.pi * np.e)
-        return each.sum(-1)
+        """Return the entropy [...], in nats."""
+        entropies = jnp.broadcast_to(self.log_deviation, self.mean.shape) + 0.5 * np.log(2 * np.pi * np.e)
+        return entropies.sum(-1)
 
 
 def distribution(policy: Any) -> Categorical | Gaussian:
-    """What a network returned as its policy; an array is the logits of actions."""
+    """Return the distribution that a network returned as its policy; an array is the logits of actions."""
     return policy if hasattr(policy, "log_probability") else Categorical(policy)
 
 
 class Agent(Precise):
-    """x [..., feature] -> (policy over actions, values [...]): a network for each, tanh between orthogonal layers.
+    """Separate actor and critic with tanh and orthogonal weights: x [..., feature] -> (policy, values [...]).
 
-    The policy is a `Gaussian` whose deviation does not depend on x where `continuous`, else a `Categorical`. Widths and
-    initial weights are those that CleanRL and Stable-Baselines3 publish scores for (Huang et al. 2022, details 2, 3).
+    The policy is a `Gaussian` whose deviation does not depend on x if `continuous`, else a `Categorical`. Widths and
+    initial weights are those with which CleanRL and Stable-Baselines3 publish scores (Huang et al. 2022, details 2, 3).
     """
 
     actions: int
@@ -105,7 +105,7 @@ class Agent(Precise):
 
 
 class ActorCritic(nn.Module):
-    """x [..., feature] -> (logits [..., action], values [...]) by two hidden layers that both share."""
+    """Actor and critic that share two hidden layers: x [..., feature] -> (logits [..., action], values [...])."""
 
     n_actions: int
     hidden_dim: int = 64
@@ -119,7 +119,7 @@ class ActorCritic(nn.Module):
 
 
 class DualEncoderActorCritic(nn.Module):
-    """x [..., feature] -> (logits [..., action], values [...]) by two hidden layers of each one's own."""
+    """Actor and critic with two hidden layers each: x [..., feature] -> (logits [..., action], values [...])."""
 
     n_actions: int
     actor_hidden: int = 16
@@ -137,9 +137,9 @@ class DualEncoderActorCritic(nn.Module):
 
 
 class Normalised(nn.Module):
-    """A network whose observations are taken from their running mean, over their running deviation.
+    """A network of observations that are normalised by their running mean and standard deviation.
 
-    Both are in the collection "observations", with how many there were, and are no weights: who trains it changes them
+    Mean, variance and count are in the collection "observations" and are no weights: the training loop updates them
     (see `running`).
     """
 
@@ -151,12 +151,12 @@ class Normalised(nn.Module):
         mean = self.variable("observations", "mean", jnp.zeros, shape, float).value
         variance = self.variable("observations", "variance", jnp.ones, shape, float).value
         self.variable("observations", "count", jnp.zeros, (), float)
-        return self.network(jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIPPED, CLIPPED))
+        return self.network(jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIP, CLIP))
 
 
-def running(seen: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-    """{"mean", "variance", "count"} after x [row, ...] too (Chan, Golub and LeVeque 1979)."""
-    count = seen["count"] + len(x)
-    away = x.mean(0) - seen["mean"]
-    squares = seen["variance"] * seen["count"] + x.var(0) * len(x) + away**2 * seen["count"] * len(x) / count
-    return {"mean": seen["mean"] + away * len(x) / count, "variance": squares / count, "count": count}
+def running(stats: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    """Return {"mean", "variance", "count"} updated by x [row, ...] (Chan, Golub and LeVeque 1979)."""
+    count = stats["count"] + len(x)
+    away = x.mean(0) - stats["mean"]
+    squares = stats["variance"] * stats["count"] + x.var(0) * len(x) + away**2 * stats["count"] * len(x) / count
+    return {"mean": stats["mean"] + away * len(x) / count, "variance": squares / count, "count": count}

@@ -1,4 +1,4 @@
-"""Products that are linear in two arrays, with gradients of our own where JAX's are slow in a swarm."""
+"""Bilinear products with custom gradients, where JAX's are slow in a swarm."""
 
 import math
 from collections.abc import Callable
@@ -20,21 +20,21 @@ def bilinear(
     *,
     of_members: bool = False,
 ) -> Callable:
-    """`function(a, b, **static)`, linear in a and in b, made a primitive of JAX's that differentiates as told.
+    """Make a JAX primitive with custom gradients of `function(a, b, **static)`, which is linear in a and in b.
 
-    A primitive, because `jax.custom_vjp` has no forward mode.
+    It is a primitive because `jax.custom_vjp` has no forward mode.
 
     Parameters
     ----------
     name : of the primitive, as JAX prints it
     function : function(a, b, **static) of one member; the values in `static` are hashable
-    gradient_of_first : (g, b, **static) -> the gradient of a, from g, the output's
+    gradient_of_first : (g, b, **static) -> the gradient of a, from the output's gradient g
     gradient_of_second : (g, a, **static) -> the gradient of b
-    of_members : whether `function` is of many members, whose axis leads in what it takes and returns
+    of_members : whether `function` takes and returns arrays of many members, [member, ...]
 
     Returns
     -------
-    `function`, for one member or, by `jax.vmap`, for many, to be differentiated in any mode
+    `function`, for one member or, by `jax.vmap`, for many, differentiable in any mode
     """
     primitive = Primitive(name)
 
@@ -61,7 +61,7 @@ def bilinear(
         return mapped(gradient_of_second, members, static)(g, a).astype(b.aval.dtype)
 
     def vectorised(operands, axes, *, members, static):
-        if None in axes:  # members share one of the two: JAX makes one product of it
+        if None in axes:  # members share one operand: JAX computes one product
             return jax.vmap(partial(compute, members=members, static=static), axes)(*operands), 0
         members_first = (jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes))
         return primitive.bind(*members_first, members=members + 1, static=static), 0
@@ -75,13 +75,15 @@ def bilinear(
 
 
 def trilinear(name: str, function: Callable, to_first: Callable, to_second: Callable) -> Callable:
-    """`bilinear` where the gradients are primitives too, each with the two others as its own gradients.
+    """Make `function` a primitive as `bilinear` does, whose gradients are primitives too.
+
+    The gradients of each of the three are the two others.
 
     Parameters
     ----------
-    name : of the first primitive, the others' begin with it
-    function : function(a, b, **static) of many members, whose axis leads, linear in a and in b
-    to_first : (g, b, **static) -> the gradient of a, from g, the output's; of many members
+    name : of the first primitive, and prefix of the others
+    function : function(a, b, **static) of arrays [member, ...], linear in a and in b
+    to_first : (g, b, **static) -> the gradient of a, from the output's gradient g, [member, ...]
     to_second : (g, a, **static) -> the gradient of b, likewise
 
     Returns
@@ -89,16 +91,16 @@ def trilinear(name: str, function: Callable, to_first: Callable, to_second: Call
     `function`, for one member or, by `jax.vmap`, for many
     """
     out: Callable = bilinear(
-        name, function, lambda g, b, **how: first(g, b, **how), lambda g, a, **how: second(g, a, **how), of_members=True
+        name, function, lambda g, b, **kw: first(g, b, **kw), lambda g, a, **kw: second(g, a, **kw), of_members=True
     )
     first: Callable = bilinear(
-        f"{name}_to_first", to_first, out, lambda a, g, **how: second(g, a, **how), of_members=True
+        f"{name}_to_first", to_first, out, lambda a, g, **kw: second(g, a, **kw), of_members=True
     )
     second: Callable = bilinear(
         f"{name}_to_second",
         to_second,
-        lambda b, a, **how: out(a, b, **how),
-        lambda b, g, **how: first(g, b, **how),
+        lambda b, a, **kw: out(a, b, **kw),
+        lambda b, g, **kw: first(g, b, **kw),
         of_members=True,
     )
     return out
@@ -107,11 +109,11 @@ def trilinear(name: str, function: Callable, to_first: Callable, to_second: Call
 def product(
     x: jax.Array, w: jax.Array, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
 ) -> jax.Array:
-    """`jnp.matmul`, whose gradient of w lies in memory as w does.
+    """`jnp.matmul` with a gradient of w that has the memory layout of w.
 
-    JAX takes that gradient as the transpose of [feature, channel]. With an axis of members XLA on a CPU leaves the
-    transposing to whatever reads the gradient next, which then reads it across: with 512 channels and features this
-    took longer than the product.
+    JAX computes that gradient as the transpose of [feature, channel]. With a member axis, XLA on a CPU leaves the
+    transposition to the operation that reads the gradient next, whose reads are then strided: with 512 channels and
+    features this took longer than the product.
 
     Parameters
     ----------
@@ -142,8 +144,8 @@ def dot_general(
     ----------
     lhs : [..., channel]
     rhs : [channel, feature]
-    dimension_numbers : which axes meet, as nn.Dense names them: the last of `lhs` and the first of `rhs`
-    precision, preferred_element_type : as `jax.lax.dot_general` takes them; what else it takes is ignored
+    dimension_numbers : the contracted axes, as nn.Dense names them: the last of `lhs` and the first of `rhs`
+    precision, preferred_element_type : as `jax.lax.dot_general` takes them; its other arguments are ignored
 
     Returns
     -------
@@ -154,8 +156,8 @@ def dot_general(
     ValueError : for other shapes and other dimension numbers
     """
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
-        came = f"shapes {lhs.shape} and {rhs.shape} with dimension numbers {dimension_numbers}"
-        raise ValueError(f"turbanet.networks.dot_general multiplies [..., channel] by [channel, feature], got {came}.")
+        got = f"shapes {lhs.shape} and {rhs.shape} with dimension numbers {dimension_numbers}"
+        raise ValueError(f"turbanet.networks.dot_general multiplies [..., channel] by [channel, feature], got {got}.")
     return product(lhs, rhs, precision=precision, preferred_element_type=preferred_element_type)
 
 

@@ -1,4 +1,4 @@
-"""An LSTM over time with a gradient of our own: the weights' is one product after the loop, not one in every step."""
+"""An LSTM with a custom gradient: that of the weights is one product after the loop over time, not one per step."""
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,15 @@ from turbanet.networks.products import product
 
 @jax.custom_jvp
 def lstm(x: jax.Array, kernel: jax.Array, recurrent_kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """The last hidden state of an LSTM that starts at zeros, by the equations of `flax.linen.OptimizedLSTMCell`.
+    """Return the last hidden state of an LSTM from a zero state, by the equations of `flax.linen.OptimizedLSTMCell`.
 
-    All arrays are of one floating type; gates and cell state are float32 at least. Differentiable in any mode, any
+    All arrays have one floating type; gates and cell state are at least float32. It is differentiable in any mode, any
     number of times.
 
     Parameters
     ----------
     x : [time, ..., feature]
-    kernel : [feature, 4 * hidden], the input, forget, cell and output gates side by side
+    kernel : [feature, 4 * hidden], of the input, forget, cell and output gates side by side
     recurrent_kernel : [hidden, 4 * hidden], likewise
     bias : [4 * hidden], likewise
 
@@ -29,7 +29,7 @@ def lstm(x: jax.Array, kernel: jax.Array, recurrent_kernel: jax.Array, bias: jax
 
 
 def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
-    """(the last hidden state, what the derivative needs of every time step if asked for `slopes`)."""
+    """Return (the last hidden state, the values of every time step that the derivative needs, if `slopes`)."""
     hidden = len(recurrent_kernel)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     half = jnp.repeat(jnp.array([0.5, 0.5, 1, 0.5], x.dtype), hidden)
@@ -40,9 +40,9 @@ def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
         gates = jnp.tanh((x @ kernel + h @ recurrent_kernel + bias).astype(wide))  # sigmoid(2 z) = tanh(z) / 2 + 1 / 2
         i, f, g, o = jnp.split(gates, 4, axis=-1)
         i, f, o = (0.5 * gate + 0.5 for gate in (i, f, o))
-        after = f * c + i * g
-        t = jnp.tanh(after)
-        state = (o * t).astype(h.dtype), after
+        new_c = f * c + i * g
+        t = jnp.tanh(new_c)
+        state = (o * t).astype(h.dtype), new_c
         if not slopes:
             return state, None
         by_sum = jnp.concatenate([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), t * o * (1 - o)], axis=-1)
@@ -50,18 +50,18 @@ def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
 
     shape = (*x.shape[1:-1], hidden)
     start = jnp.zeros(shape, x.dtype), jnp.zeros(shape, wide)
-    (h, _), kept = lax.scan(step, start, x)
-    return h, kept
+    (h, _), saved = lax.scan(step, start, x)
+    return h, saved
 
 
 @lstm.defjvp
 def _lstm_jvp(primals, tangents):
-    """The weights' part of the sums' tangents needs no loop, so neither has its transpose, the weights' gradient."""
+    """Tangent of the last state: the weights' part needs no loop, so neither does its transpose, their gradient."""
     x, kernel, recurrent_kernel, _ = primals
     dx, d_kernel, d_recurrent_kernel, d_bias = tangents
     last_state, (h, by_sum, f, by_c) = _over_time(*primals, slopes=True)
     d_sums = product(dx, kernel) + product(x, d_kernel) + product(h, d_recurrent_kernel) + d_bias
-    transposed = recurrent_kernel.T  # the gradient multiplies by the transpose of this one, and reads it along rows
+    transposed = recurrent_kernel.T  # the gradient multiplies by the transpose of this, which it then reads by rows
 
     def step(tangent, of_this_step):
         dh, dc = tangent

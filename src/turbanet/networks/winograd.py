@@ -1,7 +1,7 @@
-"""3 x 3 convolution by minimal filtering: 16 products for a 2 x 2 tile of the output, where the window itself has 36.
+"""3 x 3 convolution by Winograd's minimal filtering: 16 products per 2 x 2 tile of the output instead of 36.
 
-Winograd's, as F(2 x 2, 3 x 3) in Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). Each of
-its transforms is one product with a constant matrix: a program of few operations compiles fast.
+It is F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). Each transform is
+one product with a constant matrix, as a program of few operations compiles fast.
 """
 
 import math
@@ -16,19 +16,18 @@ from jax import lax
 from turbanet.networks.products import trilinear
 
 CHUNK_BYTES = 2**23  # of tiles at a time
-# Along one axis: what makes of 4 numbers of the input, 3 of the window and 4 products what is multiplied and what is
-# the output.
+# Transforms along one axis: of 4 numbers of the input, of 3 of the window, and of 4 products into 2 outputs.
 INPUT = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 WINDOW = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 OUTPUT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-TURNED = [3, 1, 2, 0]  # the rows of WINDOW for a window that is turned round
+FLIP = [3, 1, 2, 0]  # the rows of WINDOW for a flipped window
 
 
 def convolve(x: jax.Array, kernel: jax.Array, padding: Sequence[tuple[int, int]], **settings: Any) -> jax.Array:
-    """x [batch, height, width, channel], kernel [3, 3, channel, feature] -> [batch, height, width, feature].
+    """Convolve x [batch, height, width, channel] with kernel [3, 3, channel, feature].
 
-    Equals `lax.conv_general_dilated` at stride 1 but for rounding. padding: (before, after) of the height and of the
-    width; `settings` go to the products, as `jax.lax.dot_general` takes them.
+    Returns [batch, height, width, feature], equal to `lax.conv_general_dilated` at stride 1 up to rounding. padding:
+    (before, after) of the height and of the width; `settings` are arguments of `jax.lax.dot_general` for the products.
     """
     return _convolution(x, kernel, padding=tuple(map(tuple, padding)), **settings)
 
@@ -38,9 +37,9 @@ def _forward(x, kernel, *, padding, **settings):
 
 
 def _backward_to_x(g, kernel, *, padding, **settings):
-    """The convolution of g with the kernel turned round, whose transform is the kernel's own in another order."""
+    """Gradient of x: the convolution of g with the flipped kernel, whose transform is the kernel's, reordered."""
     padding = [(2 - before, 2 - after) for before, after in padding]
-    return _filtered(g, kernel, kernel.shape[3], padding, "pmnf,pmcf->pmnc", INPUT[TURNED], OUTPUT[:, TURNED], settings)
+    return _filtered(g, kernel, kernel.shape[3], padding, "pmnf,pmcf->pmnc", INPUT[FLIP], OUTPUT[:, FLIP], settings)
 
 
 def _backward_to_kernel(g, x, *, padding, **settings):
@@ -82,36 +81,36 @@ def _filtered(x, kernel, features, padding, products, enter, leave, settings):
 
 
 def _tiles(x, padding):
-    """What the 16 places of each tile see of x: [place, member, batch, tile down, tile across, channel]."""
+    """Return the overlapping 4 x 4 tiles of x: [position, member, batch, tile down, tile across, channel]."""
     pads = [(before, after + (size + before + after) % 2, 0) for size, (before, after) in zip(x.shape[2:4], padding)]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads, (0, 0, 0)])
     height, width = x.shape[2:4]
     rows = jnp.stack([lax.slice_in_dim(x, i, i + height - 3, 2, 2) for i in range(4)])
-    places = jnp.stack([lax.slice_in_dim(rows, i, i + width - 3, 2, 4) for i in range(4)], 1)
-    return places.reshape(16, *places.shape[2:])
+    tiles = jnp.stack([lax.slice_in_dim(rows, i, i + width - 3, 2, 4) for i in range(4)], 1)
+    return tiles.reshape(16, *tiles.shape[2:])
 
 
 def _transformed(matrix, x):
-    """x [place, ...], its places along both axes transformed by `matrix`."""
+    """Transform x [position, ...] by `matrix` along both axes of the positions in a tile."""
     both = np.kron(matrix, matrix).astype(x.dtype)
     out = jnp.matmul(both, x.reshape(len(x), math.prod(x.shape[1:])), precision=lax.Precision.HIGHEST)
     return out.reshape(len(both), *x.shape[1:])
 
 
 def _flat(tiles):
-    """[place, member, batch, tile down, tile across, channel] -> [place, member, tile, channel]."""
+    """[position, member, batch, tile down, tile across, channel] -> [position, member, tile, channel]."""
     return tiles.reshape(*tiles.shape[:2], math.prod(tiles.shape[2:5]), tiles.shape[5])
 
 
 def _chunks(x, height, width):
-    """How many times as much as `CHUNK_BYTES` the tiles of x are, for an output of this size."""
+    """Return the number of chunks of at most `CHUNK_BYTES` of tiles of x, for an output of this size."""
     members, batch, *_, channels = x.shape
     tiles_bytes = members * 16 * -(-height // 2) * -(-width // 2) * channels * x.dtype.itemsize
     return max(1, -(-batch // max(1, CHUNK_BYTES // tiles_bytes)))
 
 
 def _cut(x, chunks):
-    """x in so many chunks of its batch, filled up with zeros, which add nothing to the gradient of the kernel."""
+    """Split x into chunks of its batch, padded with zeros, which add nothing to the gradient of the kernel."""
     members, batch, *image = x.shape
     size = -(-batch // chunks)
     x = jnp.pad(x, [(0, 0), (0, chunks * size - batch), *[(0, 0)] * len(image)])

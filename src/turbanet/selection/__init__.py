@@ -1,1 +1,1 @@
-"""Choosing among members: searches and cross-validation; what is trained and how is the caller's."""
+"""Model selection: hyperparameter searches and cross-validation; the caller says what is trained and how."""

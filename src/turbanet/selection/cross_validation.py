@@ -1,4 +1,4 @@
-"""k-fold cross-validation: folds, schedules and seeds of one architecture as one swarm over one copy of the data."""
+"""k-fold cross-validation: all folds, schedules and seeds of an architecture as one swarm over one copy of the data."""
 
 import dataclasses
 import itertools
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CrossValidation:
-    """What `cross_validate` found, for every architecture by its name.
+    """Results of `cross_validate`, by the names of the architectures.
 
     Attributes
     ----------
-    table : pandas, a line for each model, schedule, fold, seed and epoch, with train_loss, validation_loss, accuracy
-        (where y holds classes) and seconds: the swarm's training time, compilation apart, shared out evenly; the next
-        model compiles meanwhile, on the same cores
-    members : pandas, a line for each member of a swarm: member (its position), schedule, fold, seed
+    table : pandas, a row for each model, schedule, fold, seed and epoch, with train_loss, validation_loss, accuracy
+        (where y holds classes) and seconds: the swarm's training time without compilation, divided evenly over its
+        rows; the next model compiles meanwhile, on the same cores
+    members : pandas, a row for each member of a swarm: member (its position), schedule, fold, seed
     train_rows, validation_rows : int [fold, row], padded at the end with -1
     swarms : {model: the trained swarm}
-    histories : {model: what `fit` saw}
+    histories : {model: the `History` of its training}
     predictions : {model: [member, row, ...]} on each member's held-out rows
-    y : [row, ...], as it was given
+    y : [row, ...], as it was passed
     """
 
     table: "pd.DataFrame"
@@ -57,26 +57,26 @@ class CrossValidation:
     y: np.ndarray
 
     def final(self) -> "pd.DataFrame":
-        """The lines of `table` of the last epoch."""
+        """Return the rows of `table` of the last epoch."""
         return self.table[self.table.epoch == self.table.epoch.max()].reset_index(drop=True)
 
     def confusion(self, model: str) -> np.ndarray:
-        """Counts int [member, true class, predicted class] of the members' held-out rows."""
+        """Return confusion matrices int [member, true class, predicted class] of the members' held-out rows."""
         held_out = [rows[rows >= 0] for rows in np.asarray(self.validation_rows)[self.members.fold]]
         predicted = zip(self.predictions[model], held_out, strict=True)
         return np.stack([confusion(prediction[: len(rows)], self.y[rows]) for prediction, rows in predicted])
 
     def class_accuracy(self) -> "pd.DataFrame":
-        """The share of each class's held-out rows that are right: a table of model, schedule, fold, seed, class."""
+        """Return the accuracy on each class's held-out rows: a table of model, schedule, fold, seed, class."""
         import pandas as pd
 
-        parts = {}
+        tables = {}
         for model in self.swarms:
             counts = self.confusion(model)
             share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
             runs = pd.MultiIndex.from_frame(self.members[["schedule", "fold", "seed"]])
-            parts[model] = pd.DataFrame(share, runs).rename_axis(columns="class").stack(future_stack=True)
-        return pd.concat(parts, names=["model"]).rename("accuracy").reset_index()
+            tables[model] = pd.DataFrame(share, runs).rename_axis(columns="class").stack(future_stack=True)
+        return pd.concat(tables, names=["model"]).rename("accuracy").reset_index()
 
 
 def cross_validate(
@@ -100,33 +100,33 @@ def cross_validate(
     plan: Plan | Mapping[str, Plan | None] | None = None,
     progress: bool = True,
 ) -> CrossValidation:
-    """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on what each fold holds out.
+    """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on the held-out rows.
 
     Parameters
     ----------
     models : {name: Flax model}, or one model
-    x, y : [row, ...], one copy for all; y int [row] are classes where the models have an output for each of them,
-        anything else is regressed on
-    optimizer : Optax's; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
+    x, y : [row, ...], one copy for all; y int [row] are classes where the models have an output for each, any other y
+        is a regression target
+    optimizer : of Optax; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
     loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
-    epochs : passes over the rows that a fold trains on
-    folds : how many, shuffled, or any splitter of scikit-learn's (KFold, GroupKFold, TimeSeriesSplit, ...)
+    epochs : passes over a fold's training rows
+    folds : number of shuffled folds, or any splitter of scikit-learn (KFold, GroupKFold, TimeSeriesSplit, ...)
     schedules : names or functions as `with_schedule` takes them; the learning rate changes at each epoch, and "reduce"
         follows the fold's own validation loss
     seeds : networks for each fold and schedule, each from its own random numbers
     batch_size : rows in a step; None for all
-    key : a whole number or a JAX key: the members' seed, and that of the shuffled folds
-    stratified : whether classes are shared out evenly over the folds
-    groups : int [row]; rows of one group come into one fold
-    augment : changes training images alone (see `augmented`)
-    checkpoints : a folder or `Checkpoints`; each model has a folder of its name in it (see `fit`)
-    cluster : a `Cluster`, on which the members are then trained, and whose folder keeps them
+    key : an int or a JAX key: the seed of the members and of the shuffled folds
+    stratified : whether each fold has the classes in the proportions of all rows
+    groups : int [row]; rows of one group are in one fold
+    augment : changes training images only (see `augmented`)
+    checkpoints : a folder or `Checkpoints`; each model has a subfolder of its name (see `fit`)
+    cluster : a `Cluster` to train the members on, whose folder stores them
     plan : as `fit` takes it, or {name: plan}
     progress : whether to show a bar for each model
 
     Raises
     ------
-    ValueError : before any training, for folds, groups, classes and shapes that do not fit
+    ValueError : before any training, for folds, groups, classes and shapes that do not match the data
 
     Examples
     --------
@@ -160,7 +160,7 @@ def cross_validate(
     members = pd.DataFrame(runs, columns=["schedule", "fold", "seed"]).rename_axis("member").reset_index()
     members["schedule"] = [getattr(schedule, "__name__", str(schedule)) for schedule, _, _ in runs]
     swarms = {}
-    for name, model in models.items():  # all of them before any is trained: a shape that one cannot take shows here
+    for name, model in models.items():  # all before any is trained: a model that cannot take x fails here
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=x[:1], seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
@@ -169,29 +169,29 @@ def cross_validate(
         _check_classes(y, pairs)
     loss = loss if augment is None else augmented(loss, augment)
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
-    unseen = held_out[members.fold.to_numpy()]
-    metric = accuracy if has_classes else None
-    job: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
-    job |= {"rows": train[members.fold.to_numpy()], "validation": (x, y), "validation_rows": unseen, "metric": metric}
-    where = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
-    jobs: dict[str, Any] = {}
+    validation_rows = held_out[members.fold.to_numpy()]
+    fit_kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
+    fit_kwargs |= {"rows": train[members.fold.to_numpy()], "validation_rows": validation_rows}
+    fit_kwargs |= {"validation": (x, y), "metric": accuracy if has_classes else None}
+    plans = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
+    fits: dict[str, Any] = {}
     for name, swarm in swarms.items():
-        kept = checkpoints and dataclasses.replace(checkpoints, folder=place(checkpoints.folder) / name)
-        trains = partial(fit, checkpoints=kept) if cluster is None else cluster.fit
-        jobs[name] = partial(trains, swarm, x, y, loss, plan=where[name], **job)
+        own = checkpoints and dataclasses.replace(checkpoints, folder=place(checkpoints.folder) / name)
+        fit_members = partial(fit, checkpoints=own) if cluster is None else cluster.fit
+        fits[name] = partial(fit_members, swarm, x, y, loss, plan=plans[name], **fit_kwargs)
     histories = {}
     predictions = {}
     tables = {}
     for name in models:
-        if len(jobs) > 1 and cluster is None:  # the next one compiles while this one does and trains
-            for each in list(jobs.values())[0 if len(jobs) == len(models) else 1 : 2]:
-                each(compile_only=True)
-        swarms[name], histories[name] = jobs.pop(name)()
-        # Under the plan of the training; a cluster's history has none, as its workers had theirs.
-        predictions[name] = np.asarray(predict(swarms[name], x, rows=unseen, plan=histories[name].plan))
-        lines = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
-        lines["seconds"] = histories[name].steady_seconds / len(lines)
-        tables[name] = members.merge(lines, on="member", how="right").drop(columns="member")
+        if len(fits) > 1 and cluster is None:  # the next model compiles while this one trains
+            for start in list(fits.values())[0 if len(fits) == len(models) else 1 : 2]:
+                start(compile_only=True)
+        swarms[name], histories[name] = fits.pop(name)()
+        # By the plan of the training; a cluster's history has none, as each of its workers had its own.
+        predictions[name] = np.asarray(predict(swarms[name], x, rows=validation_rows, plan=histories[name].plan))
+        frame = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
+        frame["seconds"] = histories[name].steady_seconds / len(frame)
+        tables[name] = members.merge(frame, on="member", how="right").drop(columns="member")
     table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y)
 
@@ -199,14 +199,14 @@ def cross_validate(
 def splits(
     y: np.ndarray, folds: Any, *, stratified: bool = False, groups: ArrayLike | None = None, seed: int = 0
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(training, held-out) rows of each fold, by scikit-learn.
+    """Split rows into folds by scikit-learn, and return the (training, held-out) rows of each.
 
     Parameters
     ----------
     y : [row, ...]; int [row] are classes
-    folds : how many, shuffled, or any splitter of scikit-learn's
-    stratified : whether classes are shared out evenly over the folds
-    groups : [row]; rows of one group come into one fold
+    folds : number of shuffled folds, or any splitter of scikit-learn
+    stratified : whether each fold has the classes in the proportions of all rows
+    groups : [row]; rows of one group are in one fold
     seed : of the shuffling
 
     Returns
@@ -215,7 +215,7 @@ def splits(
 
     Raises
     ------
-    ValueError : for folds that do not fit the rows, and groups of another length
+    ValueError : for more folds than rows, groups or rows of a class, and for groups of another length
     """
     from sklearn import model_selection
 
@@ -234,11 +234,11 @@ def splits(
 
 
 def _check_classes(y, pairs):
-    """ValueError for a class that is missing from a fold's training or held-out rows."""
-    for number, pair in enumerate(pairs):
-        for verb, part in zip(("trains on", "holds out"), pair, strict=True):
-            if len(missing := np.setdiff1d(y, y[part])):
-                raise ValueError(f"Fold {number} {verb} no row of class {missing[0]}: take fewer, or stratified=True.")
+    """Raise ValueError for a class that is missing from a fold's training or held-out rows."""
+    for fold, pair in enumerate(pairs):
+        for verb, rows in zip(("trains on", "holds out"), pair, strict=True):
+            if len(missing := np.setdiff1d(y, y[rows])):
+                raise ValueError(f"Fold {fold} {verb} no row of class {missing[0]}: take fewer, or stratified=True.")
 
 
 def _holds_classes(y):
@@ -246,9 +246,9 @@ def _holds_classes(y):
 
 
 def _has_outputs(swarm, x):
-    """Whether a model predicts [row, class], of two classes or more, and not counts [row] or [row, 1]."""
+    """Tell whether a model predicts [row, class] with two classes or more, and not numbers [row] or [row, 1]."""
     try:
         prediction = one_prediction(swarm, x, [x.shape[1:]])
-    except InvalidRngError:  # a model that always draws predicts only in a loss
+    except InvalidRngError:  # a model that always needs random numbers predicts only within a loss
         return True
     return getattr(prediction, "ndim", 0) == 2 and prediction.shape[1] > 1

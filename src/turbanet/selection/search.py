@@ -1,4 +1,4 @@
-"""Which hyperparameters: a grid, random draws, and successive halving, each as one swarm."""
+"""Hyperparameter search: a grid, random draws and successive halving, each as one swarm."""
 
 import itertools
 import numbers
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
-    """Every combination of the values: ({name: array [member]}, a pandas table of who is who).
+    """Return every combination of the values: ({name: array [member]}, a pandas table of each member's values).
 
     `swarm = with_hyperparameters(swarm, **arrays)` makes a grid search of a swarm of that many members.
 
@@ -38,15 +38,15 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     """
     import pandas as pd
 
-    listed = [_listed(name, some) for name, some in values.items()]
+    listed = [_as_list(name, choices) for name, choices in values.items()]
     table = pd.DataFrame(list(itertools.product(*listed)), columns=list(values)).rename_axis("member")
     return {name: table[name].to_numpy() for name in table}, table
 
 
 def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
-    """Random search: as `grid`, each value drawn from a list or a SciPy distribution, `loguniform(1e-4, 1e-1)`.
+    """Return random draws in the form of `grid`, each from a list or a SciPy distribution, `loguniform(1e-4, 1e-1)`.
 
-    Raises ValueError for a tuple of two numbers, which may mean these two or a range, and for what holds no values.
+    Raises ValueError for a tuple of two numbers, which could mean these two or a range, and for an empty list.
     """
     import pandas as pd
 
@@ -58,13 +58,13 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
         if hasattr(values, "rvs"):
             table[name] = values.rvs(size=members, random_state=rng)
         else:
-            some = _listed(name, values)
-            table[name] = [some[i] for i in rng.integers(len(some), size=members)]
+            choices = _as_list(name, values)
+            table[name] = [choices[i] for i in rng.integers(len(choices), size=members)]
     return {name: table[name].to_numpy() for name in table}, table
 
 
 def check_no_range(distributions: Mapping[str, Any]) -> None:
-    """ValueError for a tuple of two numbers to draw from, which reads as a range and has only its ends."""
+    """Raise ValueError for a tuple of two numbers, which reads as a range but would be drawn from as two values."""
     for name, pair in distributions.items():
         if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(end, numbers.Real) for end in pair):
             low, high = pair
@@ -72,25 +72,25 @@ def check_no_range(distributions: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={pair} may be a range or two values: {known}, for these two the list {[*pair]}.")
 
 
-def _listed(name, values):
-    """The values of a hyperparameter, one after the other; ValueError for what holds none."""
-    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__") or not (some := list(values)):
+def _as_list(name, values):
+    """Return the values of a hyperparameter as a list; ValueError for what is no sequence, and for an empty one."""
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__") or not (out := list(values)):
         raise ValueError(f"{name} must be a list of at least one value, got {values!r:.60}.")
-    return some
+    return out
 
 
 def halving(
     swarm: TurbaTrainState, train: Callable, *, rungs: int, keep: float = 0.5
 ) -> tuple[TurbaTrainState, "pd.DataFrame"]:
-    """Successive halving (Jamieson and Talwalkar 2016): train all, keep the best share, train those on, and again.
+    """Run successive halving (Jamieson and Talwalkar 2016): train all members, keep the best share, and repeat.
 
     Parameters
     ----------
     swarm : of n members
-    train : train(swarm, rung) -> (swarm, score [member]), the lower the better; by `Cluster.fit` in the place of `fit`
-        it trains on many machines
-    rungs : how often to train
-    keep : the best ceil(keep n) members go on after each rung but the last, none of them with a NaN or infinite score
+    train : train(swarm, rung) -> (swarm, score [member]), the lower the better; it trains on many machines where it
+        calls `Cluster.fit` instead of `fit`
+    rungs : number of calls of `train`
+    keep : after each rung but the last the best ceil(keep n) members are kept, of those with a finite score
 
     Returns
     -------
@@ -98,8 +98,7 @@ def halving(
 
     Raises
     ------
-    ValueError : for no rung, a share outside (0, 1), scores of another number of members, and where all are NaN or
-        infinite
+    ValueError : for no rung, a share outside (0, 1), scores of another number of members, and where no score is finite
     """
     import pandas as pd
 
@@ -114,10 +113,10 @@ def halving(
         tables.append(pd.DataFrame({"rung": rung, "seed": swarm.seed, "member": swarm.id, "score": score}))
         finite = np.isfinite(score)
         if not finite.any():
-            came = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
-            raise ValueError(f"{came}: nobody can go on, take smaller learning rates.")
+            problem = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
+            raise ValueError(f"{problem}: nobody can go on, take smaller learning rates.")
         if rung < rungs - 1:
-            most = min(int(np.ceil(keep * len(swarm))), finite.sum())
-            best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:most]
+            survivors = min(int(np.ceil(keep * len(swarm))), finite.sum())
+            best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:survivors]
             swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)
     return swarm, pd.concat(tables, ignore_index=True)

@@ -1,4 +1,4 @@
-"""A forecaster of many series: a network for each of them, one for all, or both, trained together."""
+"""A forecaster of many series by one network per series, one network for all, or both, trained as swarms."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -25,9 +25,9 @@ NAIVE, SEASONAL = "Naive", "SeasonalNaive"
 
 
 class WithSeries(nn.Module):
-    """A network of windows that is told which series they are of: ([batch, time, 1], int [batch]) -> its output.
+    """A network of windows and their series: ([batch, time, 1], int [batch]) -> the output of `model`.
 
-    The series' embedding stands beside each value, so that `model` sees [batch, time, 1 + features].
+    An embedding of the series is appended to each value, so that `model` sees [batch, time, 1 + features].
     """
 
     model: nn.Module
@@ -35,15 +35,15 @@ class WithSeries(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: tuple[jax.Array, jax.Array]) -> jax.Array:
         window, series = x
-        told = nn.Embed(self.series, self.features)(series)[:, None]
-        told = jnp.broadcast_to(told, (*window.shape[:2], self.features))
-        return self.model(jnp.concatenate([window, told.astype(window.dtype)], axis=-1))
+        embedding = nn.Embed(self.series, self.features)(series)[:, None]
+        embedding = jnp.broadcast_to(embedding, (*window.shape[:2], self.features))
+        return self.model(jnp.concatenate([window, embedding.astype(window.dtype)], axis=-1))
 
 
 class Scaled(NamedTuple):
-    """A series brought to mean 0 and deviation 1 by its own values."""
+    """A series standardised by its own mean and standard deviation."""
 
     values: np.ndarray  # float32 [time]
     centre: float
@@ -51,32 +51,32 @@ class Scaled(NamedTuple):
 
 
 class Forecaster:
-    """Forecasts of many series, each by a network of its own ("local"), by one for all ("global"), or by their mean.
+    """Forecaster of many series, by a network for each ("local"), one network for all ("global"), or their mean.
 
-    Series are brought to mean 0 and deviation 1 by what they are trained on, windows to a last value of 0. All make as
-    many steps as the longest series: shorter ones go through their windows again (`equal_steps` of `fit`).
+    Each series is standardised by its training values, and each window is shifted to a last value of 0. All networks
+    take as many steps as that of the longest series: shorter ones repeat their windows (`equal_steps` of `fit`).
 
     Parameters
     ----------
-    model : a Flax module [batch, window, channel] -> [batch, steps ahead], of one channel, or more where it is global;
-        None: an LSTM of 32 units
+    model : a Flax module [batch, window, channel] -> [batch, steps ahead], of one channel, or of 1 + `features` where
+        global; None: an LSTM of 32 units
     horizon : steps ahead
     window : values that a network sees
     kind : "local", "global" or "both"
-    direct : whether the model returns all steps of the horizon at once; else it returns the next one, and forecasts go
-        on from forecasts
-    season : steps after which series repeat, for the seasonal naive forecast; None: by the frequency of ds
-    calibration : how many horizons at the end are forecast by networks that have not seen them, for the intervals of
-        `predict`; these networks train beside the others
-    freq : pandas' name of the step from one ds to the next; None: as it is found
+    direct : whether the model returns all steps of the horizon at once; else it returns the next step, and forecasts
+        are recursive
+    season : steps of a season, for the seasonal naive forecast; None: by the frequency of ds
+    calibration : number of held-out horizons, forecast by networks that were trained without them, for the intervals
+        of `predict`; these networks are trained in the same swarm
+    freq : pandas' name of the step from one ds to the next; None: inferred
     epochs, batch_size, optimizer, loss, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01
-    features : of a series' embedding, where it is global
+    features : of a series' embedding, where global
     seed : of the networks
 
     Attributes
     ----------
     swarms_ : {kind: the trained swarm}, local members in the order of the series
-    histories_ : {kind: what `fit` saw}
+    histories_ : {kind: the `History` of its training}
 
     Examples
     --------
@@ -137,7 +137,7 @@ class Forecaster:
         self.how: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "plan": plan, "progress": progress}
 
     def fit(self, table: pd.DataFrame) -> Self:
-        """Train on a table of unique_id, ds (dates, or whole numbers) and y, a row for each series and time."""
+        """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
         whole = panels.read(table, self.freq)
         cuts = [self.horizon * (1 + number) for number in range(self.calibration)]
         whole.check_length(self.window + self.steps + max(cuts, default=0), "training with its calibration")
@@ -157,13 +157,13 @@ class Forecaster:
         return self
 
     def predict(self, steps: int | None = None, *, level: float | Sequence[float] = ()) -> pd.DataFrame:
-        """The next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
+        """Forecast the next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
 
-        steps : None: the horizon; more only where forecasts go on from forecasts
-        level : percent of new values that lie between NAME-lo-LEVEL and NAME-hi-LEVEL, each by the errors of the same
+        steps : None: the horizon; more only if forecasts are recursive
+        level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
             series and step in `calibration` (split conformal)
         """
-        steps = self._checked(steps)
+        steps = self._check_steps(steps)
         if not hasattr(self, "_trained"):
             raise ValueError("Nothing is trained yet: call fit(table) first.")
         (forecast, *_) = self._trained.forecast(steps)
@@ -177,16 +177,17 @@ class Forecaster:
     def cross_validation(
         self, table: pd.DataFrame, *, windows: int, step: int | None = None, steps: int | None = None
     ) -> pd.DataFrame:
-        """Forecasts from several origins, each by networks that saw nothing after it: rolling-origin evaluation.
+        """Forecast from several origins, each with networks trained only on earlier times (rolling-origin evaluation).
 
-        windows : how many origins, the last one `steps` before a series' end
-        step : from one origin to the next; None: as many as `steps`
-        steps : to forecast; None: the horizon
+        windows : number of origins, the last one `steps` before a series' end
+        step : steps from one origin to the next; None: `steps`
+        steps : steps to forecast; None: the horizon
 
-        Returns a table of unique_id, ds, cutoff (the last time that was seen), y and the forecasts. All origins train
-        at once; what this object was fitted to stays as it is. With a network of all series these must end together.
+        Returns a table of unique_id, ds, cutoff (the last training time), y and the forecasts. The networks of all
+        origins are trained as one swarm; the fitted state of this object does not change. Where a network is global,
+        all series must end at one time.
         """
-        steps = self._checked(steps)
+        steps = self._check_steps(steps)
         step = steps if step is None else step
         check_whole(windows=windows, step=step)
         whole = panels.read(table, self.freq)
@@ -194,17 +195,17 @@ class Forecaster:
         whole.check_length(self.window + self.steps + cuts[0], f"a forecast from {windows} origins")
         if GLOBAL in self.kinds:
             whole.check_ends()
-        seen = [whole.cut(cut) for cut in cuts]
+        known = [whole.cut(cut) for cut in cuts]
         tables = []
-        for cut, part, forecast in zip(cuts, seen, _Trained(self, seen).forecast(steps), strict=True):
-            found = self._table(part, forecast)
+        for cut, panel, forecast in zip(cuts, known, _Trained(self, known).forecast(steps), strict=True):
+            lines = self._table(panel, forecast)
             true = [values[len(values) - cut :][:steps] for values in whole.values]
-            found.insert(2, "cutoff", np.repeat(np.array([times[-1] for times in part.times]), steps))
-            found.insert(3, "y", np.concatenate(true))
-            tables.append(found)
+            lines.insert(2, "cutoff", np.repeat(np.array([times[-1] for times in panel.times]), steps))
+            lines.insert(3, "y", np.concatenate(true))
+            tables.append(lines)
         return pd.concat(tables).sort_values(["unique_id", "cutoff", "ds"]).reset_index(drop=True)
 
-    def _checked(self, steps):
+    def _check_steps(self, steps):
         steps = self.horizon if steps is None else steps
         check_whole(steps=steps)
         if self.steps > 1 and steps > self.horizon:
@@ -212,18 +213,18 @@ class Forecaster:
         return steps
 
     def _table(self, panel: Panel, forecast: np.ndarray) -> pd.DataFrame:
-        """The forecasts [series, step] as a long table, beside the naive ones."""
+        """Return the forecasts [series, step] as a long table with the naive forecasts."""
         steps = forecast.shape[1]
         table = pd.DataFrame({"unique_id": np.repeat(panel.ids, steps), "ds": np.concatenate(panel.coming(steps))})
         table[self.name] = forecast.ravel()
         table[NAIVE] = np.concatenate([panels.naive(values, steps) for values in panel.values])
         if season := self.season or panel.season:
-            each = [panels.seasonal_naive(values, steps, season) for values in panel.values]
-            table[SEASONAL] = np.concatenate(each)
+            seasonal = [panels.seasonal_naive(values, steps, season) for values in panel.values]
+            table[SEASONAL] = np.concatenate(seasonal)
         return table
 
     def _half_width(self, level, steps):
-        """[series, step] of intervals that hold `level` percent."""
+        """Return half the width [series, step] of intervals that cover `level` percent."""
         if not 1 <= level < 100:
             raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {level}.")
         count = len(self._errors)
@@ -236,82 +237,81 @@ class Forecaster:
 
 
 class _Trained:
-    """Networks of several panels, which have the same series up to different times, and their forecasts."""
+    """The trained networks of several panels, which hold the same series up to different times."""
 
-    def __init__(self, forecaster: Forecaster, of: list[Panel]):
-        self.asked = forecaster
-        self.panels = of
-        self.scaled = [[_scaled(values) for values in panel.values] for panel in of]
+    def __init__(self, forecaster: Forecaster, panels: list[Panel]):
+        self.forecaster = forecaster
+        self.panels = panels
+        self.scaled = [[_standardise(values) for values in panel.values] for panel in panels]
         self.swarms = {}
         self.histories = {}
         for kind in forecaster.kinds:
             x, y = self._examples(kind)
             model = forecaster.model
             if kind == GLOBAL:
-                model = WithSeries(model, len(of[0].ids), forecaster.features)
+                model = WithSeries(model, len(panels[0].ids), forecaster.features)
             sample = jax.tree.map(lambda leaf: leaf[:1], x[0])
-            made = {"sample_input": sample, "seed": forecaster.seed}
-            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **made)
+            kwargs = {"sample_input": sample, "seed": forecaster.seed}
+            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **kwargs)
             self.swarms[kind], self.histories[kind] = fit(
                 swarm, x, y, forecaster.loss, per_member=True, equal_steps=True, **forecaster.how
             )
             if diverged(self.swarms[kind], self.histories[kind]).all():
-                came = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
-                raise ValueError(f"{came}: give an optimizer of a smaller learning rate.")
+                problem = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
+                raise ValueError(f"{problem}: give an optimizer of a smaller learning rate.")
 
     def forecast(self, steps: int) -> list[np.ndarray]:
-        """The mean over the kinds of networks, of each panel [series, step], in the unit of its series."""
+        """Return, for each panel, forecasts [series, step] in the unit of y: the mean over the kinds of networks."""
         centre = np.array([[each.centre for each in series] for series in self.scaled])[..., None]
         spread = np.array([[each.spread for each in series] for series in self.scaled])[..., None]
-        found = np.mean([self._scaled_forecast(kind, steps) for kind in self.swarms], axis=0)
-        return list(found * spread + centre)
+        scaled = np.mean([self._scaled_forecast(kind, steps) for kind in self.swarms], axis=0)
+        return list(scaled * spread + centre)
 
     def members(self, kind: str, which: slice) -> Any:
-        """Some members of a kind, by position."""
+        """Return the members of a kind at these positions."""
         swarm = self.swarms[kind]
         return swarm[np.stack([swarm.seed[which], swarm.id[which]], axis=1)]
 
     def _examples(self, kind):
-        """Of each member (x [row, ...], y): windows, for a global network with their series, and what follows them."""
-        asked = self.asked
+        """Return each member's x [row, ...] (windows, and their series for a global network) and y (what follows)."""
         members: list[tuple] = []
         for series in self.scaled:
-            each = [_windows(one.values, asked.window, asked.steps) for one in series]
+            pairs = [_windows(one.values, self.forecaster.window, self.forecaster.steps) for one in series]
             if kind == LOCAL:
-                members += each
+                members += pairs
                 continue
-            number = np.repeat(np.arange(len(each), dtype=np.int32), [len(x) for x, _ in each])
-            x, y = map(np.concatenate, zip(*each, strict=True))
+            number = np.repeat(np.arange(len(pairs), dtype=np.int32), [len(x) for x, _ in pairs])
+            x, y = map(np.concatenate, zip(*pairs, strict=True))
             members.append(((x, number), y))
         return [x for x, _ in members], [y for _, y in members]
 
     def _scaled_forecast(self, kind, steps):
-        """[panel, series, step] by one kind of networks, in the units that they are trained in."""
+        """Return standardised forecasts [panel, series, step] by one kind of networks."""
         shape = len(self.panels), len(self.panels[0].ids)
-        window = np.array([[one.values[-self.asked.window :] for one in series] for series in self.scaled])
+        window = np.array([[one.values[-self.forecaster.window :] for one in series] for series in self.scaled])
         number = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-        found = np.empty((*shape, 0), np.float32)
-        while found.shape[2] < steps:
+        forecast = np.empty((*shape, 0), np.float32)
+        while forecast.shape[2] < steps:
             last = window[..., -1:]
             x = (window - last)[..., None]
-            if kind == LOCAL:  # a member a series: [member, 1, time, 1]
+            if kind == LOCAL:  # one member per series: [member, 1, time, 1]
                 x = x.reshape(-1, 1, *x.shape[2:])
-            given = x if kind == LOCAL else (x, number)
-            ahead = predict(self.swarms[kind], given, per_member=True, plan=self.histories[kind].plan)
+            inputs = x if kind == LOCAL else (x, number)
+            ahead = predict(self.swarms[kind], inputs, per_member=True, plan=self.histories[kind].plan)
             ahead = np.asarray(ahead).reshape(*shape, -1) + last
-            found = np.concatenate([found, ahead], axis=2)
-            window = np.concatenate([window, ahead], axis=2)[..., -self.asked.window :]
-        return found[..., :steps]
+            forecast = np.concatenate([forecast, ahead], axis=2)
+            window = np.concatenate([window, ahead], axis=2)[..., -self.forecaster.window :]
+        return forecast[..., :steps]
 
 
-def _scaled(values):
+def _standardise(values):
     centre, spread = values.mean(), values.std()
     spread = spread if spread > 0 else 1.0
     return Scaled(((values - centre) / spread).astype(np.float32), centre, spread)
 
 
 def _windows(values, window, steps):
-    """Each window [row, time, 1] and what follows it [row, step], both less the window's last value."""
+    """Return the windows [row, time, 1] and what follows them [row, step], both minus the window's last value."""
     whole = np.lib.stride_tricks.sliding_window_view(values, window + steps)
     last = whole[:, window - 1 : window]
     relative = whole - last

@@ -1,9 +1,9 @@
-"""Trains every member of a swarm in one program of a GPU kernel, whose registers hold it for all epochs of a call.
+"""Train each member of a swarm in one program of a GPU kernel, whose registers hold it for all epochs of a call.
 
-Emitted by Pallas' Triton backend (tested: jax 0.10.2, 0.11.2), which warns of its end since 0.11; the successor behind
-the same interface is jax-triton. A member's arrays are NumPy arrays of objects: an axis of a few numbers is an axis of
-objects, so that it costs no padding and reductions over it no exchange between threads; the others are axes of the
-arrays in it, padded to powers of two. What stands in the padding is arbitrary, so whatever sums over it masks it.
+The kernel is emitted by Pallas' Triton backend (tested: jax 0.10.2, 0.11.2), deprecated since 0.11; its successor
+behind the same interface is jax-triton. An array of a member is a NumPy array of objects, its blocks. A short axis is
+an axis of the objects: it needs no padding, and reductions over it no exchange between threads. A long axis is an axis
+of each block, padded to a power of two. Values in the padding are arbitrary, so that sums over it must mask them.
 """
 
 import math
@@ -22,8 +22,8 @@ from jax.experimental.pallas import triton
 
 from turbanet.networks.kernels.reader import IDENTITY, LIMIT, Operation, Program, Value, read
 
-Blocks = np.ndarray  # of arrays; of the shape of what they hold, but 1 along its long axes
-TENSOR_CORES = 16  # each side of a product at least, to use them
+Blocks = np.ndarray  # of arrays; of the shape of the whole array, but 1 along its long axes
+TENSOR_CORES = 16  # smallest side of a product that uses them
 
 
 def train(
@@ -45,21 +45,21 @@ def train(
     ----------
     step : of one member
     state : [member, ...]
-    data : arrays [row, ...] that all members share; without an order they are every step's batch
-    epochs : int or scalar array, at most `most_epochs`: another one compiles nothing
+    data : arrays [row, ...] that all members share; without an order they are the batch of every step
+    epochs : int or scalar array, at most `most_epochs`; another number does not compile again
     order : int32 [member, epoch x step, batch], the rows of each step
     steps : of an epoch
     limit : bytes of a member, None for any; see `reader.read`
-    warps : of 32 threads, for a member; by the step's shapes if None
+    warps : of 32 threads, per member; None: by the step's shapes
     interpret : whether to run without a GPU, slowly
 
     Returns
     -------
-    The state, and the mean loss of each epoch, float32 [member, most_epochs]; NaN after `epochs`.
+    (state, mean loss of each epoch float32 [member, most_epochs], NaN after `epochs`)
 
     Raises
     ------
-    Refused : where a kernel cannot hold the step; the sentence says why.
+    Refused : if a kernel cannot hold the step; the message says why.
     """
     leaves, tree = jax.tree.flatten(state)
     one = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
@@ -81,7 +81,7 @@ def train(
 
 
 def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
-    """The kernel of one member: (leaves, shared data, order, epochs) -> [*leaves, losses]; vmap makes it the grid."""
+    """Return the kernel of one member: (leaves, shared data, order, epochs) -> [*leaves, losses]; vmap makes a grid."""
     warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
     state, batch = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
 
@@ -129,7 +129,7 @@ def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
 
 
 def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
-    """The outputs of a program whose inputs and constants are in `env`, by their values' id."""
+    """Return the outputs of a program whose inputs and constants are in `env`, by the ids of their values."""
 
     def blocks(value):
         return env[id(value)] if isinstance(value, Value) else _single(value)
@@ -145,21 +145,21 @@ def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
 
 
 def _warps(program: Program) -> int:
-    """Warps of a member: each thread holds some 64 numbers of its largest array."""
+    """Return the warps of a member: each thread holds about 64 numbers of its largest array."""
     values = [value for op in program.operations for value in op.outputs]
     largest = max(math.prod(program.padded(value.shape)) for value in values)
     return min(max(1 << (largest // 1024).bit_length() - 1 if largest >= 1024 else 1, 1), 8)
 
 
 def _pad(leaf, program, shape, rows=0):
-    """`leaf` [..., *shape] with its long axes padded; the first `rows` axes of `shape` stay, as they are indexed."""
+    """Pad the long axes of `leaf` [..., *shape], but for the first `rows` axes of `shape`, which are indexed."""
     padded, ahead = dict(zip(program.long(shape), program.padded(shape))), leaf.ndim - len(shape)
     width = [(0, 0)] * ahead + [(0, padded.get(i, n) - n if i >= rows else 0) for i, n in enumerate(shape)]
     return jnp.pad(leaf, width) if any(after for _, after in width) else leaf
 
 
 def _blocks(extents: Iterable[int], make: Callable) -> Blocks:
-    """The array of objects of this shape whose element at an index is make(index)."""
+    """Return the array of objects of this shape whose element at an index is make(index)."""
     blocks = np.empty(tuple(extents), object)
     for index in np.ndindex(blocks.shape):
         blocks[index] = make(index)
@@ -171,23 +171,23 @@ def _single(block):
 
 
 def _extents(program, shape):
-    """The shape of the array of objects that holds an array of `shape`."""
+    """Return the shape of the array of objects that holds an array of `shape`."""
     return tuple(n if n <= program.short else 1 for n in shape)
 
 
 def _where(program, shape, index):
-    """The index into a reference, of the block at `index`."""
+    """Return the index into a reference for the block at `index`."""
     long = program.long(shape)
     return tuple(slice(None) if axis in long else number for axis, number in enumerate(index)) or ...
 
 
 def _rows(program, size, order, number):
-    """Which rows step `number` takes: one array, or a number for each."""
+    """Return the rows of step `number`: one array, or a number for each row."""
     return [order[number, :]] if size > program.short else [order[number, row] for row in range(size)]
 
 
 def _load(program, value, ref, rows=None):
-    """The blocks of `value` from memory: all of it, or these rows."""
+    """Load the blocks of `value` from memory: all of it, or these rows."""
 
     def block(index):
         where = _where(program, value.shape, index)
@@ -201,14 +201,14 @@ def _split(many):
 
 
 def _join(flat, program, values):
-    """The blocks of each of `values`, of which `flat` are all in order."""
+    """Return the blocks of each of `values` from `flat`, which holds all of them in order."""
     flat = iter(flat)
     return [_blocks(_extents(program, value.shape), lambda _: next(flat)) for value in values]
 
 
 def _broadcast(block, shape, axes=()):
-    """A block, or a NumPy scalar, of this shape; its axis i becomes axes[i]."""
-    if isinstance(block, np.generic):  # bound, as some of Triton's rules take no literal
+    """Broadcast a block or a NumPy scalar to this shape; its axis i becomes axes[i]."""
+    if isinstance(block, np.generic):  # bound, as some of Triton's rules accept no literals
         return lax.broadcast_in_dim_p.bind(block, shape=tuple(shape), broadcast_dimensions=(), sharding=None)
     return block if block.shape == tuple(shape) else lax.broadcast_in_dim(block, shape, axes)
 
@@ -218,19 +218,19 @@ def _select(where, block, other):
 
 
 def _number(block, axis):
-    """The position along `axis` of each number of a block."""
+    """Return the position along `axis` of each number of a block."""
     return lax.broadcasted_iota(jnp.int32, block.shape, axis)
 
 
 def _cleared(block, axis, size, fill):
-    """A block with `fill` in the padding beyond `size`."""
+    """Return a block with `fill` in the padding beyond `size`."""
     if block.shape[axis] == size:
         return block
     return _select(_number(block, axis) < size, block, block.dtype.type(fill))
 
 
 def _pick(block, axis, index):
-    """What stands at `index` of `axis`, without that axis, exactly: every thread has it then."""
+    """Return the numbers at `index` of `axis`, without that axis, exactly; every thread then holds them."""
     return _select(_number(block, axis) == index, block, block.dtype.type(0)).sum(axis, dtype=block.dtype)
 
 
@@ -238,7 +238,7 @@ def _pick(block, axis, index):
 
 
 def _largest(a, b):
-    """NaN where either is, as in XLA; Triton's own maximum is the other number."""
+    """Return the maximum, NaN where either is NaN, as in XLA; Triton's own returns the other number."""
     return lax.select((a < b) | (b != b), b, a)
 
 
@@ -258,7 +258,7 @@ FUNCTIONS = {
 
 
 def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
-    """Number by number; a scalar, or an axis of size 1, meets each number of the others."""
+    """Apply an operation elementwise; scalars and axes of size 1 are broadcast."""
     shape = op.outputs[0].shape
     function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
     if op.name in ("max", "min") and op.outputs[0].dtype != jnp.float32:
@@ -271,12 +271,12 @@ COMBINE = {"reduce_sum": lax.add, "reduce_max": _largest, "reduce_min": _smalles
 
 
 def _extreme(dtype, sign):
-    """The number that a maximum (sign -1) or minimum (1) of others never is."""
+    """Return the identity of a maximum (sign -1) or minimum (1) of numbers of this dtype."""
     return sign * np.inf if dtype == np.float32 else (np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min)
 
 
 def _reduce(program, op, x):
-    """Over short axes first, which takes no exchange between threads."""
+    """Reduce over short axes first, which takes no exchange between threads."""
     shape, dtype, axes = op.inputs[0].shape, op.outputs[0].dtype, op.params["axes"]
     if not axes:
         return x
@@ -301,7 +301,7 @@ def _broadcast_in_dim(program, op, x):
 
 
 def _spread(program, before, x, shape, axes):
-    """The blocks `x` of the value `before` (or a NumPy scalar), whose axis i becomes axes[i] of `shape`."""
+    """Broadcast the blocks `x` of the value `before` (or a NumPy scalar) to `shape`; axis i becomes axes[i]."""
     long = program.long(shape)
     held = [long.index(axis) for axis, n in zip(axes, before.shape) if n > program.short]
     aligned = [1] * len(shape)
@@ -312,7 +312,7 @@ def _spread(program, before, x, shape, axes):
 
 
 def _reshape(program, op, x):
-    """Axes of size 1 come and go; see `reader.check`."""
+    """Add or remove axes of size 1, as `reader.check` allows no other reshape."""
     return x.reshape(_extents(program, op.outputs[0].shape))
 
 
@@ -338,7 +338,7 @@ def _iota(program, op):
 
 
 def _dot(program, op, a, b):
-    """A product of two matrices: short sides number by number, tensor cores where all sides are long enough."""
+    """Multiply two matrices: short sides number by number, by tensor cores where all sides are long enough."""
     ((i,), (j,)), _ = op.params["dimension_numbers"]
     a_shape, b_shape = (value.shape for value in op.inputs)
     inner, size = a_shape[i] > program.short, a_shape[i]
@@ -349,7 +349,7 @@ def _dot(program, op, a, b):
         return reduce(lax.add, [multiply(x, y) for x, y in zip(left, right)])
 
     def multiply(x, y):
-        """Of blocks [row, inner] and [inner, column], each with or without row, column and inner."""
+        """Multiply blocks [row, inner] and [inner, column], each with or without row, column and inner."""
         if not inner:
             shape = x.shape + y.shape
             return _broadcast(x, shape, range(x.ndim)) * _broadcast(y, shape, range(x.ndim, len(shape)))
@@ -357,7 +357,7 @@ def _dot(program, op, a, b):
         x, y = _cleared(x, x_inner, size, 0), _cleared(y, y_inner, size, 0)
         if x.ndim == 2 and y.ndim == 2:
             return _matrices(op, x, x_inner, y, y_inner, size)
-        if x.ndim == 1:  # a vector by what there is
+        if x.ndim == 1:  # a vector by a matrix or a vector
             out = _broadcast(x, y.shape, (y_inner,)) * y
             return out.sum(y_inner)
         return (x * _broadcast(y, x.shape, (x_inner,))).sum(x_inner)
@@ -367,12 +367,12 @@ def _dot(program, op, a, b):
 
 
 def _at(x, axis, index):
-    """The blocks along `axis` at this index of the other axes."""
+    """Return the blocks along `axis` at this index of the other axes."""
     return np.moveaxis(x, axis, -1)[index].flat
 
 
 def _matrices(op, x, i, y, j, size):
-    """The product of two blocks over axis i of x and j of y, of `size` numbers before padding."""
+    """Multiply two blocks over axis i of x and j of y, of `size` numbers before padding."""
     rows, columns = x.shape[1 - i], y.shape[1 - j]
     if min(rows, columns, x.shape[i]) >= TENSOR_CORES:
         how = {"precision": op.params["precision"], "preferred_element_type": jnp.float32}
@@ -394,8 +394,8 @@ def _matrices(op, x, i, y, j, size):
 
 
 def _moved(program, x, shape, axis, start, stride, count, fill):
-    """Blocks whose number j along `axis` is x's number start + j * stride, or `fill` where x has none."""
-    start, stride, count = int(start), int(stride), int(count)  # JAX has NumPy's
+    """Return blocks whose number j along `axis` is x's number start + j * stride, or `fill` outside of x."""
+    start, stride, count = int(start), int(stride), int(count)  # of NumPy's types in JAX's parameters
     before, long = program.long(shape), shape[axis] > program.short
     after = [*shape[:axis], count, *shape[axis + 1 :]]
     held, positions = before.index(axis) if long else -1, [start + j * stride for j in range(count)]
@@ -415,7 +415,7 @@ def _moved(program, x, shape, axis, start, stride, count, fill):
         return _blocks(x.shape, lambda i: moved(x[i]))
 
     def at(index, position):
-        """The block without `axis` at one position of it."""
+        """Return the block at one position of `axis`, without that axis."""
         if not 0 <= position < shape[axis]:
             return _broadcast(fill, program.padded([n for i, n in enumerate(shape) if i != axis]))
         block = x[(*index[:axis], 0 if long else position, *index[axis + 1 :])]
@@ -448,7 +448,7 @@ def _slice(program, op, x):
 
 
 def _pieces(program, op, x):
-    """Along one axis, pieces of these sizes."""
+    """Split along one axis into pieces of these sizes."""
     axis, shape, start, pieces = op.params["axis"], op.inputs[0].shape, 0, []
     for size in op.params["sizes"]:
         pieces.append(_moved(program, x, shape, axis, start, 1, size, op.outputs[0].dtype.type(0)))

@@ -1,4 +1,4 @@
-"""Reads a member's training step as a flat list of operations that one kernel can hold, or says why it cannot."""
+"""Read a member's training step as a flat list of operations that one kernel can hold, or say why it cannot."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend.core import Literal
 
 REGISTER_FILE = 256 * 1024  # bytes of a multiprocessor's registers, on every NVIDIA GPU since 2012
-LIMIT = REGISTER_FILE // 2  # bytes of a step's arrays: the other half is for addresses and what the compiler copies
+LIMIT = REGISTER_FILE // 2  # bytes of a step's arrays; the rest is for addresses and the compiler's copies
 WARP = 32  # threads: a number that all of them need takes a register of each
-SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these that is not ...
-MOST_BLOCKS = 16  # ... more than so many arrays for one
+SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these with which ...
+MOST_BLOCKS = 16  # ... no array takes more than so many blocks
 DTYPES = "float32", "int32", "uint32", "bool"
 CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"
 IDENTITY = "copy", "copy_p", "stop_gradient"
@@ -40,12 +40,12 @@ NAMES = {
 
 
 class Refused(ValueError):
-    """A step that one kernel cannot hold; the sentence says why."""
+    """Raised for a step that one kernel cannot hold; the message says why."""
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """An array of a step, by its shape and dtype."""
+    """An array of a step: its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -53,7 +53,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Operation:
-    """One primitive: its inputs are values or NumPy scalars."""
+    """One primitive; its inputs are values or NumPy scalars."""
 
     primitive: Any
     params: dict[str, Any]
@@ -67,45 +67,45 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Program:
-    """A step without dead code: outputs follow from inputs and constants by `operations`, in order."""
+    """A step without dead code: `operations`, in order, compute the outputs from inputs and constants."""
 
     inputs: list[Value]  # the leaves of the state, then those of the batch
     constants: dict[Value, Any]  # arrays that the step closes over
     operations: list[Operation]
     outputs: list[Any]  # the leaves of the state, then the loss: values, or NumPy scalars
     short: int = 1
-    bytes: int = 0  # of all arrays that are alive at once, padded, at the most
+    bytes: int = 0  # the most that padded arrays take at one time
 
     def long(self, shape: Sequence[int]) -> list[int]:
-        """The axes of `shape` that are padded to powers of two; each number of the others is an array of its own."""
+        """Return the axes of `shape` that are padded to powers of two; each number of the others is its own block."""
         return [axis for axis, size in enumerate(shape) if size > self.short]
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each of the arrays that hold an array of `shape`: its long axes, as powers of two."""
+        """Return the shape of each block of an array of `shape`: its long axes, as powers of two."""
         return tuple(1 << (shape[axis] - 1).bit_length() for axis in self.long(shape))
 
     def blocks(self, shape: Sequence[int]) -> int:
-        """How many arrays hold an array of `shape`."""
+        """Return the number of blocks of an array of `shape`."""
         return math.prod(size for size in shape if size <= self.short)
 
     def size(self, value: Value) -> int:
-        """Bytes of `value` in registers."""
+        """Return the bytes of `value` in registers."""
         numbers = max(math.prod(self.padded(value.shape)), WARP)
         return self.blocks(value.shape) * numbers * np.dtype(value.dtype).itemsize
 
 
 def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> Program:
-    """The operations of one member's `step(state, *batch) -> (state, loss)`.
+    """Read the operations of one member's `step(state, *batch) -> (state, loss)`.
 
     Parameters
     ----------
     step : of one member; JAX traces it
     state, batch : of one member, arrays or `jax.ShapeDtypeStruct`s
-    limit : bytes that its arrays may take, None for any
+    limit : bytes that its arrays may take, None for any number
 
     Raises
     ------
-    Refused : where one kernel cannot hold the step.
+    Refused : if one kernel cannot hold the step
     """
     leaves, tree = jax.tree.flatten((state, batch))
     before: Any = jax.tree.structure(state)
@@ -141,7 +141,7 @@ def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> 
 
 
 def check(program: Program, leaves: int) -> None:
-    """Raise Refused for what no kernel takes: an operation off the list, a dtype, a state that changes its shape."""
+    """Raise Refused for an unknown operation or dtype, a state that changes its shape, and a loss that is no scalar."""
     for op in program.operations:
         if op.name not in ALLOWED:
             name = "random numbers, as dropout does" if op.name.startswith("random") else op.name
@@ -159,7 +159,7 @@ def check(program: Program, leaves: int) -> None:
 
 
 def _check_operation(op):
-    """Raise Refused for an operation on the list in a form that is not."""
+    """Raise Refused for a known operation in a form that the kernel does not take."""
     if op.name == "dot_general":
         (first, second), batched = op.params["dimension_numbers"]
         free = [sum(n > 1 for i, n in enumerate(v.shape) if i not in d) for v, d in zip(op.inputs, (first, second))]
@@ -178,7 +178,7 @@ def _check_operation(op):
 
 
 def _inline(jaxpr, inputs, constants, operations):
-    """Append the operations of a jaxpr, calls opened, to `operations`; -> its outputs."""
+    """Append the operations of a jaxpr, with calls inlined, to `operations`, and return its outputs."""
     consts = getattr(jaxpr, "consts", ())
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     env = dict(zip(jaxpr.invars, inputs))
@@ -206,7 +206,7 @@ def _inline(jaxpr, inputs, constants, operations):
 
 
 def _folded(equation, inputs):
-    """The outputs of an equation between known numbers, which some of Triton's rules do not take, or None."""
+    """Return the outputs of an equation of constants, which some of Triton's rules do not accept, or None."""
     (out, *more), name = (var.aval for var in equation.outvars), equation.primitive.name
     if more or out.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
         return None
@@ -229,9 +229,10 @@ def _constant(array, constants):
 
 
 def _live(operations, outputs):
-    """The operations that `outputs` follow from, each as late as its first use has it.
+    """Return the operations that `outputs` need, each just before its first use.
 
-    The rest is dead: a step traces random keys that nobody uses. As late: an optimizer's arrays of one leaf at a time.
+    The others are dead, such as random keys that a step traces and does not use. Just before: so that an optimizer's
+    arrays are alive for one leaf at a time.
     """
     makes = {id(value): op for op in operations for value in op.outputs}
     order: dict[int, Operation] = {}
@@ -249,7 +250,7 @@ def _live(operations, outputs):
 
 
 def _swap_transposed(operations, outputs):
-    """(a b)' as b' a', where nothing else needs the product: a transpose in a kernel goes through shared memory."""
+    """Replace (a b)' by b' a' where nothing else uses the product: a transpose goes through shared memory."""
     uses = [id(value) for value in outputs] + [id(value) for op in operations for value in op.inputs]
     products = {
         id(op.outputs[0]): op
@@ -273,9 +274,9 @@ def _swap_transposed(operations, outputs):
 
 
 def _most_bytes(program):
-    """Bytes of the arrays alive at once, at the most: the state stays until its successor is there.
+    """Return the most bytes of arrays that are alive at one time; the state is alive until its successor exists.
 
-    Counted where a product or a reduction needs its inputs whole; a compiler takes the rest number by number.
+    They are counted at products, reductions and transposes, which need their inputs whole; a compiler fuses the rest.
     """
     operations, kept = program.operations, {id(value) for value in [*program.inputs, *program.constants]}
     kept |= {id(value) for value in program.outputs}
