@@ -281,7 +281,8 @@ def everything():
     """Digests of much that a training may hold, in the order of its names."""
     things = {name: make(0.1) for name, make in OPTIMIZERS.items()}
     things |= {"net": Net(inner=Net("tanh")), "class": Net, "nnx": nnx.bridge.ToLinen(Linear, kwargs={"width": 3})}
-    things |= {name: getattr(tn, name) for name in ("MLP", "LSTM", "ResNet", "mse", "accuracy")}
+    things |= {name: getattr(tn, name) for name in ("MLP", "LSTM", "mse", "accuracy")}
+    things["ResNet"] = tn.networks.ResNet
     things |= {"set": {"a", "b", "c"}, "constants": twice, "weighted": tn.weighted(tn.mse), "loss": Loss(1).loss}
     things["a teacher"] = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.adam(0.1), 2, input_size=3)
     return [fingerprint(thing) for thing in things.values()]

@@ -152,7 +152,7 @@ def test_pages_are_the_same_bytes_at_another_time(pages, tmp_path, monkeypatch):
 
 
 # In which a number is no measurement.
-NAMES = r"ResNet-20|VGG-11|CIFAR-10|LeNet-5|S&P 500|\bF1\b|95 %|Stable-Baselines3|\b2NN\b|\bTF32\b|\bfloat32\b"
+NAMES = r"ResNet-20|VGG-11|CIFAR-10|LeNet-5|S&P 500|\bF1\b|95 %|Stable-Baselines3|\b2NN\b|\bTF32\b|\bfloat32\b|\bA100\b"
 
 
 def test_the_reports_text_holds_no_number_typed_by_hand():

@@ -59,7 +59,6 @@ NAMES = {  # turbanet.<old>: turbanet.<new>
 }
 MODULES = {  # turbanet.<old>: turbanet.<new>, of modules
     "cluster.asked": "cluster.validation",
-    "cluster.fit": "cluster.driver",
     "cluster.given": "cluster.shard_data",
     "populations.agents": "rl.agents",
     "populations.environments": "rl.environments",

@@ -157,7 +157,7 @@ def train(
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
         raise ValueError(f"federated.train trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
-    check_plain(swarm, "federated")
+    check_plain(swarm, "federated.train")
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" follows a validation loss after each epoch, which clients have not.')
     loss_fn = swarm.loss(loss_fn)

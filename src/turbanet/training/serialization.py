@@ -37,7 +37,7 @@ def save(swarm: Swarm, folder: str | os.PathLike) -> None:
     """Save `swarm` to `folder`, in place of one that was saved there before; see `TurbaTrainState.save`."""
     store = checkpoint.Folder(folder, 1, what="A swarm")
     paths = store.there.iterdir() if store.there.exists() else ()
-    names = sorted(path.name for path in paths if TEMPORARY not in path.name)
+    names = sorted(path.name for path in paths if TEMPORARY not in path.name and path.name != checkpoint.LOCK)
     if names and _about(store) is None:
         problem = f"{folder} holds {', '.join(names[:3])}, which is no saved swarm"
         raise ValueError(f"A swarm is saved to a folder of its own, but {problem}: name a new folder.")
