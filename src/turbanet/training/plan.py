@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def compiler_options(self):
-        """XLA's options: on a CPU vectors of 512 bits instead of 256; on a GPU deterministic operations if asked."""
+        """XLA's options: 512-bit vectors instead of 256 on a CPU; deterministic operations on a GPU if requested."""
         platform = self.devices[0].platform
         if platform == "gpu" and self.deterministic:
             return {"xla_gpu_deterministic_ops": True}

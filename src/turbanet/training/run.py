@@ -49,7 +49,7 @@ class Training:
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
-        self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether held-out rows are scored by a program apart
+        self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether separate programs score held-out rows
         self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
         self.start = swarm
         self.data = data
@@ -91,7 +91,7 @@ class Training:
         return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
 
     def seen(self):
-        """Return (training loss, validation loss, {name: metric}) [epoch, member] so far; None without validation."""
+        """Return (training loss, validation loss or None, {name: metric}) so far, each [epoch, member]."""
         none = np.zeros((0, len(self.start)), np.float32)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
 
