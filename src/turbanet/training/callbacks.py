@@ -1,4 +1,4 @@
-"""Watching and steering a training between its segments: what a callback is shown, and what it may ask for."""
+"""Callbacks between the segments of a training: the view that they get, and what they may change."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -13,17 +13,17 @@ from turbanet.training.arrays import as_array, is_key
 
 
 class TrainingView:
-    """A training between two segments, as a callback is shown it: to be read, but for `stop` and `set`.
+    """The state of a training between two segments, for callbacks: read-only except for `stop` and `set`.
 
     Attributes
     ----------
     epoch : int, epochs of this call of `fit` that are done
-    epochs : int, epochs that were asked for
+    epochs : int, requested epochs of this call
     history : the `History` so far
-    train_loss : [member] of the last epoch, NaN for a member that has stopped
+    train_loss : [member], of the last epoch, NaN for a member that has stopped
     validation_loss : likewise, None without validation
-    validation_metric : likewise, of several metrics {name: [member]}
-    training : bool [member], who trains on
+    validation_metric : likewise, {name: [member]} with several metrics
+    training : bool [member], whether a member has not stopped
     """
 
     def __init__(self, run: Any, history: Any):
@@ -31,7 +31,7 @@ class TrainingView:
         self.epoch = run.done
         self.epochs = run.epochs
         self.training = np.isin(np.arange(len(run.start)), run.still_training())
-        self.wanted: dict[str, Any] = {}  # hyperparameters, by name
+        self.wanted: dict[str, Any] = {}  # requested hyperparameters, by name
         self._run = run
 
     @property
@@ -48,47 +48,47 @@ class TrainingView:
 
     @cached_property
     def swarm(self) -> Any:
-        """All members as they are now (with `patience`, not their best weights): a copy, made when it is asked for."""
+        """All members in their current state, also with `patience` not the best one: a copy, made when first read."""
         self._check_open("read view.swarm")
         now = self._run.everyone().replace(underway=None, stopping=None)
         return jax.tree.map(lambda leaf: leaf.copy() if is_key(leaf) else jnp.array(leaf, copy=True), now)
 
     def stop(self, members: ArrayLike | None = None) -> None:
-        """End the training of these members, bool [member] or int positions, after this segment; None: of all.
+        """Stop these members, bool [member] or int positions, after this segment; None: all members.
 
-        They stay as they are now, or with `patience` as they were best; the others keep their bits.
+        They keep their current state, or with `patience` their best one. The others end with the same bits as without.
         """
         self._check_open("call view.stop")
         count = len(self.training)
-        asked = np.ones(count, bool) if members is None else as_array(members, "members")
-        if asked.shape == (0,):  # a list of nobody
+        stopped = np.ones(count, bool) if members is None else as_array(members, "members")
+        if stopped.shape == (0,):  # an empty list
             return
-        if asked.dtype == bool:
-            if asked.shape != (count,):
-                raise ValueError(f"stop takes bool [member] of the {count} members, got shape {asked.shape}.")
+        if stopped.dtype == bool:
+            if stopped.shape != (count,):
+                raise ValueError(f"stop takes bool [member] of the {count} members, got shape {stopped.shape}.")
         else:
-            inside = np.issubdtype(asked.dtype, np.integer) and ((asked >= 0) & (asked < count)).all()
+            inside = np.issubdtype(stopped.dtype, np.integer) and ((stopped >= 0) & (stopped < count)).all()
             if not inside:
                 raise ValueError(f"stop takes positions from 0 to {count - 1}, or bool [member]; got {members!s:.60}.")
-            asked = np.isin(np.arange(count), asked)
-        self.training = self.training & ~np.asarray(asked)
+            stopped = np.isin(np.arange(count), stopped)
+        self.training = self.training & ~np.asarray(stopped)
 
     def set(self, **hyperparameters: Any) -> None:
-        """Train on with these hyperparameters, each a number or [member]; see `with_hyperparameters`."""
+        """Set hyperparameters, each a number or [member], for the next segments; see `with_hyperparameters`."""
         self._check_open("call view.set")
         self.wanted |= hyperparameters
 
     def close(self) -> None:
-        """The training goes on, and its states are its own again."""
+        """End this view: the training goes on and may overwrite its states."""
         self._run = None
 
-    def _check_open(self, what):
+    def _check_open(self, action):
         if self._run is None:
-            raise RuntimeError(f"The training has gone on from epoch {self.epoch}: {what} in the callback.")
+            raise RuntimeError(f"The training has gone on from epoch {self.epoch}: {action} in the callback.")
 
 
 def check_callbacks(callbacks: Any, on_interrupt: str) -> None:
-    """ValueError for what is no list of functions, and for what `fit` does not do on Ctrl-C."""
+    """Raise ValueError if `callbacks` is no list of functions or `on_interrupt` is unknown."""
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
@@ -96,7 +96,7 @@ def check_callbacks(callbacks: Any, on_interrupt: str) -> None:
 
 
 def call(callbacks: Sequence[Callable], run: Any, history: Any) -> None:
-    """Show all `callbacks` a training between two segments, then do what they asked for."""
+    """Call all `callbacks` between two segments, then stop members and set hyperparameters as they requested."""
     view = TrainingView(run, history)
     try:
         for callback in callbacks:
@@ -109,5 +109,5 @@ def call(callbacks: Sequence[Callable], run: Any, history: Any) -> None:
         run.set(view.wanted)
 
 
-def _last(seen):
-    return jax.tree.map(lambda of_epochs: of_epochs[-1], seen)
+def _last(values):
+    return jax.tree.map(lambda of_epochs: of_epochs[-1], values)

@@ -1,10 +1,11 @@
-"""A training kept on disk after each segment, with Orbax, and taken up again where it was."""
+"""Save a training with Orbax after each segment, and resume it."""
 
 import dataclasses
 import functools
 import os
 import sys
 import time
+import weakref
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,19 +25,19 @@ OPAQUE = "what cannot be compared"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where `fit` keeps a training, after each `every` segments, and how many of the last ones it keeps.
+    """Where and how often `fit` saves checkpoints: every `every` segments, the last `keep` of them.
 
-    With a `share`, those after the first are left out that would bring the writing above this share of the training's
-    seconds: what dies costs a little more of them, what does not die runs faster.
+    With a `share`, a checkpoint after the first is skipped if it would bring the writing above this share of the
+    training's seconds: a training that dies loses a little more, any other one runs faster.
 
-    Another process that keeps a training in the same folder meanwhile is refused, unless `exclusive` is False, as where
-    a file system keeps the locks of machines that are gone.
+    A second process that saves to the same folder at the same time is refused, unless `exclusive` is False, for file
+    systems that keep the locks of machines that are gone.
 
-    `folder` is a path, or an address such as s3://bucket/run (by fsspec, which needs s3fs for that one).
+    `folder` is a path, or an address such as s3://bucket/run (opened with fsspec, which needs s3fs for this one).
 
-    A `fit` that is called again with the same swarm, data, loss and metric and a folder that holds a training goes on
-    from there; "the same" is by value (see `fingerprint`), so they may have been built anew. With others it is refused,
-    so each training has a folder of its own.
+    A `fit` called again with the same swarm, data, loss and metric and with the folder of a training resumes it. "The
+    same" is by value (see `fingerprint`), so these may be new objects. Another training is refused: each needs a folder
+    of its own.
     """
 
     folder: str | os.PathLike
@@ -52,9 +53,9 @@ class Checkpoints:
 
 
 def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
-    """What a training is, {name: text}; one that differs in any of it does not go on from a checkpoint.
+    """Return the identity of a training, {name: text}; it resumes only from a checkpoint with an equal one.
 
-    program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called beside the program.
+    program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called on the host.
     """
 
     def digest(tree):
@@ -62,26 +63,23 @@ def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
 
     of_metrics = {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
     stopping = "never" if swarm.stopping is None else swarm.stopping.rule
-    found = {
-        "format": str(FORMAT),
-        **versions(),
-        **identified(swarm, {"loss": program.loss_fn, **of_metrics, **program.computed}),
-    }
-    found |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
-    found |= {"shuffling": str(program.shuffle), "equal steps": str(program.equal_steps)}
-    found |= {"stopping": stopping, **types(swarm, "state"), **types(data, "data")}
-    return found | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
+    result = {"format": str(FORMAT), **versions()}
+    result |= identified(swarm, {"loss": program.loss_fn, **of_metrics, **program.computed})
+    result |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
+    result |= {"shuffling": str(program.shuffle), "equal steps": str(program.equal_steps)}
+    result |= {"stopping": stopping, **types(swarm, "state"), **types(data, "data")}
+    return result | {"what the state holds": digest(swarm), "what the data hold": digest(data)}
 
 
-def differences(kept: dict, here: dict) -> dict[str, str]:
-    """{name: what it was and is} of the facts that are not what they were when they were kept."""
-    names = sorted(here | kept, key=lambda name: name.startswith("what "))  # at last, what only a digest tells
-    both = {name: (kept.get(name, "not there"), here.get(name, "not there")) for name in names}
+def differences(saved: dict, current: dict) -> dict[str, str]:
+    """Return {name: sentence with the old and new value} of the facts that differ from the saved ones."""
+    names = sorted(current | saved, key=lambda name: name.startswith("what "))  # digests, which say least, come last
+    both = {name: (saved.get(name, "not there"), current.get(name, "not there")) for name in names}
     return {name: f"{name} was {was} and is {now}" for name, (was, now) in both.items() if was != now}
 
 
 def versions() -> dict[str, str]:
-    """{name: version} of what a training computes with."""
+    """Return the versions of Python and of the packages that a training depends on, {name: version}."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {"Python": python, **{name: _version(name) for name in ("turbanet", "jax", "flax", "optax")}}
 
@@ -89,69 +87,69 @@ def versions() -> dict[str, str]:
 def _version(package):
     try:
         return version(package)
-    except PackageNotFoundError:  # it runs from a folder on the path, without having been installed
+    except PackageNotFoundError:  # run from a folder on the path
         return "not installed"
 
 
 def identified(swarm: Swarm, others: dict) -> dict[str, str]:
-    """{name: what it is called, and its fingerprint} of what a swarm, and of `others` {name: thing}, computes with.
+    """Return {name: "its name fingerprint"} of the functions of a swarm and of `others` {name: object}.
 
-    Under OPAQUE is what of it cannot be read and so not be compared, "" if all can.
+    The entry OPAQUE lists what cannot be fingerprinted and so not be compared; "" if there is nothing.
     """
     schedules = {f"schedule {i}": function for i, function in enumerate(getattr(swarm.schedule, "functions", ()))}
     things = {"model": swarm.apply_fn, "optimizer": swarm.tx, **others, **schedules}
-    prints = {name: fingerprint(thing) for name, thing in things.items()}
-    unread = "; ".join(f"{name} holds {what}" for name, each in prints.items() for what in each.opaque)
-    digests = {name: "" if each.opaque else f" {each[:8]}" for name, each in prints.items()}
-    return {OPAQUE: unread} | {name: f"{called(thing)}{digests[name]}" for name, thing in things.items()}
+    fingerprints = {name: fingerprint(thing) for name, thing in things.items()}
+    opaque = "; ".join(f"{name} holds {what}" for name, each in fingerprints.items() for what in each.opaque)
+    digests = {name: "" if each.opaque else f" {each[:8]}" for name, each in fingerprints.items()}
+    return {OPAQUE: opaque} | {name: f"{called(thing)}{digests[name]}" for name, thing in things.items()}
 
 
 def called(thing: Any) -> str:
-    """What a function, a model (by its `apply`) or an optimizer is called."""
+    """Return the name of a function, a model (given its `apply`) or an optimizer."""
     if isinstance(thing, functools.partial):
         return called(thing.func)
-    if hasattr(thing, "update"):  # of Optax: only what made it has a name
+    if hasattr(thing, "update"):  # an Optax transformation: only the function that made it has a name
         return called(thing.update).partition(".")[0]
     thing = type(thing.__self__) if hasattr(thing, "__self__") else thing
     return getattr(thing, "__qualname__", type(thing).__name__).replace(".<locals>", "")
 
 
 class Folder:
-    """A folder that keeps, with Orbax, arrays and what JSON can hold beside them: each time whole, or not at all."""
+    """A folder of Orbax checkpoints, each of arrays and a JSON value and each written completely or not at all."""
 
-    def __init__(self, folder: str | os.PathLike, most: int | None, *, what: str):
-        """Open it, to keep `what` there, the last `most` times; None only reads. An address is kept in step."""
+    def __init__(self, folder: str | os.PathLike, keep: int | None, *, what: str):
+        """Open the folder for the last `keep` checkpoints of `what`; None only reads. An address is mirrored."""
         import orbax.checkpoint as ocp
 
         self.args = ocp.args
-        how = {"max_to_keep": most, "enable_async_checkpointing": False, "cleanup_tmp_directories": most is not None}
+        kwargs = {"max_to_keep": keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": keep is not None}
         try:
             self.mirror = Mirror(folder) if is_address(folder) else None
             self.there = self.mirror.there if self.mirror else place(folder)
             here = self.mirror.here if self.mirror else self.there
             here.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**how))
+            self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**kwargs))
         except OSError as error:
             raise OSError(f"{what} cannot be kept in {folder} ({first_line(error)}): name another folder.") from error
 
     def close(self) -> None:
-        """Wait until all is written, and let others have the folder."""
+        """Wait until everything is written, and release the folder."""
         self.manager.close()
 
     def about(self) -> dict:
-        """What was last kept beside the arrays; FileNotFoundError if nothing was."""
+        """Return the JSON value of the last checkpoint; FileNotFoundError without one."""
         return self.manager.restore(None, args=self.args.Composite(about=self.args.JsonRestore())).about
 
     def arrays(self) -> dict:
-        """The arrays that were last kept, {name: array}."""
+        """Return the arrays of the last checkpoint, {name: array}."""
         return self.manager.restore(None, args=self.args.Composite(arrays=self.args.StandardRestore())).arrays
 
     def write(self, number: int, arrays: dict, about: dict, *, what: str, advice: str) -> None:
-        """Keep {name: array} and what JSON can hold under a number above the last one's; OSError if that fails."""
+        """Save {name: array} and a JSON value under a number above the last one; OSError if that fails."""
         numbers = self.args.StandardSave({name: as_numbers(array) for name, array in arrays.items()})
         try:
-            parts = self.args.Composite(arrays=numbers, about=self.args.JsonSave(about))
-            self.manager.save(number, args=parts, force=True)
+            items = self.args.Composite(arrays=numbers, about=self.args.JsonSave(about))
+            self.manager.save(number, args=items, force=True)
             if self.mirror:
                 self.mirror.send(number)
         except (OSError, ValueError) as error:
@@ -161,98 +159,102 @@ class Folder:
 class Keeper(Folder):
     """The checkpoints of one training in a folder."""
 
-    def __init__(self, checkpoints, known):
-        self.where = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        super().__init__(self.where.folder, self.where.keep, what="Checkpoints")
-        self.facts = known
-        self.lock = _locked(self.there) if self.where.exclusive and not self.mirror else None
+    def __init__(self, checkpoints, facts):
+        self.settings = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
+        super().__init__(self.settings.folder, self.settings.keep, what="Checkpoints")
+        self.facts = facts
+        lock = _locked(self.there) if self.settings.exclusive and not self.mirror else None
+        self.unlock = (
+            weakref.finalize(self, os.close, lock) if lock is not None else None
+        )  # also where a training fails
         self.segments = 0
         self.begin = time.monotonic()
-        self.wrote = []  # seconds of each checkpoint
+        self.seconds = []  # of writing each checkpoint
 
     def close(self) -> None:
         super().close()
-        if self.lock:
-            self.lock.close()
+        if self.unlock:
+            self.unlock()
 
     def latest(self) -> tuple[dict, dict] | None:
-        """The last checkpoint, ({name: array}, {name: value}), or None; ValueError if it is of another training."""
+        """Return the last checkpoint, ({name: array}, {name: value}), or None; ValueError for another training's."""
         if self.manager.latest_step() is None:
             if self.facts[OPAQUE]:
                 say_once(f"The {self.facts[OPAQUE]}, which cannot be read: this training is kept, but not resumed.")
             return None
         about = self._read(self.about)
         if "facts" not in about:
-            came = "a swarm that swarm.save wrote" if "swarm" in about else "what fit did not write"
-            raise ValueError(f"{self.there} holds {came}: checkpoints have a folder of their own, name another one.")
-        if unread := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
-            other = f"This training cannot be compared with the one that was kept in {self.there}"
-            raise ValueError(f"{other}: the {unread}, which cannot be read; leave it out, and begin in another folder.")
-        for other in differences(about["facts"], self.facts).values():
-            came = f"The checkpoint in {self.there} is of another training: {other}"
-            raise ValueError(f"{came}; name another folder, or remove this one.")
+            content = "a swarm that swarm.save wrote" if "swarm" in about else "what fit did not write"
+            raise ValueError(f"{self.there} holds {content}: checkpoints have a folder of their own, name another one.")
+        if opaque := self.facts[OPAQUE] or about["facts"].get(OPAQUE):
+            message = f"This training cannot be compared with the one that was kept in {self.there}: the {opaque}"
+            raise ValueError(f"{message}, which cannot be read; leave it out, and begin in another folder.")
+        for difference in differences(about["facts"], self.facts).values():
+            message = f"The checkpoint in {self.there} is of another training: {difference}"
+            raise ValueError(f"{message}; name another folder, or remove this one.")
         return self._read(self.arrays), about["progress"]
 
     def _read(self, read):
-        """What is kept, by about or arrays; ValueError where it is nothing that they can read."""
+        """Return `read()`, which is `about` or `arrays`; ValueError if the folder holds no checkpoint."""
         try:
             return read()
-        except Exception as error:  # Orbax raises many kinds, for what it did not write and for what is not whole
-            came = f"What lies in {self.there} cannot be read as a checkpoint ({first_line(error)})"
-            raise ValueError(f"{came}: name another folder, or remove this one.") from error
+        except Exception as error:  # Orbax raises many types, for foreign and for incomplete files
+            message = f"What lies in {self.there} cannot be read as a checkpoint ({first_line(error)})"
+            raise ValueError(f"{message}: name another folder, or remove this one.") from error
 
     def save(self, done: int, arrays: dict, progress: dict) -> None:
-        """Keep {name: array} and what JSON can hold after `done` epochs; whole or not at all."""
+        """Save {name: array} and a JSON value after `done` epochs."""
         what = f"The checkpoint of epoch {done}"
         advice = "the ones before are whole, and the same call goes on from the last"
         begin = time.monotonic()
         self.write(done, arrays, {"facts": self.facts, "progress": progress}, what=what, advice=advice)
-        self.wrote.append(time.monotonic() - begin)
+        self.seconds.append(time.monotonic() - begin)
 
     def is_due(self) -> bool:
-        """Whether a segment that has ended is to be kept."""
+        """Count a segment that has ended, and return whether to save it."""
         self.segments += 1
-        if self.segments % self.where.every:
+        if self.segments % self.settings.every:
             return False
-        if self.where.share is None:
+        if self.settings.share is None:
             return True
-        another = sum(self.wrote) + max(self.wrote[-1:], default=0)
-        return another <= self.where.share * (time.monotonic() - self.begin)
+        with_another = sum(self.seconds) + max(self.seconds[-1:], default=0)
+        return with_another <= self.settings.share * (time.monotonic() - self.begin)
 
 
 def _locked(folder):
-    """A file in the folder, open as long as no other process may keep a training there."""
+    """Lock a folder for this process, and return the lock's file descriptor; None on Windows."""
     try:
         import fcntl
     except ImportError:  # on Windows
         return None
-    file = (folder / LOCK).open("a")
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        came = f"Another process keeps a training in {folder} now"
-        raise ValueError(f"{came}: wait until it has ended, or name another folder.") from None
+        os.close(file)
+        message = f"Another process keeps a training in {folder} now"
+        raise ValueError(f"{message}: wait until it has ended, or name another folder.") from None
     except OSError:  # a file system without locks
         pass
     return file
 
 
 def leaves_by_name(tree: Any) -> dict:
-    """{path: leaf} of a pytree."""
+    """Return the leaves of a pytree, {path: leaf}."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def types(tree: Any, name: str = "") -> dict[str, str]:
-    """{path: type and shape} of the leaves of a pytree of this name."""
+    """Return {path: "type[shape]"} of the leaves of a pytree; each path begins with `name`."""
     return {f"{name}{path}": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_name(tree).items()}
 
 
 def named_leaves(arrays: dict, like: Any) -> Any:
-    """The pytree `like` with the leaves of {path: leaf}; where it has random keys, the leaf's numbers become keys."""
+    """Return the pytree `like` with the leaves of {path: leaf}; leaves of random keys are made from their numbers."""
 
     def named(path, old):
         leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        known = jax.numpy.empty((), old.dtype)  # as `old` may be known by its type alone
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(known)) if is_key(old) else leaf
+        key = jax.numpy.empty((), old.dtype)  # `old` may be a ShapeDtypeStruct
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(key)) if is_key(old) else leaf
 
     return jax.tree_util.tree_map_with_path(named, like)

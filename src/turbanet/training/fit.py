@@ -1,4 +1,4 @@
-"""Train, evaluate and predict whole swarms: epochs compiled into one program, data shared by index."""
+"""Train, evaluate and predict with whole swarms: epochs are one compiled program, members share data by index."""
 
 import dataclasses
 import os
@@ -57,63 +57,65 @@ def fit(
     compile_only: bool = False,
     callbacks: Sequence[Callable] = (),
 ) -> tuple[Swarm, History]:
-    """Train every member for some epochs, all of them at once.
+    """Train all members of a swarm at once, for a number of epochs.
 
     Parameters
     ----------
     swarm : TurbaTrainState
-    x, y : arrays or pytrees of arrays, [row, ...] shared by all members, or [member, row, ...] where `per_member`. What
-        lies on disk (np.load(mmap_mode="r")) as a type that JAX computes in is not copied: a CPU reads it where it
-        lies, other devices in parts
+    x, y : arrays or pytrees of arrays: [row, ...], shared by all members, or [member, row, ...] with `per_member`.
+        Memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in are not copied: a CPU reads them
+        in place, other devices read them chunk by chunk
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
-    epochs : int, passes over the rows that a member sees
-    batch_size : rows of one step, of a member with fewer rows all of its own; None: all of them
-    rows : int [member, row], which rows each member sees (see `sampling`); None: all. A member makes the steps that it
-        makes alone: as many as it has batches of its own rows, of which the last begins with the first ones again
+    epochs : int, passes over the rows of a member
+    batch_size : rows of one step; a member with fewer rows uses all of its own; None: all rows
+    rows : int [member, row], the rows of each member (see `sampling`); None: all. A member makes as many steps as it
+        would alone: one for each batch of its own rows, the last one filled up from the beginning of its order
     validation : (x, y) of the same kind, scored after each epoch
-    validation_rows : int [member, row], the rows of it that each member is scored on; None: all
-    metric : metric(prediction, y) -> a number for a member's own held-out rows, after each epoch, or {name: metric}.
-        One that takes mask=, bool [row], as `accuracy` does, is compiled; any other one is called with NumPy's arrays,
-        for each member and epoch, and before the training once; one of scikit-learn's in its order, (y_true, y_pred),
-        and where y holds classes with the likeliest ones of the logits, or with probabilities, as it is for
-    patience : epochs in a row without a better validation loss after which a member stops; every member then ends with
-        its best weights, and stopped ones cost nothing from the next segment on that needs half as many blocks
-    min_delta : by how much a validation loss must be below the best one to be better
-    monitor : what patience follows in the validation loss's place, the name of a metric ("validation_metric" for one
-        given without a name); one that is called with NumPy's arrays is waited for after each epoch
-    mode : whether that metric is to become small, "min", or large, "max"
-    checkpoints : a folder or `Checkpoints` that keeps the training after each segment: killed and called again as
-        before, it ends bit for bit where it would have ended, by the plan it began with
-    per_member : whether x and y lead with the member axis, or are two lists of arrays, an entry a member, which may
-        differ in their rows; a pair says it of each, a tree in the pair of its leaves
+    validation_rows : int [member, row], the held-out rows that each member is scored on; None: all
+    metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}.
+        A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
+        arrays for each member and epoch, and once before the training. A scikit-learn metric is called in its own
+        order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, whichever it
+        expects
+    patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
+        with its best weights. Stopped members cost nothing from the next segment on that needs half as many blocks
+    min_delta : a validation loss is better if it is lower than the best one by more than this
+    monitor : the name of a metric that patience follows instead of the validation loss ("validation_metric" for one
+        given without a name); training waits for a metric that is not compiled after each epoch
+    mode : whether that metric is better when small, "min", or large, "max"
+    checkpoints : a folder or `Checkpoints` in which the training is saved after each segment. A training that was
+        killed and is called again as before resumes with the plan it began with, and ends with the same bits
+    per_member : whether x and y lead with the member axis, or are two lists of arrays, one entry a member, which may
+        differ in their rows; a pair says so for x and y separately, a pytree in that pair for each leaf
     shuffle : whether each member draws a new order of its rows for each epoch
-    equal_steps : whether members with fewer rows go through them again, until all have made as many steps of as many
-        rows as the one that has most
+    equal_steps : whether members with fewer rows go through them again, until all have made as many full steps as the
+        member with the most rows
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
-    plan : where members run: a `Plan`, or None for the rule, which goes by platform
-    segment : epochs from one checkpoint to the next, and from one look at who has stopped; None: about a tenth of them
+    plan : where members run: a `Plan`, or None for the default of the platform
+    segment : epochs between two checkpoints, and between two checks for stopped members; None: about a tenth of all
     progress : whether a bar shows the epochs done and the mean losses of the last one
-    on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not cut (one of fewer
+    on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not split (one of fewer
         operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
         far, or "return" these
-    compile_only : True trains nothing and returns the swarm as it came: the program that the same call would run
+    compile_only : whether to train nothing and return the swarm unchanged; the program that the same call would run
         compiles in a thread, while the caller does something else, such as another `fit`
-    callbacks : functions, each called with a `TrainingView` after each segment: they see how the training stands, may
-        stop members, set hyperparameters, and show or log; those that only look are `ProgressTable` and `LivePlot`
+    callbacks : functions, each called with a `TrainingView` after each segment: they see the state of the training, may
+        stop members, set hyperparameters, and show or log; `ProgressTable` and `LivePlot` only show
 
     Returns
     -------
-    (swarm, History) : the trained members, on the devices they came from, and what was seen; `history.plan` says why
+    (swarm, History) : the trained members, on the devices they came from, and their losses and metrics;
+        `history.plan` is the plan that was used
 
     Raises
     ------
     ValueError : before anything is trained, for data, rows or numbers that do not fit the swarm or one another, labels
-        that are no class of the model's, what the loss takes for probabilities and is none, a metric that cannot score
-        the predictions, NaN; for a member with fewer rows than a batch where the loss takes no mask=, bool [batch], or
-        the model keeps statistics of its batches
-    MemoryError : where not even one member at a time fits in memory
-    Interrupted : a KeyboardInterrupt, for Ctrl-C and SIGTERM. What a callback raises, or a full disk, carries `swarm`
-        and `history` likewise
+        outside the model's classes, values that the loss takes for probabilities and are none, a metric that cannot
+        score the predictions, NaN; for a member with fewer rows than a batch if the loss takes no mask=, bool [batch],
+        or the model keeps statistics of its batches
+    MemoryError : if not even one member at a time fits in memory
+    Interrupted : a KeyboardInterrupt, for Ctrl-C and SIGTERM. An exception of a callback or of a full disk carries
+        `swarm` and `history` as well
 
     Examples
     --------
@@ -125,41 +127,39 @@ def fit(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
-    asked: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
-    asked |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
-    asked |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode, "equal_steps": equal_steps}
-    loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **asked)
+    options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
+    options |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
+    options |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode, "equal_steps": equal_steps}
+    loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **options)
     start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
     segment = segment or max(1, epochs // 10)
     batch_size = min(batch_size or data.length, data.length)
     masked = not equal_steps and len(short(data, batch_size)) > 0
-    orders: dict[str, Any] = {"shuffle": shuffle, "equal_steps": equal_steps}
-    program = Train(loss_fn, batch_size, metrics=in_program, masked=masked, **orders)
+    sampling: dict[str, Any] = {"shuffle": shuffle, "equal_steps": equal_steps}
+    program = Train(loss_fn, batch_size, metrics=in_program, masked=masked, **sampling)
     if monitor in on_host:
         say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
     if on_host:
         program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
-    parts = start, (data, held_out)
-    if shared := jax.process_count() > 1:
-        parts = processes.own(*parts, checkpoints, callbacks)
+    members_and_data = start, (data, held_out)
+    if distributed := jax.process_count() > 1:
+        members_and_data = processes.own(*members_and_data, checkpoints, callbacks)
         progress = progress and jax.process_index() == 0
     followed = TRAIN_LOSS if validation is None else monitor, rule[1], min_delta
     record = Record(swarm, metric, followed, callbacks)
-    kept: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
-    kept |= {"epochs": epochs, "segment": segment}
+    settings: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
+    settings |= {"epochs": epochs, "segment": segment, "plan": plan}
     run: Training
-    if not shared and memmap.is_streamed(data, batch_size, choose(plan, swarm)):
-        feed = memmap.Mapped(data, swarm, batch_size=batch_size, **orders)
-        run = Streaming(Passing(**vars(program)), start, feed, held_out, known=data, plan=plan, **kept)
+    if not distributed and memmap.is_streamed(data, batch_size, choose(plan, swarm)):
+        chunks = memmap.Mapped(data, swarm, batch_size=batch_size, **sampling)
+        run = Streaming(Passing(**vars(program)), start, chunks, held_out, identity=data, **settings)
     else:
-        run = Training(program, *parts, plan=plan, **kept)
+        run = Training(program, *members_and_data, **settings)
     if compile_only:
         run.compile()
         return swarm, record.history(run, swarm.epoch, run.seen())
-    how: dict[str, Any] = {"progress": progress, "on_interrupt": on_interrupt}
-    if shared:
-        how["of_all"] = partial(processes.everyone, members=len(swarm), epochs=epochs)
-    return record.finish(run, **how)
+    gather = partial(processes.everyone, members=len(swarm), epochs=epochs) if distributed else None
+    return record.finish(run, progress=progress, on_interrupt=on_interrupt, gather=gather)
 
 
 def evaluate(
@@ -172,13 +172,15 @@ def evaluate(
     per_member: PerMember = False,
     plan: Plan | None = None,
 ) -> jax.Array:
-    """Every member's loss [member] on its rows of x, y: of all its rows as one batch, whatever the loss is.
+    """Return the loss [member] of each member on its rows of x and y.
+
+    All rows of a member are one batch, also for a loss that is not a mean over rows.
 
     Parameters
     ----------
-    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them. Where members have different numbers of rows a
-        loss that takes mask=, bool [batch], as all of this library do, is one program; any other one is a program for
-        each number
+    swarm, x, y, loss_fn, rows, per_member, plan : as `fit` takes them. Where members have different numbers of rows, a
+        loss that takes mask=, bool [batch], as all losses of this library do, compiles to one program; any other loss
+        compiles to one program for each number of rows
     """
     loss_fn = swarm.loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
@@ -189,12 +191,12 @@ def evaluate(
 def predict(
     swarm: Swarm, x: Any, *, rows: ArrayLike | None = None, per_member: PerMember = False, plan: Plan | None = None
 ) -> jax.Array:
-    """Every member's prediction [member, row, ...] on x [row, ...], or on its `rows` of it.
+    """Return the prediction [member, row, ...] of each member on x [row, ...], or on its `rows` of x.
 
     Parameters
     ----------
     swarm, x, per_member, plan : as `fit` takes them
-    rows : int [member, row]; what pads it is predicted too, as the last row of x
+    rows : int [member, row]; padding is predicted too, as the last row of x
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member)
     check_data(swarm, data, None, allow_nan=True)
@@ -204,24 +206,31 @@ def predict(
 def batch_order(
     swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int, equal_steps: bool = False
 ) -> np.ndarray:
-    """The rows that `fit` would read: int32 [member, epoch, step, batch], for `rows` a number or [member, row].
+    """Return the rows that `fit` would read in each step, int32 [member, epoch, step, batch].
 
-    -1 stands for steps that a member does not make, and for what its own rows leave of a batch.
+    Parameters
+    ----------
+    swarm, epochs, batch_size, equal_steps : as `fit` takes them
+    rows : the number of rows, or int [member, row]
+
+    Returns
+    -------
+    The rows; -1 marks steps that a member does not make, and entries of a batch that its own rows do not fill.
     """
     rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]
-    how = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}
+    sizes = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}
     wraps = equal_steps and bool((counts < rows.shape[1]).any())
 
     def one_epoch(seed, id, epoch, rows, count):
         key = jax.random.fold_in(member_key(seed, id, SHUFFLE), epoch)
         if wraps:
-            return rows[epoch_order(key, count, **how)]
-        order = own_order(key, count, **how)
-        step, place = jnp.ogrid[: order.shape[0], : order.shape[1]]
-        return jnp.where((step < own_steps(count, how["batch_size"])) & (place < count), rows[order], -1)
+            return rows[epoch_order(key, count, **sizes)]
+        order = own_order(key, count, **sizes)
+        step, position = jnp.ogrid[: order.shape[0], : order.shape[1]]
+        return jnp.where((step < own_steps(count, sizes["batch_size"])) & (position < count), rows[order], -1)
 
     each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
     order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
-    return np.array(order)  # writable, as PyTorch wants its arrays
+    return np.array(order)  # a writable copy, which PyTorch needs

@@ -1,4 +1,4 @@
-"""`fit` on batches that an iterator yields: what is too large for the memory, made on the way, or loaded elsewhere."""
+"""Train on batches from an iterator: data too large for memory, generated on the fly, or read by another loader."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,35 +40,35 @@ def fit_batches(
     on_interrupt: str = "raise",
     callbacks: Sequence[Callable] = (),
 ) -> tuple[Swarm, History]:
-    """Train every member on batches as they come, in that order: each epoch goes once through them.
+    """Train all members of a swarm at once on batches from an iterator, in its order, each once an epoch.
 
-    A thread reads ahead, so that the next batches are ready when the last ones are trained on. Batches of one shape
-    compile once; a shorter last one is a program of its own.
+    A thread reads ahead, so that the next batches are ready when the last ones have been trained on. Batches of one
+    shape compile once; a shorter last batch compiles to another program.
 
     Parameters
     ----------
     swarm, loss_fn : as `fit` takes them
-    batches : an iterable of (x, y), [row, ...] shared by all members, that begins anew when it is gone through again: a
-        DataLoader of PyTorch's, a grain or tf.data pipeline, a list; or batches(epoch), which returns such a thing, as
-        a generator; of a stream without end, lambda epoch: itertools.islice(stream, 100). Of (x, y, rows) each member
-        sees the rows where its line of rows, bool [member, row], says so, by a loss that takes mask=, bool [batch], as
-        all of this library do; what it does not see may hold anything, and a batch of which it sees none is no step;
-        of an epoch in which it sees none its loss is NaN
-    epochs : how often to go through them
+    batches : an iterable of (x, y), [row, ...] shared by all members, that starts again each time it is iterated over:
+        a PyTorch DataLoader, a grain or tf.data pipeline, a list. Or a function batches(epoch) that returns such an
+        iterable or a generator; for an endless stream, lambda epoch: itertools.islice(stream, 100). With (x, y, rows),
+        rows bool [member, row], each member sees the rows that are True for it. The loss must then take mask=, bool
+        [batch], as all losses of this library do. Rows that no member sees may hold anything. A batch of which a
+        member sees no row is no step for it; its loss is NaN in an epoch in which it sees no row
+    epochs : passes over the batches
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
-    checkpoints : as `fit` takes them. A training that is resumed goes on in the middle of an epoch where the iterator
-        can say where it is (grain's `get_state`, a stateful loader's `state_dict`), else at the epoch's beginning, with
-        whatever order the batches then come in. Batches are not compared with those that it began with
+    checkpoints : as `fit` takes them. A training resumes in the middle of an epoch if the iterator reports its position
+        (grain's `get_state`, a stateful loader's `state_dict`), else at the beginning of the epoch, in whatever order
+        the batches then come. Batches are not compared with those of the first call
     allow_nan, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them
 
     Returns
     -------
-    (swarm, History) : as `fit`
+    (swarm, History) : as `fit` returns them
 
     Raises
     ------
-    ValueError : before anything is trained for what `fit` refuses; for what is no batch, labels that are no class of
-        the model's and NaN, when they come, with the epoch and the batch
+    ValueError : before anything is trained, for what `fit` refuses; when the batch arrives, with its epoch and number,
+        for what is no batch, labels outside the model's classes, and NaN
 
     Examples
     --------
@@ -85,11 +85,11 @@ def fit_batches(
     check_callbacks(callbacks, on_interrupt)
     if jax.process_count() > 1:
         raise ValueError("fit_batches trains in one process: under jax.distributed, fit shares members out.")
-    given = Batches(batches, len(swarm))
-    asked: dict[str, Any] = {"epochs": epochs, "segment": segment, "allow_nan": allow_nan, "metric": metric}
-    asked |= {"validation": validation, "validation_rows": validation_rows}
-    asked |= {"patience": patience, "monitor": monitor, "mode": mode}
-    loss_fn, _, held_out, in_program, on_host, rule = check_fit(swarm, None, None, loss_fn, of_batches=True, **asked)
+    stream = Batches(batches, len(swarm))
+    options: dict[str, Any] = {"epochs": epochs, "segment": segment, "allow_nan": allow_nan, "metric": metric}
+    options |= {"validation": validation, "validation_rows": validation_rows}
+    options |= {"patience": patience, "monitor": monitor, "mode": mode}
+    loss_fn, _, held_out, in_program, on_host, rule = check_fit(swarm, None, None, loss_fn, of_batches=True, **options)
 
     def check(chunk: Chunk) -> None:
         if chunk.is_masked:
@@ -99,7 +99,7 @@ def fit_batches(
     start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
     program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host), masked=True)
     record = Record(swarm, metric, (TRAIN_LOSS if validation is None else monitor, rule[1], min_delta), callbacks)
-    how: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
-    how |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
-    run = Streaming(program, start, given, held_out, check=check, **how)
+    settings: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
+    settings |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
+    run = Streaming(program, start, stream, held_out, check=check, **settings)
     return record.finish(run, progress=progress, on_interrupt=on_interrupt)

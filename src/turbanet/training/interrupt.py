@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a training: noted while a program runs, heeded between two; nothing trained is lost."""
+"""Ctrl-C and SIGTERM during a training: recorded while a program runs, and handled after it so that no work is lost."""
 
 import contextlib
 import signal
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class GivenUpError(Exception):
-    """Ctrl-C came while a training waited."""
+    """Raised when Ctrl-C arrives while a training waits for batches."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or SIGTERM, during a training; `swarm` and `history` are what it would have returned by then.
+    """Raised after Ctrl-C or SIGTERM; `swarm` and `history` are what was trained so far.
 
-    The swarm has taken all steps up to then, also those of a long epoch that the history has not seen the end of.
+    The swarm has taken all steps so far, also those of a long epoch whose end the history does not have yet.
     """
 
     def __init__(self, swarm: Any, history: Any, done: str = ""):
@@ -26,26 +26,27 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def noted() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C and SIGTERM are told by the function given; a third Ctrl-C raises KeyboardInterrupt at once.
+    """Record Ctrl-C and SIGTERM, and yield a function that says whether one has come.
 
-    A thread beside the main one gets no signals, and a handler that is not Python's own is left alone.
+    A third Ctrl-C raises KeyboardInterrupt at once. Only the main thread gets signals, and a handler other than
+    Python's default stays in place.
     """
-    came = []
+    received = []
 
-    def note(number, frame):
-        came.append(number)
-        if came.count(signal.SIGINT) > 2:
+    def record(number, frame):
+        received.append(number)
+        if received.count(signal.SIGINT) > 2:
             signal.default_int_handler(number, frame)
 
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     if threading.current_thread() is not threading.main_thread():
-        usual = {}
-    noted = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
-    for number in noted:
-        signal.signal(number, note)
+        defaults = {}
+    replaced = {number: handler for number, handler in defaults.items() if signal.getsignal(number) is handler}
+    for number in replaced:
+        signal.signal(number, record)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(received)
     finally:
-        for number, handler in noted.items():
-            if signal.getsignal(number) is note:
+        for number, handler in replaced.items():
+            if signal.getsignal(number) is record:
                 signal.signal(number, handler)

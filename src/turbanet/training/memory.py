@@ -1,4 +1,4 @@
-"""Memory: what a compiled program needs, what is free on its devices, and the block that fits."""
+"""Memory that a compiled program needs and its devices have free, and the block size that fits."""
 
 import math
 from collections import namedtuple
@@ -10,110 +10,110 @@ from typing import Any
 import jax
 import psutil
 
-HEADROOM = 0.9  # of an accelerator's free memory, that a block is made for
-KEPT = 64  # programs whose bytes are remembered
-LIMITS = {  # of a control group, by its version: files of the limit, of what is used, the cached part of that
+HEADROOM = 0.9  # share of an accelerator's free memory that a block may use
+KEPT = 64  # programs whose sizes are cached
+LIMITS = {  # of a control group, by version: file of the limit, file of the use, entry of the file cache in memory.stat
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-Need = namedtuple("Need", "bytes free")  # of memory, beside a program's arguments; what its devices have
+Need = namedtuple("Need", "bytes free")  # that a program needs beside its arguments; that its devices have free
 
 
 def memory(devices: Sequence[jax.Device]) -> tuple[float, float]:
-    """Bytes of memory, all and free: a device's own, the system's for the cores of a CPU."""
+    """Return (total, free) bytes of memory of a device, or of the system for the cores of a CPU."""
     if devices[0].platform == "cpu":
         system = psutil.virtual_memory()
-        limit, left = container()
-        return min(system.total, limit), min(system.available, left)
+        limit, free = container()
+        return min(system.total, limit), min(system.available, free)
     stats = devices[0].memory_stats() or {}
-    most = stats.get("bytes_limit", math.inf)
-    return most, most - stats.get("bytes_in_use", 0)
+    limit = stats.get("bytes_limit", math.inf)
+    return limit, limit - stats.get("bytes_in_use", 0)
 
 
 def container(root: Path = Path("/")) -> tuple[float, float]:
-    """Bytes of memory that this process's control groups (v1 or v2) allow, and what is left of them; inf without any.
+    """Return (limit, free) bytes of this process's control groups (v1 or v2); inf without any.
 
-    Files that are cached count as left, as the kernel drops them first. root : where /proc and /sys are.
+    Cached files count as free, as the kernel drops them first. root : the directory of /proc and /sys.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return math.inf, math.inf
-    found = [(math.inf, math.inf)]
+    limits = [(math.inf, math.inf)]
     for group in groups:
-        _, kinds, path = group.split(":", 2)
-        if kinds not in ("", "memory"):
+        _, controllers, path = group.split(":", 2)
+        if controllers not in ("", "memory"):
             continue
-        place = root / "sys/fs/cgroup" / kinds
-        inner = place / path.lstrip("/")
-        names = LIMITS[kinds]
-        above = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(place)]
-        found += [_allowed(folder, *names) for folder in (above if inner.is_dir() else [place])]
-    return min(limit for limit, _ in found), min(left for _, left in found)
+        top = root / "sys/fs/cgroup" / controllers
+        inner = top / path.lstrip("/")
+        names = LIMITS[controllers]
+        above = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+        limits += [_limit(folder, *names) for folder in (above if inner.is_dir() else [top])]
+    return min(limit for limit, _ in limits), min(free for _, free in limits)
 
 
-def _allowed(folder, limit, used, cached):
-    """(bytes allowed, bytes left) of one control group."""
+def _limit(folder, limit, used, cached):
+    """Return (limit, free) bytes of one control group."""
     try:
-        most = (folder / limit).read_text().strip()
-        if most == "max":
+        allowed = (folder / limit).read_text().strip()
+        if allowed == "max":
             return math.inf, math.inf
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        held = int((folder / used).read_text()) - int(statistics.get(cached, 0))
-        return float(most), float(most) - held
-    except (OSError, ValueError):  # the root has none of these files
+        in_use = int((folder / used).read_text()) - int(statistics.get(cached, 0))
+        return float(allowed), float(allowed) - in_use
+    except (OSError, ValueError):  # the root group has none of these files
         return math.inf, math.inf
 
 
 def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
-    """What so many rounds of a compiled program need against what is free."""
-    while_it_runs, returned = _bytes(executable)
-    sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share one memory; without any, processes end
-    need = sharing * (while_it_runs + rounds * returned)
+    """Return the memory that `rounds` calls of a compiled program need, and what is free."""
+    temporary, returned = _bytes(executable)
+    sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share a memory; without any, the process dies
+    need = sharing * (temporary + rounds * returned)
     return Need(need, memory(plan.devices)[1])
 
 
 def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:
-    """(What `compile()` returns, the plan's block), or a smaller block where that program needs more than is free.
+    """Return (`compile()`, the plan's block), or a smaller block if the program needs more memory than is free.
 
-    On an accelerator compiling itself runs products, and may lack the memory for one of them: then there is no program.
+    On an accelerator the compiler runs products and may itself lack memory: then the program is None.
     """
     try:
-        found = compile()
+        program = compile()
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error) or plan.block == 1:
             raise
         return None, max(1, plan.block // 4)
-    return found, fitting_block(getattr(found, "executable", found), plan, rounds)
+    return program, fitting_block(getattr(program, "executable", program), plan, rounds)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device had too little memory."""
+    """Return whether an error says that a device had too little memory."""
     return "RESOURCE_EXHAUSTED" in repr(error)
 
 
 def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
-    """The plan's block, or a smaller one where this program of it needs more memory than is free.
+    """Return the plan's block, or a smaller one if this program needs more memory than is free.
 
-    A CPU's is halved. An accelerator's is reckoned from what this one needs: what grows with a block is what the
-    program uses while it runs. Raises MemoryError where not even one member at a time fits.
+    A CPU's block is halved. An accelerator's is computed from the needs of this program, of which the temporary memory
+    grows with the block. Raises MemoryError if not even one member at a time fits.
     """
     need = needs(executable, plan, rounds)
     if need.bytes < need.free:
         return plan.block
-    while_it_runs, returned = _bytes(executable)
-    left = HEADROOM * need.free - rounds * returned
-    reckoned = int(plan.block * left / max(while_it_runs, 1))
-    block = min(reckoned, plan.block - 1) if plan.on_accelerator else plan.block // 2
+    temporary, returned = _bytes(executable)
+    available = HEADROOM * need.free - rounds * returned
+    proportional = int(plan.block * available / max(temporary, 1))
+    block = min(proportional, plan.block - 1) if plan.on_accelerator else plan.block // 2
     if block >= 1:
         return block
-    most = f"Out of memory: {need.bytes / 2**30:.1f} GiB are needed, more than is free"
-    raise MemoryError(f"{most}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
+    message = f"Out of memory: {need.bytes / 2**30:.1f} GiB are needed, more than is free"
+    raise MemoryError(f"{message}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
 
 
 @lru_cache(maxsize=KEPT)
 def _bytes(executable):
-    """What a program needs beside its arguments, and what it returns, which it takes XLA milliseconds to say."""
+    """Return the (temporary, returned) bytes of a program; cached, as the analysis takes milliseconds."""
     sizes = executable.memory_analysis()
     if sizes is None:
         return 0, 0

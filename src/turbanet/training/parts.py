@@ -1,4 +1,4 @@
-"""An epoch that is too long for one call of a program, trained in parts: the state says how far it is."""
+"""Train an epoch that is too long for one call of a program in parts; the state carries the progress."""
 
 import dataclasses
 import math
@@ -13,32 +13,33 @@ from turbanet.training import member, schedules, stopping
 from turbanet.training.data import Data
 from turbanet.training.member import Swarm
 from turbanet.training.plan import Plan
-from turbanet.training.program import Train, known, remembered, room
+from turbanet.training.program import Train, program_fingerprint, remembered, room
 from turbanet.training.sampling import own_steps
 from turbanet.training.sums import added, zero
 
-LONG = 2e11  # operations of an epoch from which on it is trained in parts: about two seconds of two cores
+LONG = 2e11  # operations from which on an epoch is trained in parts: about two seconds on two cores
 LONG_ON_ACCELERATOR = 2e13  # likewise
-TOGETHER = 64  # steps, at the most, of the short epochs that an accelerator trains in one loop of known length
-ROUND = 3  # steps that it could make while it asks the host whether another such loop follows
-STEP = 2e7  # operations below which an accelerator's step takes as long with fewer: its kernels' launches bind it
-IMAGES = 4  # axes: row, height, width, channel
+MAX_LOOP_STEPS = 64  # of the short epochs that an accelerator trains in one loop of static length
+HOST_CHECK_STEPS = 3  # that an accelerator could make while it asks the host whether another loop follows
+STEP = 2e7  # operations below which an accelerator's step gets no faster: launching its kernels takes the time
+IMAGE_NDIM = 4  # axes: row, height, width, channel
 
 
 @struct.dataclass
 class Underway:
-    """How far a member is in an epoch: leaves [member, ...]."""
+    """The progress of a member in an epoch: leaves [member, ...]."""
 
-    order: Any  # of its rows: int32 [step, batch]; None where its data are in the order of the steps
-    place: Any  # steps that are done
-    loss: Any  # the sum over the steps before, see `sums`
+    order: Any  # of its rows: int32 [step, batch]; None if its data are in the order of the steps
+    place: Any  # steps done
+    loss: Any  # the sum over these steps, see `sums`
 
 
 @dataclasses.dataclass(frozen=True)
 class Part(Train):
-    """Some `steps` of an epoch of one member: (state, data, held_out) -> (state, what was seen [1]).
+    """Train one member for some `steps` of an epoch: (state, data, held_out) -> (state, (loss, *evaluation) [1]).
 
-    The first part `starts` the epoch, and only the one that `ends` it has seen something. No bit depends on the cuts.
+    The first part `starts` the epoch; only the part that `ends` it returns losses, the others zeros. The bits do not
+    depend on how the epoch is split.
     """
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
@@ -46,16 +47,16 @@ class Part(Train):
             return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
 
         def step(number, state):
-            way = state.underway
-            batch, mask, goes_on = self._batch(way, number, data)
+            progress = state.underway
+            batch, mask, is_step = self._batch(progress, number, data)
             after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
-            after = after.replace(underway=way.replace(place=way.place + 1, loss=added(way.loss, loss)))
-            return after if goes_on is None else stopping.choose(goes_on, after, state)
+            after = after.replace(underway=progress.replace(place=progress.place + 1, loss=added(progress.loss, loss)))
+            return after if is_step is None else stopping.choose(is_step, after, state)
 
-        @partial(jax.jit, inline=True)  # is traced once, for its shapes and for the last part
+        @partial(jax.jit, inline=True)  # traced once, for its shapes and for the last part
         def end(state):
-            state, seen = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
-            return state, jax.tree.map(lambda one: one[None], seen)
+            state, metrics = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
+            return state, jax.tree.map(lambda one: one[None], metrics)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
         after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
@@ -66,61 +67,68 @@ class Part(Train):
     def _begin(self, state, data):
         return self._order(state, data)
 
-    def _batch(self, way, number, data):
-        """((x, y), mask, whether it is a step) of the step that comes `number`th in this call; None: all, and it is."""
-        goes_on = way.place < own_steps(data.count, self.batch_size) if self._is_own(data) else None
-        return data.read(way.order[way.place]), self._mask(data), goes_on
+    def _batch(self, progress, number, data):
+        """Return ((x, y), mask, is_step) of step `number` of this call.
+
+        mask: bool [batch], None for all rows; is_step: whether the member makes this step, None for yes.
+        """
+        is_step = progress.place < own_steps(data.count, self.batch_size) if self._is_own(data) else None
+        return data.read(progress.order[progress.place]), self._mask(data), is_step
 
     def begun(self, swarm: Swarm, length: int) -> Swarm:
-        """The swarm as it enters the first part of an epoch of so many rows."""
+        """Return the swarm before the first part of an epoch of `length` rows."""
         order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
         return swarm.replace(underway=underway(len(swarm), order))
 
 
 def underway(members: int, order: Any = None) -> Underway:
-    """Where so many members are as they enter an epoch."""
+    """Return the progress of so many members before an epoch."""
     loss = jax.tree.map(lambda leaf: jnp.tile(leaf, members), zero())
     return Underway(order, jnp.zeros(members, jnp.int32), loss)
 
 
 def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan, epochs: int) -> int:
-    """How many short epochs a program trains in one loop of known length (see `Train.together`); 1 on a CPU.
+    """Return how many short epochs a program trains in one loop of static length (see `Train.together`); 1 on a CPU.
 
-    Of the powers of two, as is the room for what was seen, the one that trains so many `epochs` in the fewest steps:
-    those that the last loop makes in vain are among them.
+    It is the power of two, as `Train.epochs` is, that trains `epochs` in the fewest steps; steps that the last loop
+    makes in vain count.
     """
     if not plan.on_accelerator or type(program) is not Train:
         return 1
-    operations = _reckoned(program, swarm, data)[1]
+    operations = _estimate(program, swarm, data)[1]
     steps = program.steps(data.length)
-    most = min(TOGETHER // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
+    most = min(MAX_LOOP_STEPS // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
     loops = [1 << power for power in range(max(1, int(most).bit_length()))]
-    return min(loops, key=lambda together: -(-epochs // together) * (together * steps + ROUND))
+    return min(loops, key=lambda together: -(-epochs // together) * (together * steps + HOST_CHECK_STEPS))
 
 
 def members_at_least(program: Train, swarm: Swarm, data: Data) -> int:
-    """Members that keep an accelerator busy: fewer of them take as long a step."""
-    operations = _reckoned(program, swarm, data)[1] / program.steps(data.length) / len(swarm)
+    """Return how many members keep an accelerator busy: a step of fewer takes as long."""
+    operations = _estimate(program, swarm, data)[1] / program.steps(data.length) / len(swarm)
     return math.ceil(STEP / operations)
 
 
 def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:
-    """Whether an epoch takes far longer than a call should, by sizes alone.
+    """Return whether an epoch takes far longer than a call should, judged by sizes alone.
 
-    Each weight is multiplied twice on the way back, and once on the way forth at each position of a row. How often in
-    an image, whose layers shrink it, is XLA's count; which is asked where once is not long and everywhere is.
+    The forward pass multiplies each weight once at each position of a row, the backward pass twice. The layers of a
+    network for images shrink them, so that XLA counts the operations. It is asked only if the epoch is short with each
+    weight used once a row, and long with each used at every position.
     """
     if program.batch_size == data.length:  # one step, which cannot be cut
         return False
-    once, everywhere, x = _reckoned(program, swarm, data)
+    once, everywhere, x = _estimate(program, swarm, data)
     long = LONG_ON_ACCELERATOR if plan.on_accelerator else LONG
-    if once >= long or everywhere < long or max(leaf.ndim for leaf in jax.tree.leaves(x)) < IMAGES:
+    if once >= long or everywhere < long or max(leaf.ndim for leaf in jax.tree.leaves(x)) < IMAGE_NDIM:
         return everywhere >= long
     return 3 * _rows(program, swarm, data) * _operations(program, swarm, x) >= long
 
 
-def _reckoned(program, swarm, data):
-    """Operations of an epoch of all members, a weight used once a row and at each position of it; a row's shape."""
+def _estimate(program, swarm, data):
+    """Return (once, everywhere, x) of an epoch of all members.
+
+    once, everywhere: operations if each weight is used once a row, or at every position of it; x: the shape of one row.
+    """
     weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) // len(swarm)
     leaves, tree = jax.tree.flatten(data.x)
     shapes = [(1, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
@@ -130,25 +138,25 @@ def _reckoned(program, swarm, data):
 
 
 def _rows(program, swarm, data):
-    """Rows of all steps of an epoch, of all members."""
+    """Return the rows of all steps of an epoch, of all members."""
     return program.steps(data.length) * program.batch_size * len(swarm)
 
 
 def _operations(program, swarm, x):
-    """XLA's count of the operations of one member's prediction for x, one row known by shape and type."""
+    """Return XLA's count of the operations of one member's prediction for x, the shape and type of one row."""
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), swarm.replace(loss_fn=None))
 
     def count():
         try:
             lowered = jax.jit(member.predict).lower(state, x)
             return (lowered.cost_analysis() or lowered.compile().cost_analysis())["flops"]
-        except Exception:  # it predicts in its loss alone
+        except Exception:  # a model that only its loss can apply
             return math.inf
 
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state, x)))
-    return remembered(("operations", known(program, swarm), shapes), count)
+    return remembered(("operations", program_fingerprint(program, swarm), shapes), count)
 
 
 def _positions(rows):
-    """How many positions each of these rows has: numbers that are looked up, or [..., feature]."""
+    """Return how many positions each row has: of integers, which are looked up, or of [..., feature]."""
     return math.prod(rows.shape[1:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else rows.shape[1:])

@@ -1,4 +1,4 @@
-"""Plan: where the members of a swarm run, over devices, in blocks: all at once on an accelerator, few on a core."""
+"""Plans: how the members of a swarm are split over devices, and into blocks on each device."""
 
 import dataclasses
 import logging
@@ -21,22 +21,23 @@ from turbanet.backend import tracing_for
 from turbanet.training.arrays import is_key
 from turbanet.training.member import Swarm
 
-ALIGNED_BYTES = 64  # JAX takes over what begins at a multiple of it
-CACHE_BYTES = 2 * 2**20  # a core's cache, which weights, gradients and moments of a block should fit in
-KEPT_SECONDS = 0.1  # of compilation from which on a program is worth keeping on disk
-MOST_CALLS = 16  # instead of a loop over blocks in the program, up to a fifth of what compiles; a call takes 1.5 ms
-SMALLEST_BLOCK = 4  # fewer are trained one by one: without vmap that is up to a tenth faster than two or three at once
-LARGEST_BLOCK = 8  # where the CPU's rule stops: the smallest networks gain up to a tenth beyond it
+ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
+CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
+KEPT_SECONDS = 0.1  # of compilation from which on a program is saved to disk
+MOST_CALLS = 16  # in place of a loop over blocks, which takes up to a fifth of the compilation; a call takes 1.5 ms
+SMALLEST_BLOCK = 4  # below it members train one by one: up to a tenth faster without vmap than two or three at once
+LARGEST_BLOCK = 8  # of the default on a CPU: the smallest networks gain up to a tenth beyond it
 
 
 def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = False) -> int:
-    """Make each CPU core a device of its own (all cores the process may use, if None); call it before JAX starts.
+    """Make each CPU core a JAX device; call this before JAX starts.
 
-    cache: whether what takes a tenth of a second and more to compile is kept for later processes, by JAX's persistent
-    compilation cache: True for the user's cache folder (or TURBANET_CACHE), unless JAX was told another, or a folder.
-    A process that finds its programs there traces them and compiles nothing.
+    cores: how many; None: all that the process may use. cache: whether programs that take a tenth of a second or longer
+    to compile are saved for later processes, with JAX's persistent compilation cache. True uses the folder that JAX is
+    configured with, else TURBANET_CACHE or the user's cache folder; a path uses that folder. A process that finds its
+    programs there traces them and does not compile.
 
-    Returns the number of CPU devices. Raises RuntimeError when JAX has started with another number.
+    Returns the number of CPU devices. Raises RuntimeError if JAX has started with another number.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None and hasattr(os, "sched_getaffinity") else cores
     cores = cores or os.cpu_count() or 1
@@ -44,37 +45,39 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Fal
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:
         if len(jax.devices("cpu")) != cores:
-            late = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
-            raise RuntimeError(f"{late}; call it before any array (in a notebook: restart the kernel).") from None
+            message = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
+            raise RuntimeError(f"{message}; call it before any array (in a notebook: restart the kernel).") from None
     if cache:
         _keep_programs(None if cache is True else Path(cache).expanduser().absolute())
     return cores
 
 
 def cache_folder(name: str) -> Path:
-    """Where something of this name is kept between processes: in the user's cache folder, or in TURBANET_CACHE."""
+    """Return the folder of this name in TURBANET_CACHE, or in the user's cache folder."""
     return Path(os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")).expanduser() / name
 
 
 def _keep_programs(folder):
     if folder is None and jax.config.jax_compilation_cache_dir:
         return
-    # Each machine its own: a program is compiled for the instructions of one.
+    # A folder for each machine: a program is compiled for the instructions of its processor.
     folder = folder or cache_folder("compiled") / platform.node()
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
-    compilation_cache.reset_cache()  # JAX asks only once where it is
+    compilation_cache.reset_cache()  # JAX reads the setting only once
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """`block` members train together on each of `devices`, block after block, each for a whole segment of epochs.
+    """Train `block` members at once on each of `devices`, one block after another, each for all epochs of a call.
 
-    devices: how many of JAX's default devices, "cpu" or "gpu", the devices themselves, or None for all. block: members,
-    or None for the rule: on a CPU as many as fit a core's cache, on an accelerator all of the device's share, or as
-    many as its memory holds. Equal plans give equal bits on a CPU; another plan changes roundings only. deterministic:
-    whether a GPU, too, gives equal bits in another process and where a model adds up by index (embeddings), which costs
-    time, most of all in convolutions: there it took two to nine times as long on an H100.
+    Equal plans give equal bits on a CPU; another plan changes rounding only.
+
+    devices: how many of JAX's default devices, "cpu" or "gpu", a sequence of devices, or None for all. block: number of
+    members, or None for the default: on a CPU as many as fit a core's cache, on an accelerator the device's share of
+    the swarm, or as much of it as fits in memory. deterministic: whether a GPU gives equal bits as well in another
+    process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
+    two to nine times as long on an H100.
     """
 
     devices: int | str | Sequence | None = None
@@ -84,21 +87,21 @@ class Plan:
     def __post_init__(self):
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
             raise ValueError(f"block must be a whole number of members of at least 1, or None, got {self.block!r}.")
-        known = jax.local_devices()
-        devices = known if self.devices is None else self.devices
+        available = jax.local_devices()
+        devices = available if self.devices is None else self.devices
         if isinstance(devices, int | np.integer):
-            if not 1 <= devices <= len(known):
-                raise ValueError(f"devices must be 1 to {len(known)} (what JAX has here), got {devices}.")
-            devices = known[:devices]
+            if not 1 <= devices <= len(available):
+                raise ValueError(f"devices must be 1 to {len(available)} (what JAX has here), got {devices}.")
+            devices = available[:devices]
         elif isinstance(devices, str):
             try:
                 devices = jax.local_devices(backend=devices)
             except RuntimeError:
-                raise ValueError(f"JAX has no {devices!r} device here; it has: {known[0].platform}.") from None
+                raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
     def resolve(self, swarm: Swarm) -> "Plan":
-        """The plan with its block chosen by rule if none was given; a given block is kept, and filled up if need be."""
+        """Return the plan with the default block if it has none; a given block stays."""
         if self.block is not None:
             return self
         if self.on_accelerator:
@@ -110,15 +113,15 @@ class Plan:
         return dataclasses.replace(self, block=block).balanced(len(swarm))
 
     def balanced(self, members: int) -> "Plan":
-        """As many blocks a device as this plan's block makes, as equal as they can be: no near-empty one."""
+        """Return the plan with the same number of blocks a device, of sizes as equal as possible."""
         share = self._share(members)
         return dataclasses.replace(self, block=-(-share // -(-share // min(self.block, share))))
 
     def shrunk(self, members: int, of: int, least: int = 1) -> "Plan":
-        """The plan for the `members` that are left `of` those it began with: an accelerator's block is quartered.
+        """Return the plan for the `members` that are left `of` the original number: quarter an accelerator's block.
 
-        Each size compiles anew, so halves would cost more than they save, and so would blocks of fewer than `least`. A
-        CPU's block stays. The sizes follow from the counts alone, so that a resumed training has them too.
+        Each size compiles again, so that halving would cost more than it saves, as would blocks of fewer than `least`
+        members. A CPU's block stays. The sizes follow from the counts alone, so that a resumed training has the same.
         """
         block, share = self.block, self._share(of)
         while self.on_accelerator and least < min(block, share) >= 4 * self._share(members):
@@ -127,16 +130,16 @@ class Plan:
 
     @property
     def on_accelerator(self) -> bool:
-        """Whether the devices are accelerators, not the cores of a CPU."""
+        """Whether the devices are accelerators and not cores of a CPU."""
         first: Any = next(iter(self.devices))
         return first.platform != "cpu"
 
     def _share(self, members):
-        """Members of each device."""
+        """Return the number of members of each device."""
         return -(-members // len(self.devices))
 
     def __reduce__(self):
-        """For copy and pickle, which devices cannot pass through: they are found again by platform and number."""
+        """Copy and pickle devices as platform and id: the devices themselves cannot be pickled."""
         return _found_again, ([(device.platform, device.id) for device in self.devices], self.block, self.deterministic)
 
     def __str__(self):
@@ -145,29 +148,28 @@ class Plan:
 
     @property
     def compiler_options(self):
-        """XLA's: on a CPU vectors of 512 bits, where it would use 256; on a GPU what makes equal runs equal."""
+        """XLA's options: 512-bit vectors instead of 256 on a CPU; deterministic operations on a GPU if requested."""
         platform = self.devices[0].platform
         if platform == "gpu" and self.deterministic:
             return {"xla_gpu_deterministic_ops": True}
         return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else None
 
     def lower(self, function: Callable, *args: Any, **settings: Any) -> jax.stages.Lowered:
-        """`function` of these arguments, traced for the devices, ready to compile; `settings` are of `jax.jit`."""
+        """Trace and lower `function` for the devices of the plan; `settings` are arguments of `jax.jit`."""
         first: Any = next(iter(self.devices))
         with tracing_for(first):
             return jax.jit(function, compiler_options=self.compiler_options, **settings).lower(*args)
 
     def padded(self, members: int) -> int:
-        """The number of members after filling every block on every device."""
+        """Return the number of members after filling every block on every device."""
         whole = self.block * len(self.devices)
         return -(-members // whole) * whole
 
     def rounds(self, members: int, of: int | None = None) -> list[range]:
-        """Who trains in each call of a program, by position, with those that only fill a block.
+        """Return the positions of the members of each call of a program, with copies that fill a block.
 
-        A block on each device where a CPU's blocks are small and the swarm makes few calls, else all members in one
-        call, which goes through the blocks. of: how many the swarm began with, as one that is resumed is to be called
-        as before.
+        A call has one block on each device if a CPU's blocks are small and the calls few; else one call has all members
+        and loops over the blocks. of: the original number of members, so that a resumed training has the same calls.
         """
         padded, whole = self.padded(members), self.block * len(self.devices)
         is_small = not self.on_accelerator and self.block < LARGEST_BLOCK
@@ -176,21 +178,20 @@ class Plan:
         return [range(begin, begin + whole) for begin in range(0, padded, whole)]
 
     def place(self, tree: Any, round: range | None = None) -> Any:
-        """A [member, ...] tree, or a round of it, split over the devices, filled up with copies of its last member.
+        """Put a [member, ...] tree, or a round of it, on the devices, filled up with copies of its last member.
 
-        A CPU may share the caller's memory; a program that it is donated to copies it before it writes.
+        A CPU may share the caller's memory; a program that it is donated to copies it before writing.
         """
         if round is None:
             round = range(self.padded(len(jax.tree.leaves(tree)[0])))
         return jax.device_put(resized(tree, len(round), round.start), self._sharding("member"), may_alias=False)
 
     def share(self, tree: Any) -> Any:
-        """A tree that all members read, once on each device."""
+        """Put a tree that all members read on each device."""
         return jax.device_put(tree, self._sharding())
 
     def vectorise(self, one: Callable) -> Callable:
-        """`one(own, shared)` of one member, over trees `own` [member, ...]: blocks in turn, devices at once."""
-
+        """Map `one(own, shared)` over a tree `own` [member, ...]: devices in parallel, blocks in turn."""
         local = partial(self.in_blocks, one)
         if len(self.devices) == 1:
             return local
@@ -199,7 +200,7 @@ class Plan:
         return jax.shard_map(local, mesh=self._sharding().mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
 
     def in_blocks(self, one: Callable, own: Any, shared: Any) -> Any:
-        """`one(own, shared)` of each member on one device, over a tree `own` [member, ...]: blocks in turn."""
+        """Map `one(own, shared)` over a tree `own` [member, ...] on one device: blocks in turn."""
 
         def each(member):
             return one(member, shared)
@@ -208,7 +209,7 @@ class Plan:
             return jax.lax.map(each, own, batch_size=self.block if self.block > 1 else None)
         if self.block > 1:
             return jax.vmap(each)(own)
-        # One member is traced faster without vmap, and its products have no axis of one.
+        # Without vmap one member traces faster, and its products have no axis of size one.
         out = each(jax.tree.map(lambda leaf: leaf[0], own))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], out)
 
@@ -220,11 +221,10 @@ class Plan:
 
 
 def resized(tree: Any, members: int, begin: int = 0) -> Any:
-    """So many members of a [member, ...] tree from `begin` on, or filled up with copies of its last one.
+    """Return `members` members of a [member, ...] tree from `begin` on, filled up with copies of the last one.
 
-    What the host holds is resized by NumPy, which has nothing to compile.
+    NumPy resizes arrays on the host, as it has nothing to compile.
     """
-
     if all(map(is_on_host, jax.tree.leaves(tree))):
         return _resized(gathered(tree), members, begin, xp=np)
     whole = begin == 0 and all(len(leaf) == members for leaf in jax.tree.leaves(tree))
@@ -244,9 +244,9 @@ _resized_on_devices = jax.jit(_resized, static_argnums=(1, 2))
 
 
 def gathered(*rounds: Any, members: int | None = None) -> Any:
-    """The first `members`, or all, of the trees of several rounds as one; of NumPy arrays if the host's memory has it.
+    """Return the trees of several rounds as one, of the first `members` or of all.
 
-    From there it is moved in one piece.
+    Arrays on the host become NumPy arrays, which are then moved in one piece.
     """
     if all(map(is_on_host, jax.tree.leaves(rounds))):
         return jax.tree.map(partial(_joined, members), *rounds)
@@ -260,15 +260,15 @@ def _concatenated(*rounds):
 
 
 def taken(tree: Any, positions: Any) -> Any:
-    """The members of a [member, ...] tree at these positions, int or bool [member] or a slice; each leaf where it is.
+    """Return the members of a [member, ...] tree at these positions: int or bool [member], or a slice.
 
-    NumPy copies whole rows, XLA's gather on a CPU does not.
+    Leaves stay on their devices. On the host NumPy is faster than XLA: it copies whole rows.
     """
     leaves, structure = jax.tree.flatten(tree)
-    there = [leaf for leaf in leaves if not is_on_host(leaf)]
-    if there:
-        moved = iter(_taken_on_devices(there, np.arange(len(there[0]))[positions]))
-    out = [np.asarray(leaf)[positions] if is_on_host(leaf) else next(moved) for leaf in leaves]
+    on_devices = [leaf for leaf in leaves if not is_on_host(leaf)]
+    if on_devices:
+        selected = iter(_taken_on_devices(on_devices, np.arange(len(on_devices[0]))[positions]))
+    out = [np.asarray(leaf)[positions] if is_on_host(leaf) else next(selected) for leaf in leaves]
     return jax.tree.unflatten(structure, out)
 
 
@@ -278,54 +278,54 @@ def _taken_on_devices(leaves, positions):
 
 
 def _joined(members, *parts):
-    """Leaves one after the other, those of several rounds or devices in memory that JAX takes over without a copy."""
+    """Concatenate leaves; those of several rounds or devices in aligned memory, which JAX uses without a copy."""
     first = parts[0]
     if len(parts) == 1 and (not isinstance(first, jax.Array) or len(first.devices()) == 1):
         return np.asarray(first)[:members]
     shape = (len(parts) * len(first) if members is None else members, *first.shape[1:])
     size = math.prod(shape) * first.dtype.itemsize
-    room = np.empty(size + ALIGNED_BYTES, np.uint8)
-    begin = -room.ctypes.data % ALIGNED_BYTES
-    whole = room[begin : begin + size].view(first.dtype).reshape(shape)
+    buffer = np.empty(size + ALIGNED_BYTES, np.uint8)
+    begin = -buffer.ctypes.data % ALIGNED_BYTES
+    whole = buffer[begin : begin + size].view(first.dtype).reshape(shape)
     for number, part in enumerate(parts):
-        place = whole[number * len(first) : (number + 1) * len(first)]
+        of_round = whole[number * len(first) : (number + 1) * len(first)]
         for shard in part.addressable_shards:
-            there = place[shard.index]
-            there[...] = np.asarray(shard.data)[: len(there)]
+            target = of_round[shard.index]
+            target[...] = np.asarray(shard.data)[: len(target)]
     return whole
 
 
 def home(leaf: jax.Array | np.ndarray) -> Any:
-    """Where an array lies; for one of NumPy's, where JAX would put it."""
+    """Return the sharding of an array; for a NumPy array, the one that JAX would give it."""
     return leaf.sharding if isinstance(leaf, jax.Array) else jnp.zeros(0).sharding
 
 
-def is_on_host(leaf):
-    """Whether NumPy reads an array where it lies."""
+def is_on_host(leaf: Any) -> bool:
+    """Return whether NumPy can read an array in place."""
     return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))
 
 
 def _found_again(names, block, deterministic=False):
-    here = {(device.platform, device.id): device for device in jax.local_devices()}
-    if missing := [name for name in names if name not in here]:
-        raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(here)}.")
-    return Plan([here[name] for name in names], block, deterministic is True)  # plans of 0.6 had candidates there
+    local = {(device.platform, device.id): device for device in jax.local_devices()}
+    if missing := [name for name in names if name not in local]:
+        raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(local)}.")
+    return Plan([local[name] for name in names], block, deterministic is True)  # plans of 0.6 had candidates there
 
 
 @cache
 def say_once(sentence: str) -> None:
-    """Log a piece of advice the first time it applies."""
+    """Log a message as a warning, once in this process."""
     logging.getLogger("turbanet").warning(sentence)
 
 
 def check_plan(plan: Any) -> None:
-    """ValueError for what `fit` does not take as its plan."""
+    """Raise ValueError if `plan` is neither a `Plan` nor None."""
     if not (plan is None or isinstance(plan, Plan)):
         raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
 
 
 def choose(plan: Any, swarm: Swarm) -> Plan:
-    """The plan that `fit` and its like start with: the given one or all devices, its block resolved for the swarm."""
+    """Return the given plan, or one of all devices, with its block resolved for the swarm."""
     check_plan(plan)
     plan = (plan if isinstance(plan, Plan) else Plan()).resolve(swarm)
     cores = os.cpu_count() or 1

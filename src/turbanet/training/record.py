@@ -1,4 +1,4 @@
-"""What a caller gets of a training: its history so far for callbacks, and at the end the members and all of it."""
+"""What a caller receives from a training: the history so far in callbacks, the swarm and its history at the end."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from turbanet.training.run import Training
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Of one training.
+    """The caller's side of one training.
 
-    swarm : the members as the caller gave them
-    metric : as the caller gave it
+    swarm : the members before the training
+    metric : as `fit` takes it
     followed : see `History`
-    callbacks : of the caller
+    callbacks : as `fit` takes them
     """
 
     swarm: Swarm
@@ -32,39 +32,40 @@ class Record:
     followed: tuple[str, str, float]
     callbacks: Sequence[Callable]
 
-    def history(self, run: Training, epochs: Any, seen: Any) -> History:
-        """What was `seen` of a run by now, after so many `epochs` [member]; the metrics as they were asked for."""
-        train_loss, validation_loss, found = seen
-        asked = found.get(metrics.ONE)
+    def history(self, run: Training, epochs: Any, recorded: Any) -> History:
+        """Return the history of a run after `epochs` [member]; `recorded` is what `Training.seen` returns."""
+        train_loss, validation_loss, values = recorded
+        scores = values.get(metrics.ONE)
         if isinstance(self.metric, Mapping):
-            asked = {name: found.get(name) for name in self.metric}
+            scores = {name: values.get(name) for name in self.metric}
         names = np.array(self.swarm.seed), np.array(self.swarm.id)
         begun = np.array(self.swarm.epoch)
-        costs = run.compile_seconds, run.steady_seconds
-        trained = np.minimum(np.asarray(epochs) - begun, len(train_loss))  # where a metric failed the last is not noted
-        return History(train_loss, validation_loss, *names, *costs, run.plan, trained, asked, begun, self.followed)
+        seconds = run.compile_seconds, run.steady_seconds
+        # An epoch whose metric failed is trained, but has no scores.
+        trained = np.minimum(np.asarray(epochs) - begun, len(train_loss))
+        return History(train_loss, validation_loss, *names, *seconds, run.plan, trained, scores, begun, self.followed)
 
     @property
     def between(self) -> Callable[[Training], None] | None:
-        """What a run calls between its segments, if there is anything to call."""
+        """The function that a run calls between its segments; None without callbacks."""
         if not self.callbacks:
             return None
         return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.seen()))
 
     def finish(
-        self, run: Training, *, progress: bool, on_interrupt: str, of_all: Callable | None = None
+        self, run: Training, *, progress: bool, on_interrupt: str, gather: Callable | None = None
     ) -> tuple[Swarm, History]:
-        """Train to the end, or to Ctrl-C: what `fit` returns, or `Interrupted`.
+        """Train to the end or to Ctrl-C, and return what `fit` returns or raise `Interrupted`.
 
-        What a callback, a loader or a full disk raises carries `swarm` and `history` likewise.
+        An exception of a callback, a loader or a full disk carries `swarm` and `history` as well.
 
-        of_all : of_all(states, what was seen) of this process -> of all members; None where this one has all
+        gather : gather(states, recorded) of this process -> those of all processes; None with one process
         """
         failure, interrupted = None, False
         try:
             interrupted = run.finish(run.losses_now, progress=progress)
         except (Exception, KeyboardInterrupt) as error:
-            if of_all or not run.holds_states or not run.progress:
+            if gather or not run.holds_states or not run.progress:
                 raise
             failure = error
         finally:
@@ -75,8 +76,8 @@ class Record:
             except OSError as error:
                 failure = failure or error
                 state = run.last()
-            state, seen = of_all(state, run.seen()) if of_all else (state, run.seen())
-            state, history = self._finished(run, state, seen)
+            state, recorded = gather(state, run.seen()) if gather else (state, run.seen())
+            state, history = self._result(run, state, recorded)
         if failure:
             vars(failure).update(swarm=state, history=history)
             failure.add_note("What was trained by then is this exception's swarm and history.")
@@ -85,9 +86,9 @@ class Record:
             raise Interrupted(state, history)
         return state, history
 
-    def _finished(self, run, state, seen):
-        """(swarm, history) as the caller gets them."""
-        history = self.history(run, state.epoch, seen)
+    def _result(self, run, state, recorded):
+        """Return (swarm, history) for the caller."""
+        history = self.history(run, state.epoch, recorded)
         has_best = state.stopping is not None and state.stopping.patience is not None
         state = gathered(stopping.restored(state))
         of_batches = isinstance(getattr(run, "batches", None), Batches)

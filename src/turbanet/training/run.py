@@ -1,4 +1,4 @@
-"""A training under way, segment by segment: its plan, its memory, its time, its checkpoints, who still trains."""
+"""The training loop: segments, checkpoints, stopped members, and blocks that fit the memory."""
 
 import dataclasses
 import time
@@ -20,36 +20,36 @@ from turbanet.training.memory import fitting, is_out_of_memory
 from turbanet.training.metrics import on_host
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
-from turbanet.training.program import Evaluate, Train, begun, compiled
+from turbanet.training.program import Evaluate, Train, compile_in_thread, compiled
 from turbanet.training.schedules import hyperparameters, with_hyperparameters
 from turbanet.training.scores import evaluated, is_by_count
 
-CALL_SECONDS = 2  # of one call of a program, about, where an epoch takes less
+CALL_SECONDS = 2  # of one call of a program, about, if an epoch takes less
 
 
 class Training:
-    """A training under way: where it stands, what it cost, under which plan, who still trains.
+    """A training in progress: its states, epochs done, losses, seconds, plan and active members.
 
     Parameters
     ----------
     program : what a member computes in an epoch
-    swarm : the members as they begin
+    swarm : the members before the training
     data : (training data, held-out data or None)
     epochs : of the whole training
-    segment : epochs between two checkpoints, and between two looks at who has stopped
+    segment : epochs between two checkpoints, and between two checks for stopped members
     plan : as `fit` takes it
     metrics : {name: metric(prediction, y)} of each member's own held-out rows, called on the host
-    checkpoints : a folder or `Checkpoints`, from which the training goes on if it was begun there; None: none are kept
-    between : between(this) is called after each segment; None: nothing is
+    checkpoints : a folder or `Checkpoints`; a training that began there resumes; None: no checkpoints
+    between : between(this) is called after each segment; None: no call
     """
 
-    known: Any = None  # data that checkpoints know it by, where these are others than those in memory
+    identity: Any = None  # data that checkpoints are compared by, if not those in memory
     interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
-    is_noted = True  # whether what was seen of all that the states have trained is noted
-    least = 1  # members that keep an accelerator busy, where that is known: blocks get no smaller
+    is_recorded = True  # whether the losses of all that the states have trained are recorded
+    min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
-        self.is_by_count = is_by_count(program.loss_fn, data[1])  # the held-out loss, which is then computed apart
+        self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether separate programs score held-out rows
         self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
         self.start = swarm
         self.data = data
@@ -58,7 +58,7 @@ class Training:
         self.metrics = metrics
         self.between = between
         self.done = 0
-        self.place = 0  # steps of the epoch under way that are done, where an epoch is trained in parts
+        self.steps_done = 0  # of the current epoch, if epochs are trained in parts
         self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
         self.compile_seconds = 0.0
         self.steady_seconds = 0.0
@@ -66,55 +66,56 @@ class Training:
         self.set_aside = []  # (positions, their states) of those that have
         self.plan = choose(plan, swarm)
         if self.plan.on_accelerator and not (checkpoints or between or swarm.stopping):
-            self.segment = epochs  # nothing looks at what one has trained, and a call costs as much as many epochs
+            self.segment = epochs  # nothing happens between segments, and a call costs as much as many epochs
         self._cut()
-        known = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm  # they may come and go
-        facts = checkpoints and checkpoint.facts(known, program, self.known or data, metrics)
+        # A resumed training may have other callbacks.
+        compared = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm
+        facts = checkpoints and checkpoint.facts(compared, program, self.identity or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
-        kept = self.keeper and self.keeper.latest()
-        self.asked = self.plan.block  # a resumed training keeps its plan where the caller's asks for the same again
-        if kept:
-            self._resume(*kept, given=isinstance(plan, Plan))
+        latest = self.keeper and self.keeper.latest()
+        self.requested_block = self.plan.block  # a resumed training keeps its plan if the caller requests the same one
+        if latest:
+            self._resume(*latest, is_given=isinstance(plan, Plan))
         else:
             self._place(self.start)
 
     @property
     def goes_on(self) -> bool:
-        """Whether there are epochs left, and members to train."""
+        """Whether epochs and active members are left."""
         return self.done < self.epochs and len(self.training) > 0
 
     def losses_now(self) -> dict[str, float]:
-        """The mean losses of the last epoch over the members that trained in it."""
+        """Return the mean losses of the last epoch over the members that trained in it."""
         named = zip(("loss", "validation"), self.losses[-1] if self.losses else (), strict=False)  # not the metrics
         last = {name: loss[-1] for name, loss in named if loss is not None}
         return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
 
     def seen(self):
-        """(training loss, validation loss, {name: metric}) [epoch, member] so far, None for a loss not asked for."""
+        """Return (training loss, validation loss or None, {name: metric}) so far, each [epoch, member]."""
         none = np.zeros((0, len(self.start)), np.float32)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
 
     @property
     def is_between(self) -> bool:
-        """Whether a segment is under way."""
-        return self.goes_on and (self.place > 0 or self.done % self.segment > 0)
+        """Whether the training is inside a segment."""
+        return self.goes_on and (self.steps_done > 0 or self.done % self.segment > 0)
 
     @property
     def progress(self) -> float:
-        """The epochs done, the one under way by its part."""
-        return round(self.done + self.place / self.steps, 2) if self.place else self.done
+        """The epochs done, with the fraction of the current one."""
+        return round(self.done + self.steps_done / self.steps, 2) if self.steps_done else self.done
 
     def compile(self):
-        """Have the program compiled in a thread, if there is anything to train; no more comes of this object."""
+        """Compile the program in a thread, if there is anything to train; this object trains nothing afterwards."""
         if self.goes_on:
-            begun(self.program, self.current, self.states[0], self.placed[0])
+            compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.close()
 
     def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: float = 1) -> bool:
-        """Train to the end, or to Ctrl-C: whether that came.
+        """Train to the end or to Ctrl-C, and return whether Ctrl-C came.
 
-        A bar shows what is done, each epoch as so many `units`, and beside it what `shown` returns, {name: number}.
+        A progress bar counts each epoch as `units`, and shows the {name: number} that `shown` returns.
         """
         hidden = {} if progress else {"disable": True}
         total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
@@ -131,45 +132,46 @@ class Training:
             return interrupted()
 
     def advance(self):
-        """Train on for about CALL_SECONDS, or an epoch that is not cut: between two calls Ctrl-C is heeded.
+        """Train for about CALL_SECONDS, or for one epoch that is not split.
 
-        At the end of a segment stopped members are set aside and a checkpoint is kept.
+        Ctrl-C takes effect between two calls. At the end of a segment stopped members are set aside and a checkpoint is
+        saved.
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(min(left, self.program.epochs))
-        self.is_noted = True
+        self.is_recorded = True
         if self.is_between:
             return
         if self.between:
             self.between(self)
         self._set_aside()
-        self._keep()
+        self._save()
 
     def close(self) -> None:
-        """Leave nothing running behind."""
+        """Stop the threads of this training."""
 
     def end(self):
-        """All members' states, in the order they came in, and no more checkpoints than one of where they are."""
+        """Return all members' states in the original order, after a last checkpoint if the training was interrupted."""
         try:
-            if self.keeper and self.goes_on and self.is_noted:  # interrupted
-                self._keep(anyway=True)
+            if self.keeper and self.goes_on and self.is_recorded:
+                self._save(is_due=True)
         finally:
             if self.keeper:
                 self.keeper.close()
         return self.last()
 
     def last(self) -> Any:
-        """All members' states, in the order they came in."""
+        """Return all members' states in the original order."""
         return self.everyone().replace(underway=None)
 
     @property
     def holds_states(self) -> bool:
-        """Whether the states are there: a program that failed has taken those that it was given."""
+        """Whether the states are still in memory: a program that failed has consumed those that were donated to it."""
         arrays = [leaf for leaf in jax.tree.leaves(self.states) if isinstance(leaf, jax.Array)]
         return not any(leaf.is_deleted() for leaf in arrays)
 
     def everyone(self, part: Callable = lambda state: state) -> Any:
-        """All members' states, or a `part` of them, in the order they came in; in the training's own memory."""
+        """Return all members' states, or a `part` of each, in the original order; they may share memory with these."""
         now = gathered(*map(part, self.states), members=len(self.training))
         if not self.set_aside:
             return now
@@ -178,45 +180,45 @@ class Training:
         return taken(jax.tree.map(_concatenated, *states), np.argsort(np.concatenate(positions)))
 
     def still_training(self) -> np.ndarray:
-        """int, the positions of the members that have not stopped."""
+        """Return the positions of the members that have not stopped, int [member]."""
         if self.start.stopping is None:
             return self.training
         return self.training[self._active()]
 
     def stop(self, members: np.ndarray) -> None:
-        """End the training of these members, bool [member], where it can (see `stopping.that_can_stop`)."""
+        """Stop these members, bool [member], of a swarm that can stop (see `stopping.that_can_stop`)."""
         stay = ~members[self.training]
-        each = [self.current.place(stay, round) for round in self._rounds()]
-        for place, (state, stays) in enumerate(zip(self.states, each, strict=True)):
+        of_rounds = [self.current.place(stay, round) for round in self._rounds()]
+        for number, (state, stays) in enumerate(zip(self.states, of_rounds, strict=True)):
             active = state.stopping.active & stays
-            self.states[place] = state.replace(stopping=state.stopping.replace(active=active))
+            self.states[number] = state.replace(stopping=state.stopping.replace(active=active))
 
     def set(self, values: dict[str, Any]) -> None:
-        """Go on with these hyperparameters, each a number or [member], of the members that have not stopped."""
-        asked = hyperparameters(with_hyperparameters(self.start, **values))  # [member], checked for all of them
+        """Set hyperparameters, each a number or [member], of the members that have not stopped."""
+        checked = hyperparameters(with_hyperparameters(self.start, **values))  # [member], of all members
         before = self._state()
-        after = with_hyperparameters(before, **{name: np.asarray(asked[name])[self.training] for name in values})
+        after = with_hyperparameters(before, **{name: np.asarray(checked[name])[self.training] for name in values})
         changed = [(state.opt_state, state.schedule) for state in (after, before)]
         opt_state, schedule = jax.vmap(stopping.choose)(self._active(), *changed)
         self._place(before.replace(opt_state=opt_state, schedule=schedule))
 
     def _place(self, state):
-        """Put the states of those who still train, and their data, where the plan says."""
+        """Put the states of the active members, and their data, on the devices of the plan."""
         self.current = self._shrunk(len(self.training))
         rounds = self._rounds()
         self.states = [self.current.place(state, round) for round in rounds]
         data, held_out = self.data
         self.placed = placed((data, None if self.is_by_count else held_out), self.current, rounds)
-        if self.current.on_accelerator:  # from here on the data, too, stay there
-            ((data, there),) = self.placed
-            self.data = data, held_out if self.is_by_count else there
+        if self.current.on_accelerator:  # the data stay there
+            ((data, held_out_there),) = self.placed
+            self.data = data, held_out if self.is_by_count else held_out_there
         self.ready = None
 
     def _cut(self):
-        """See how many steps an epoch has, and cut it into parts if it is long."""
+        """Count the steps of an epoch, and split it into parts if it is long."""
         data = self.data[0]
         self.steps = self.program.steps(data.length)
-        self.least = members_at_least(self.program, self.start, data)
+        self.min_members = members_at_least(self.program, self.start, data)
         if is_long(self.program, self.start, data, self.plan):
             self.program = Part(**vars(self.program))
             self.start = self.program.begun(self.start, data.length)
@@ -225,148 +227,153 @@ class Training:
             self.program = dataclasses.replace(self.program, together=epochs)
 
     def _shrunk(self, members):
-        """The plan for so many members that are left."""
-        return self.plan.shrunk(members, of=len(self.start), least=self.least)
+        """Return the plan for the `members` that are left."""
+        return self.plan.shrunk(members, of=len(self.start), least=self.min_members)
 
     def _rounds(self):
         return self.current.rounds(len(self.training), of=len(self.start))
 
     def _active(self):
-        """bool, which of those in `self.training` have not stopped."""
+        """Return which of `self.training` have not stopped, bool [member]."""
         return np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
 
     def _state(self):
-        """The states of those who still train, without those that only fill a block."""
+        """Return the states of `self.training`, without the copies that fill a block."""
         return gathered(*self.states, members=len(self.training))
 
     def _train(self, most):
-        """A call of the program for each round, for that many epochs at the most."""
+        """Train for at most `most` epochs, by one call of the program for each round."""
         in_parts = isinstance(self.program, Part)
-        program = self._made_ready()
-        left = self.steps - self.place if in_parts else most
-        many = max(1, int(CALL_SECONDS / program.pace / len(self.states)))
-        many = min(left, -(-many // self.program.together) * self.program.together)
-        said = {"steps": many, "starts": self.place == 0, "ends": many == left} if in_parts else {"epochs": many}
-        seen = self._call(many, said)
-        if seen is None:
+        program = self._compiled_program()
+        left = self.steps - self.steps_done if in_parts else most
+        count = max(1, int(CALL_SECONDS / program.pace / len(self.states)))
+        count = min(left, -(-count // self.program.together) * self.program.together)
+        extent = {"epochs": count}
+        if in_parts:
+            extent = {"steps": count, "starts": self.steps_done == 0, "ends": count == left}
+        recorded = self._call(count, extent)
+        if recorded is None:
             return self._train(most)
-        if in_parts and many < left:
-            self.place += many
+        if in_parts and count < left:
+            self.steps_done += count
             return
-        self._saw(seen, 1 if in_parts else many)
+        self._record(recorded, 1 if in_parts else count)
 
-    def _made_ready(self):
-        """The program, compiled for where the states and the data are."""
+    def _compiled_program(self):
+        """Return the program, compiled for the placed states and data."""
         begin = time.perf_counter()
         self.ready = self.ready or self._program()
         self.compile_seconds += time.perf_counter() - begin
         return self.ready
 
-    def _call(self, many, said):
-        """Call the program for each round: what was seen, or None where memory was short and blocks are halved."""
+    def _call(self, count, extent):
+        """Call the program for each round and return its losses; None if memory was short and blocks were halved.
+
+        count: epochs or steps; extent: the program's arguments that say how far to train.
+        """
         program = self.ready
         begin = time.perf_counter()
         try:
             rounds = zip(self.states, self.placed, strict=True)
-            out = jax.block_until_ready([program(*round, **said) for round in rounds])
+            out = jax.block_until_ready([program(*round, **extent) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error) or not self._can_begin_anew or self.plan.block == 1:
+            if not is_out_of_memory(error) or not self._can_restart or self.plan.block == 1:
                 raise
-            self._begin_anew(self.plan.block // 2)
+            self._restart(self.plan.block // 2)
             return None
-        self.is_noted = False
-        self.states, seen = map(list, zip(*out, strict=True))
-        del out  # the states, and what was seen, twice
+        self.is_recorded = False
+        self.states, recorded = map(list, zip(*out, strict=True))
+        del out  # which would keep the states alive
         seconds = time.perf_counter() - begin
         self.steady_seconds += seconds
-        program.pace = seconds / many / len(self.states)
-        return seen
+        program.pace = seconds / count / len(self.states)
+        return recorded
 
-    def _saw(self, seen, epochs):
-        """Note what was seen of epochs that have ended."""
-        self.place = 0
-        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*seen))
+    def _record(self, recorded, epochs):
+        """Append the losses and metrics of epochs that have ended."""
+        self.steps_done = 0
+        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
         if self.is_by_count:
-            *losses[1:], predictions = self._by_count()
-        losses[2] |= self._on_host(predictions, losses[1])
-        self._tell(losses)
+            *losses[1:], predictions = self._evaluate_by_count()
+        losses[2] |= self._host_metrics(predictions, losses[1])
+        self._update_by_host(losses)
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 
     def _program(self):
-        """The program, compiled for a block whose memory is free."""
+        """Return the program, compiled for a block that fits in memory."""
         compile = partial(compiled, self.program, self.current, self.states[0], self.placed[0])
         program, block = fitting(compile, self.current, len(self.states))
         if block == self.current.block:
             return program
-        if not self._can_begin_anew:
+        if not self._can_restart:
             blocks = f"blocks of {self.current.block} members, which this training has had"
             raise MemoryError(f"Out of memory with {blocks}: go on where more is free.")
-        self._begin_anew(block)
+        self._restart(block)
         return self._program()
 
     @property
-    def _can_begin_anew(self):
-        """Whether nothing has been trained under this plan, so that another one takes nothing back."""
-        return not self.done and not self.place
+    def _can_restart(self):
+        """Whether nothing has been trained yet, so that the plan may still change."""
+        return not self.done and not self.steps_done
 
-    def _begin_anew(self, block):
-        """Begin with smaller blocks."""
+    def _restart(self, block):
+        """Restart from the initial states with smaller blocks."""
         before = self.plan
         self.plan = dataclasses.replace(before, block=block).balanced(len(self.start))
         say_once(f"Out of memory with blocks of {before.block} members; going on with {self.plan.block}.")
         self._place(self.start)
 
     def _of_everyone(self, loss):
-        """Losses [epoch, member, ...] of those who train, NaN for the others."""
-        here = np.swapaxes(loss[: len(self.training)], 0, 1)
+        """Return losses [epoch, member, ...] of all members, NaN for those set aside."""
+        own = np.swapaxes(loss[: len(self.training)], 0, 1)
         if len(self.training) == len(self.start):
-            return here
-        every = np.full((len(here), len(self.start), *here.shape[2:]), np.nan, here.dtype)
-        every[:, self.training] = here
+            return own
+        every = np.full((len(own), len(self.start), *own.shape[2:]), np.nan, own.dtype)
+        every[:, self.training] = own
         return every
 
-    def _by_count(self):
-        """(validation loss, {name: metric}, predictions) [member, 1, ...] of those in training, NaN for the stopped."""
+    def _evaluate_by_count(self):
+        """Return (validation loss, {name: metric}, predictions) [member, 1, ...], NaN for stopped members."""
         evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
-        found = evaluated(evaluate, self._state(), self.data[1], self.current)
-        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], found)
+        evaluation = evaluated(evaluate, self._state(), self.data[1], self.current)
+        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], evaluation)
         if self.start.stopping is not None:
             active = self._active()[:, None]
             scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
         return *scores, predictions
 
-    def _tell(self, losses):
-        """Go on by what the host has computed of an epoch, where schedules or patience follow it."""
-        _, loss, found = losses
+    def _update_by_host(self, losses):
+        """Update schedules and patience that follow a loss or metric computed on the host."""
+        _, loss, metrics = losses
         monitor = self.start.stopping and self.start.stopping.monitor
-        value = ({stopping.LOSS: loss} | found).get(monitor) if self.is_by_count or monitor in self.metrics else None
+        value = ({stopping.LOSS: loss} | metrics).get(monitor) if self.is_by_count or monitor in self.metrics else None
         loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
         if value is None and loss is None:
             return
         of_rounds = resized((loss, value), self.current.padded(len(self.training)))
-        for place, state in enumerate(self.states):
-            here = slice(place * len(state), (place + 1) * len(state))
-            last = [None if each is None else each[here, -1] for each in of_rounds]
-            self.states[place] = jax.vmap(_told)(state, *last)
+        for number, state in enumerate(self.states):
+            members = slice(number * len(state), (number + 1) * len(state))
+            last = [None if each is None else each[members, -1] for each in of_rounds]
+            self.states[number] = jax.vmap(_after_epoch)(state, *last)
 
-    def _on_host(self, predictions, loss):
-        """{name: metric} of predictions [member, epoch, row, ...]; NaN where there is no validation loss."""
+    def _host_metrics(self, predictions, loss):
+        """Return {name: metric} of predictions [member, epoch, row, ...]; NaN where the validation loss is NaN."""
         if not self.metrics:
             return {}
         metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
-        found = {name: np.full(loss.shape, np.nan) for name in self.metrics}
-        for place in range(len(self.training)):
-            y = targets(self.data[1], place)
+        values = {name: np.full(loss.shape, np.nan) for name in self.metrics}
+        for position in range(len(self.training)):
+            y = targets(self.data[1], position)
             rows = slice(len(jax.tree.leaves(y)[0]))
-            for epoch in np.flatnonzero(~np.isnan(loss[place])):
-                of_member = jax.tree.map(itemgetter((place, epoch, rows)), predictions)
+            for epoch in np.flatnonzero(~np.isnan(loss[position])):
+                prediction = jax.tree.map(itemgetter((position, epoch, rows)), predictions)
                 for name, metric in metrics.items():
-                    found[name][place, epoch] = metric(of_member, y)
-        return found
+                    values[name][position, epoch] = metric(prediction, y)
+        return values
 
     def _set_aside(self):
-        """Go on without the members that have stopped, where that halves the work or ends it."""
+        """Set stopped members aside, if that halves the work or ends it."""
         if self.start.stopping is None:
             return
         active = self._active()
@@ -380,39 +387,40 @@ class Training:
             self.data = of_members(self.data, goes_on)
             self._place(taken(state, goes_on))
 
-    def _keep(self, *, anyway=False):
-        """A checkpoint of where they are, if any are kept, this one is due, and the last one is not of there."""
-        number = self._number()
+    def _save(self, *, is_due=False):
+        """Save a checkpoint, if it is due and the last one is older."""
+        number = self._checkpoint_number()
         if not self.keeper or number == self.keeper.manager.latest_step():  # resumed and interrupted again at once
             return
-        if not anyway and not self.keeper.is_due():
+        if not is_due and not self.keeper.is_due():
             return
         losses = checkpoint.leaves_by_name(self.losses and self.seen())
         arrays = {f"losses{path}": part for path, part in losses.items()}
-        progress = {"done": self.done, "place": self.place, "segment": self.segment, "asked": self.asked}
-        progress |= {"block": self.plan.block, "devices": len(self.plan.devices)}
-        progress |= {"seconds": [self.compile_seconds, self.steady_seconds], **self._elsewhere()}
+        progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
+        progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
+        progress |= {"seconds": [self.compile_seconds, self.steady_seconds], **self._more_progress()}
         self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
 
-    def _number(self):
-        """What a checkpoint of now is numbered by: Orbax wants it to grow."""
-        return self.done * self.steps + self.place if isinstance(self.program, Part) else self.done
+    def _checkpoint_number(self):
+        """Return the number of a checkpoint made now: Orbax requires it to grow."""
+        return self.done * self.steps + self.steps_done if isinstance(self.program, Part) else self.done
 
-    def _elsewhere(self):
-        """What else a checkpoint tells, {name: what JSON can hold}."""
+    def _more_progress(self):
+        """Return what else a checkpoint stores, {name: JSON value}."""
         return {}
 
-    def _resume(self, arrays, progress, *, given):
-        """Go on from what `_keep` kept, under its plan and segments unless the caller gave another plan."""
+    def _resume(self, arrays, progress, *, is_given):
+        """Resume from a checkpoint, with its segments, and with its plan unless the caller gave another one."""
         if (progress["done"], progress["place"]) > (self.epochs, 0):
-            came = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
-            raise ValueError(f"{came}: ask for more epochs, or name another folder.")
-        if progress["asked"] == self.plan.block or not given:  # less memory than it asks for may have made it smaller
+            past = f"The training in {self.keeper.there} is past epoch {progress['done']}, {self.epochs} were asked for"
+            raise ValueError(f"{past}: ask for more epochs, or name another folder.")
+        # Compare the requested block: the one in use may be smaller for lack of memory.
+        if progress["asked"] == self.plan.block or not is_given:
             devices = self.plan.devices[: progress["devices"]]
             self.plan = dataclasses.replace(self.plan, devices=devices, block=progress["block"])
         self.segment = progress["segment"]
         self.done = progress["done"]
-        self.place = progress["place"]
+        self.steps_done = progress["place"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         if self.done:
             metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
@@ -424,8 +432,8 @@ class Training:
         self._set_aside()
 
 
-def _told(state, loss, value):
-    """One member after an epoch, told its validation `loss` and the `value` of what is monitored, None for neither."""
+def _after_epoch(state, loss, value):
+    """Return one member after an epoch, given its validation `loss` and the monitored `value`, or None for either."""
     after = schedules.end_epoch(state, loss)
     if state.stopping is None:
         return after

@@ -1,4 +1,4 @@
-"""A training on batches that come from an iterator: chunk by chunk, each epoch once through them."""
+"""Training on batches from an iterator, chunk by chunk."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from turbanet.training.sample_weight import only
 
 @dataclasses.dataclass(frozen=True)
 class Passing(Part):
-    """Some `steps` of an epoch of one member, over the batches that its data begin with, one after the other.
+    """Train one member for some `steps` of an epoch, over the first batches of its data in their order.
 
-    is_masked : whether y comes as (y, bool [row]), which says of each row whether the member sees it; a batch of which
-        it sees none is no step of it, of one of which it sees a part the loss is told where this is `masked`
+    is_masked : whether y is (y, bool [row]), with True for the rows that the member sees. A batch of which it sees no
+        row is no step; the loss gets the mask of a batch if `masked`
     """
 
     is_masked: bool = False
@@ -30,24 +30,24 @@ class Passing(Part):
     def _begin(self, state, data):
         return None
 
-    def _batch(self, way, number, data):
+    def _batch(self, progress, number, data):
         index = number * self.batch_size + jnp.arange(self.batch_size)
         if not self.is_masked:
             return data.read(index), None, None
-        y, seen = data.y
-        batch, seen = data.replace(y=y).read(index), seen[index]
-        return (only(seen, batch), seen, seen.any()) if self.masked else (batch, None, seen.any())
+        y, mask = data.y
+        batch, mask = data.replace(y=y).read(index), mask[index]
+        return (only(mask, batch), mask, mask.any()) if self.masked else (batch, None, mask.any())
 
     def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
-        """The swarm as it enters the first batch of an epoch."""
+        """Return the swarm before the first batch of an epoch."""
         return swarm.replace(underway=underway(len(swarm)))
 
 
 class Streaming(Training):
-    """A training whose data come as `batches`, and are looked at by check(chunk) before they are trained on.
+    """A training on `batches`, each chunk of which is checked by check(chunk) first.
 
-    batches : an iterator's, or those of arrays on disk
-    known : the data that they are of, by which checkpoints know the training; None where they are not compared
+    batches : of an iterator, or of arrays on disk
+    identity : the data that checkpoints are compared by; None: they are not compared
     """
 
     def __init__(
@@ -58,29 +58,29 @@ class Streaming(Training):
         held_out: Any,
         *,
         check: Callable[[Chunk], None] = lambda chunk: None,
-        known: Any = None,
-        **how: Any,
+        identity: Any = None,
+        **settings: Any,
     ):
         self.batches = batches
         self.check = check
-        self.taken = 0  # steps, of the whole training
-        self.where = None  # the iterator is, after the last chunk; None where it cannot say
+        self.total_steps = 0  # done, of the whole training
+        self.iterator_state = None  # after the last chunk; None if the iterator has none
         self.ahead: Ahead | None = None
-        self.chunk: Chunk | None = None  # that is trained on
+        self.chunk: Chunk | None = None  # being trained on
         self.kind: Any = None  # of the chunk that the program was compiled for
-        self.known = (known, held_out)
-        super().__init__(program, swarm, (None, held_out), **how)
+        self.identity = (identity, held_out)
+        super().__init__(program, swarm, (None, held_out), **settings)
 
     def compile(self) -> None:
-        """Nothing: what compiles depends on the batches."""
+        """Do nothing: the program depends on the batches."""
 
     @property
     def progress(self) -> float:
-        """The epochs done: how long one is, nobody knows."""
+        """The epochs done, in whole epochs: their length is unknown."""
         return self.done
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
+        """Stop the thread that reads ahead."""
         if self.ahead:
             self.ahead.close()
 
@@ -90,14 +90,14 @@ class Streaming(Training):
     def _place(self, state):
         super()._place(state)
         self.held_out = [of_round[1] for of_round in self.placed]
-        if self.chunk:  # blocks are halved while it waits
+        if self.chunk:  # blocks were halved before it was trained on
             self._place_chunk(self.chunk)
 
     def _place_chunk(self, chunk):
-        """Put a chunk where the states are, beside the held-out data."""
+        """Put a chunk on the devices of the states, beside the held-out data."""
         data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
-        parts = placed(data, self.current, self._rounds())
-        self.placed = [(part, held_out) for (part,), held_out in zip(parts, self.held_out, strict=True)]
+        of_rounds = placed(data, self.current, self._rounds())
+        self.placed = [(of_round, held_out) for (of_round,), held_out in zip(of_rounds, self.held_out, strict=True)]
 
     def _train(self, most):
         chunk = self.chunk = self.chunk or self._next()
@@ -105,21 +105,22 @@ class Streaming(Training):
         if (kind := (self.program, str(types(chunk.data)))) != self.kind:
             self.kind, self.ready = kind, None
         self._place_chunk(chunk)
-        self._made_ready()
-        seen = self._call(chunk.steps, {"steps": chunk.steps, "starts": self.place == 0, "ends": chunk.ends})
-        if seen is None:
+        self._compiled_program()
+        extent = {"steps": chunk.steps, "starts": self.steps_done == 0, "ends": chunk.ends}
+        recorded = self._call(chunk.steps, extent)
+        if recorded is None:
             return self._train(most)
         self.chunk = None
-        self.place += chunk.steps
-        self.taken += chunk.steps
-        self.where = chunk.state
+        self.steps_done += chunk.steps
+        self.total_steps += chunk.steps
+        self.iterator_state = chunk.state
         if self.keeper and chunk.state is None:
-            kind = type(getattr(self.batches, "given", None)).__name__
+            kind = type(getattr(self.batches, "source", None)).__name__
             say_once(
                 f"{kind} cannot say where it is: checkpoints are of whole epochs, and a new one begins as it begins."
             )
         if chunk.ends:
-            self._saw(seen, 1)
+            self._record(recorded, 1)
 
     def _next(self):
         if self.ahead is None:
@@ -127,33 +128,33 @@ class Streaming(Training):
         return self.ahead.take(self.interrupted)
 
     def _chunks(self, wait):
-        """The chunks from here to the end; of the next epoch none is taken where this one may be the last."""
-        where = self.where if self.place else None
+        """Yield the chunks from here to the end; do not read the next epoch while this one may be the last."""
+        state = self.iterator_state if self.steps_done else None
         for epoch in range(self.done, self.epochs):
             if self.start.stopping is not None:
                 wait(lambda epoch=epoch: self.done >= epoch)
-            number = self.place if where else 0
-            for chunk in self.batches.chunks(epoch, where):
+            number = self.steps_done if state else 0
+            for chunk in self.batches.chunks(epoch, state):
                 try:
                     self.check(chunk)
                 except ValueError as error:
-                    there = f"In epoch {epoch}, among batches {number} to {number + chunk.steps - 1}"
-                    raise ValueError(f"{there}: {error}") from error
+                    position = f"In epoch {epoch}, among batches {number} to {number + chunk.steps - 1}"
+                    raise ValueError(f"{position}: {error}") from error
                 yield chunk
                 number += chunk.steps
-            where = None
+            state = None
 
-    def _number(self):
-        return self.taken
+    def _checkpoint_number(self):
+        return self.total_steps
 
-    def _elsewhere(self):
-        return {"taken": self.taken, "where": self.where if self.place else None}
+    def _more_progress(self):
+        return {"taken": self.total_steps, "where": self.iterator_state if self.steps_done else None}
 
-    def _keep(self, *, anyway=False):
-        if self.place and self.where is None:  # an iterator that cannot say where it is goes on from whole epochs alone
+    def _save(self, *, is_due=False):
+        if self.steps_done and self.iterator_state is None:  # without its state only whole epochs can be resumed
             return
-        super()._keep(anyway=anyway)
+        super()._save(is_due=is_due)
 
-    def _resume(self, arrays, progress, *, given):
-        self.taken, self.where = progress["taken"], progress["where"]
-        super()._resume(arrays, progress, given=given)
+    def _resume(self, arrays, progress, *, is_given):
+        self.total_steps, self.iterator_state = progress["taken"], progress["where"]
+        super()._resume(arrays, progress, is_given=is_given)
