@@ -96,7 +96,12 @@ def _train(job, folder, number, swarm, data, begin):
     steps = [int(path.name) for path in training.glob("*") if path.name.isdigit()]
     # A node that died may hold a lock for minutes on a network's file system.
     checkpoints = dataclasses.replace(job.checkpoints, folder=str(training), exclusive=False)
-    swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=checkpoints, progress=False, **data, **job.how)
+    try:
+        swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=checkpoints, progress=False, **data, **job.how)
+    except Exception as error:
+        for name in ("swarm", "history"):  # they would travel to the driver
+            vars(error).pop(name, None)
+        raise
     ids = np.asarray(swarm.id)
     out = folder / f"out-{uuid.uuid4().hex[:8]}"  # one per attempt: an attempt given up with its node may still run
     out.mkdir(parents=True)

@@ -164,9 +164,7 @@ class Keeper(Folder):
         super().__init__(self.settings.folder, self.settings.keep, what="Checkpoints")
         self.facts = facts
         lock = _locked(self.there) if self.settings.exclusive and not self.mirror else None
-        self.unlock = (
-            weakref.finalize(self, os.close, lock) if lock is not None else None
-        )  # also where a training fails
+        self.unlock = lock is not None and weakref.finalize(self, os.close, lock)  # where a training fails, too
         self.segments = 0
         self.begin = time.monotonic()
         self.seconds = []  # of writing each checkpoint
