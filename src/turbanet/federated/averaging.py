@@ -163,37 +163,21 @@ class _Averaging:
         return (state, order, losses), moments
 
     def compiled(self, plan, own, shared):
-        """Return the compiled (own, shared, first, last) -> leaves of own and moments, cached."""
-        key = program.identity(self, plan, own[0], (own[1:], shared))
-        return program.remembered(key, partial(self._compile, plan, own, shared))
-
-    def _compile(self, plan, own, shared):
-        trees = jax.tree.structure(own), jax.tree.structure(shared)
+        """Return the compiled (own, shared, first=, last=) -> (own, moments), cached."""
         workers = len(own[2]) // len(plan.devices)  # on each device
-        several = len(plan.devices) > 1
-        axes = (WORKERS,) * (workers > 1) + ("member",) * several
+        axes = (WORKERS,) * (workers > 1) + ("member",) * (len(plan.devices) > 1)
+        one = partial(self.of_worker, axes=axes)
 
         def on_device(own, shared, first, last):
-            one = partial(self.of_worker, axes=axes)
             if workers > 1:
                 own, moments = jax.vmap(one, (0, None, None, None), axis_name=WORKERS)(own, shared, first, last)
                 return own, jax.tree.map(lambda leaf: leaf[0], moments)
             own, moments = one(jax.tree.map(lambda leaf: leaf[0], own), shared, first, last)
             return jax.tree.map(lambda leaf: leaf[None], own), moments
 
-        rounds: Any = on_device
-        if several:
-            split, whole = PartitionSpec("member"), PartitionSpec()
-            in_specs = split, whole, whole, whole
-            mesh = own[2].sharding.mesh
-            rounds = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=(split, whole), check_vma=False)
-
-        def on_leaves(own, shared, first, last):
-            return jax.tree.leaves(rounds(*map(jax.tree.unflatten, trees, (own, shared)), first, last))
-
-        number = jax.ShapeDtypeStruct((), np.int32)
-        leaves = jax.tree.leaves(own), jax.tree.leaves(shared)
-        return plan.lower(on_leaves, *leaves, number, number, donate_argnums=0).compile()
+        split, whole = PartitionSpec("member"), PartitionSpec()
+        specs = (split, whole, whole, whole), (split, whole)
+        return program.on_devices(self, on_device, plan, own, shared, names=("first", "last"), specs=specs)
 
 
 def _mean(tree, axes):
@@ -219,13 +203,10 @@ def _run(run, own, shared, *, steps, every):
     """Call the program until all rounds are done: -> (own, seconds [step])."""
     rounds = -(-steps // every)
     ends = np.unique(np.linspace(0, rounds, min(rounds, CALLS) + 1).round().astype(np.int32))
-    leaves, read = jax.tree.leaves(own), jax.tree.leaves(shared)
-    moments = len(jax.tree.leaves(shared[0]))
+    moments, *data = shared
     ticks = [0.0]
     began = time.perf_counter()
     for first, last in itertools.pairwise(ends):
-        out = jax.block_until_ready(run(leaves, read, np.int32(first), np.int32(last)))
-        leaves, read = out[: len(leaves)], out[len(leaves) :] + read[moments:]
+        own, moments = jax.block_until_ready(run(own, (moments, *data), first=first, last=last))
         ticks.append(time.perf_counter() - began)
-    seconds = np.interp(np.arange(1, steps + 1), np.minimum(ends * every, steps), ticks)
-    return jax.tree.unflatten(jax.tree.structure(own), leaves), seconds
+    return own, np.interp(np.arange(1, steps + 1), np.minimum(ends * every, steps), ticks)

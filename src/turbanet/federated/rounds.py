@@ -4,7 +4,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,39 +165,22 @@ class Rounds:
         return jax.lax.cond(due, scored, lambda: zeros)
 
     def compiled(self, plan, carry, inputs):
-        """Return the compiled (carry, inputs, first, many, last) -> leaves of carry, metrics; cached."""
-        key = program.identity(self, plan, carry[0], (carry[1:], inputs))
-        return program.remembered(key, partial(self._compile, plan, carry, inputs))
-
-    def _compile(self, plan, carry, inputs):
-        trees = jax.tree.structure(carry), jax.tree.structure(inputs)
-        run: Any = partial(self.on_device, plan=plan)
-        if len(plan.devices) > 1:
-            whole, by_client = PartitionSpec(), PartitionSpec(None, "member")
-            metrics = {"loss": by_client, "clients": whole, "returned": whole, "scores": whole}
-            mesh = plan.share(0).sharding.mesh
-            run = jax.shard_map(run, mesh=mesh, in_specs=whole, out_specs=(whole, metrics), check_vma=False)
-
-        def on_leaves(carry, inputs, *numbers):
-            carry, metrics = run(*map(jax.tree.unflatten, trees, (carry, inputs)), *numbers)
-            return jax.tree.leaves(carry), metrics
-
-        numbers = [jax.ShapeDtypeStruct((), np.int32)] * 3
-        leaves = jax.tree.leaves(carry), jax.tree.leaves(inputs)
-        return plan.lower(on_leaves, *leaves, *numbers, donate_argnums=0).compile()
+        """Return the compiled (carry, inputs, first=, many=, last=) -> (carry, metrics); cached."""
+        whole, by_client = PartitionSpec(), PartitionSpec(None, "member")
+        metrics = {"loss": by_client, "clients": whole, "returned": whole, "scores": whole}
+        function, names = partial(self.on_device, plan=plan), ("first", "many", "last")
+        return program.on_devices(self, function, plan, carry, inputs, names=names, specs=(whole, (whole, metrics)))
 
 
 def run(ready, carry, inputs, rounds, *, progress):
     """Call the compiled program until all rounds are done: (carry, metrics [round, ...])."""
-    tree = jax.tree.structure(carry)
-    leaves, read = jax.tree.leaves(carry), jax.tree.leaves(inputs)
     recorded = []
     done, many = 0, 1
     with tqdm(total=rounds, unit="round", disable=not progress) as bar:
         while done < rounds:
             many = min(many, CALL_ROUNDS, rounds - done)
             begin = time.perf_counter()
-            leaves, metrics = jax.block_until_ready(ready(leaves, read, *map(np.int32, (done, many, rounds))))
+            carry, metrics = jax.block_until_ready(ready(carry, inputs, first=done, many=many, last=rounds))
             pace = (time.perf_counter() - begin) / many
             recorded.append(jax.tree.map(lambda leaf, many=many: np.asarray(leaf)[:many], metrics))
             _check_finite(recorded[-1], done)
@@ -206,7 +188,7 @@ def run(ready, carry, inputs, rounds, *, progress):
             bar.update(many)
             bar.set_postfix(loss=f"{recorded[-1]['loss'][-1].mean():.4g}")
             many = max(1, int(CALL_SECONDS / pace))
-    return jax.tree.unflatten(tree, leaves), jax.tree.map(lambda *calls: np.concatenate(calls), *recorded)
+    return carry, jax.tree.map(lambda *calls: np.concatenate(calls), *recorded)
 
 
 def _check_finite(metrics, done):

@@ -189,25 +189,9 @@ class Together:
 
     def compiled(self, plan, state, *others):
         """Return the compiled update (members, settings, worlds, key) -> (members, worlds, metrics), cached."""
-        key = program.identity(self, plan, state, others)
-        run = program.remembered(key, partial(self._compile, plan, state, others))
-
-        def call(state, *others):
-            members, worlds, metrics = run(jax.tree.leaves(state), *others)
-            return jax.tree.unflatten(jax.tree.structure(state), members), worlds, metrics
-
-        return call
-
-    def _compile(self, plan, state, others):
-        tree = jax.tree.structure(state)
-
-        def on_leaves(leaves, *others):
-            state, worlds, metrics = self.update(plan, jax.tree.unflatten(tree, leaves), *others)
-            return jax.tree.leaves(state), worlds, metrics
-
         shardings = jax.tree.map(lambda leaf: leaf.sharding, (jax.tree.leaves(state), others[1]))
-        options: dict[str, Any] = {"donate_argnums": 0, "out_shardings": (*shardings, None)}
-        return plan.lower(on_leaves, jax.tree.leaves(state), *others, **options).compile()
+        function = partial(self.update, plan)
+        return program.on_devices(self, function, plan, state, *others, out_shardings=(*shardings, None))
 
 
 def check(world: Any) -> None:

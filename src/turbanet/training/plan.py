@@ -197,7 +197,7 @@ class Plan:
             return local
         own, shared = PartitionSpec("member"), PartitionSpec()
         # check_vma would refuse models whose scans start from constants, any RNN among them
-        return jax.shard_map(local, mesh=self._sharding().mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
+        return jax.shard_map(local, mesh=self.mesh, in_specs=(own, shared), out_specs=own, check_vma=False)
 
     def in_blocks(self, one: Callable, own: Any, shared: Any) -> Any:
         """Map `one(own, shared)` over a tree `own` [member, ...] on one device: blocks in turn."""
@@ -212,6 +212,12 @@ class Plan:
         # Without vmap one member traces faster, and its products have no axis of size one.
         out = each(jax.tree.map(lambda leaf: leaf[0], own))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], out)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of several devices, of the axis "member"."""
+        sharding: Any = self._sharding()
+        return sharding.mesh
 
     def _sharding(self, *axes):
         if len(self.devices) == 1:

@@ -186,20 +186,18 @@ def predict_rows(state, data):
 
 @dataclasses.dataclass(eq=False)
 class Compiled:
-    """A compiled program, (state, data) -> outputs; it holds no reference to the caller's functions.
+    """A compiled program, (*arguments, **numbers) -> outputs; it holds no reference to the caller's functions."""
 
-    A program that trains also takes how far: `epochs`, or the keywords of a `Part`.
-    """
-
-    executable: Any  # takes and returns leaves
-    trains: bool  # whether its first output are the leaves of the trained states
+    executable: Any  # takes the leaves of the arguments
+    updates: bool  # whether it takes the memory of its first argument, and returns that as its first output
     seconds: float  # of tracing and compiling
     pace: float = float("inf")  # seconds of an epoch, or of a step of a part, of one round in the last call
 
-    def __call__(self, state, data, **extent):
-        extent = {name: np.int32(number) for name, number in extent.items()}
-        out = self.executable(jax.tree.leaves(state), jax.tree.leaves(data), extent)
-        return (jax.tree.unflatten(jax.tree.structure(state), out[0]), out[1]) if self.trains else out
+    def __call__(self, *arguments, **numbers):
+        first, *others = arguments
+        numbers = {name: np.int32(number) for name, number in numbers.items()}
+        out = self.executable(jax.tree.leaves(first), jax.tree.leaves(tuple(others)), numbers)
+        return (jax.tree.unflatten(jax.tree.structure(first), out[0]), *out[1:]) if self.updates else out
 
 
 def compiled(program, plan, state, data) -> Compiled:
@@ -207,18 +205,81 @@ def compiled(program, plan, state, data) -> Compiled:
 
     state: [member, ...]; data: a tuple of `Data`, None for missing data; both as the plan places them. Programs,
     models, optimizers and schedules are equal if their fingerprints are; what cannot be fingerprinted compiles again.
+    A program that trains also takes how far: `epochs`, or the keywords of a `Part`.
     """
     return compile_in_thread(program, plan, state, data).result()
 
 
 def compile_in_thread(program, plan, state, data) -> Future[Compiled]:
     """Trace as `compiled` does, and compile in a thread; the process exits only when that thread has ended."""
+    names = inspect.getfullargspec(program).kwonlyargs
+
+    def one_member(member, shared):
+        state, own = member
+        shared, numbers = shared
+        return program(state, *join(own, shared), **dict(zip(names, numbers, strict=True)))
+
+    def all_members(state, data, *numbers):
+        own, shared = split(data)
+        return plan.vectorise(one_member)((state, own), (shared, numbers))
+
     key = identity(program, plan, state, data)
-    state = state.replace(loss_fn=None, sample=None)  # which no program reads
     before = _programs().get(key)
     if before and before.done() and before.exception():  # such as too little memory, which may be free by now
         del _programs()[key]
-    return remembered(key, partial(_begin, program, plan, state, data))
+    state = state.replace(loss_fn=None, sample=None)  # which no program reads
+    build = partial(_compile_in_thread, all_members, plan, (state, data), names, isinstance(program, Train))
+    return remembered(key, build)
+
+
+def on_devices(
+    program: Any,
+    function: Callable,
+    plan: Any,
+    first: Any,
+    *others: Any,
+    names: tuple = (),
+    specs: Any = None,
+    **options,
+) -> Compiled:
+    """Return `function(first, *others, *numbers)`, of all members of a device, compiled for the plan's devices; cached.
+
+    It returns `first` updated, and further outputs. Members may communicate, on several devices over the axis "member".
+
+    Parameters
+    ----------
+    program : what the function computes by, for the cache
+    first, others : as the plan places them; `first` is a swarm's state, or a tuple that begins with one
+    names : of the whole numbers that come with each call
+    specs : (in_specs, out_specs) of `jax.shard_map` for several devices; None: XLA partitions the function
+    options : of `jax.jit`
+    """
+    if specs and len(plan.devices) > 1:
+        function = jax.shard_map(function, mesh=plan.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    state, *rest = first if isinstance(first, tuple) else (first,)
+    key = identity(program, plan, state, (rest, others))
+    build = partial(_compile_in_thread, function, plan, (first, *others), names, True, **options)
+    return remembered(key, lambda: build().result())
+
+
+def _compile_in_thread(function, plan, arguments, names, updates, **options):
+    """Trace function(*arguments, *numbers) on leaves, and start compiling it in a thread."""
+    first, *others = arguments
+    trees = jax.tree.structure(first), jax.tree.structure(tuple(others))
+
+    def on_leaves(first, others, numbers):
+        first, others = map(jax.tree.unflatten, trees, (first, others))
+        out = function(first, *others, *(numbers[name] for name in names))
+        return (jax.tree.leaves(out[0]), *out[1:]) if updates else out
+
+    begin = time.perf_counter()
+    leaves = jax.tree.leaves(first), jax.tree.leaves(others)
+    numbers = {name: jax.ShapeDtypeStruct((), np.int32) for name in names}
+    lowered = plan.lower(on_leaves, *leaves, numbers, donate_argnums=(0,) if updates else (), **options)
+    executor = ThreadPoolExecutor(1, "turbanet-compile")
+    future = executor.submit(lambda: Compiled(lowered.compile(), updates, time.perf_counter() - begin))
+    executor.shutdown(wait=False)
+    return future
 
 
 def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
@@ -295,29 +356,3 @@ def _fingerprint(functions):
     """Return the fingerprint of a program's fields and of other functions."""
     program, *others = functions
     return fingerprint((vars(program), *others))
-
-
-def _begin(program, plan, state, data):
-    """Trace a program and start compiling it in a thread."""
-    trains = isinstance(program, Train)
-    tree = jax.tree.structure((state, data))
-    extent = {name: jax.ShapeDtypeStruct((), np.int32) for name in inspect.getfullargspec(program).kwonlyargs}
-
-    def one_member(member, shared):
-        state, own = member
-        shared, extent = shared
-        return program(state, *join(own, shared), **extent)
-
-    def all_members(state, data, extent):
-        state, data = jax.tree.unflatten(tree, [*state, *data])
-        own, shared = split(data)
-        out = plan.vectorise(one_member)((state, own), (shared, extent))
-        return (jax.tree.leaves(out[0]), out[1]) if trains else out
-
-    begin = time.perf_counter()
-    leaves = jax.tree.leaves(state), jax.tree.leaves(data)
-    lowered = plan.lower(all_members, *leaves, extent, donate_argnums=(0,) if trains else ())
-    executor = ThreadPoolExecutor(1, "turbanet-compile")
-    future = executor.submit(lambda: Compiled(lowered.compile(), trains, time.perf_counter() - begin))
-    executor.shutdown(wait=False)
-    return future
