@@ -93,7 +93,8 @@ class _Walk:
         """Return the digest of the object at `path`, the names of what it lies in ("" for one without a name)."""
         if id(thing) not in self.visited:
             self.visited[id(thing)] = thing, bytes(len(path))  # stands for it inside itself
-            whole = hashlib.sha256(type(thing).__name__.encode())
+            kind = "array" if isinstance(thing, np.ndarray | jax.Array) else type(thing).__name__
+            whole = hashlib.sha256(kind.encode())
             for part in self.parts(thing, path):
                 whole.update(part)
             self.visited[id(thing)] = thing, whole.digest()

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from turbanet.training.batches import Ahead, Batches, Chunk
 from turbanet.training.checkpoint import types
@@ -65,6 +67,7 @@ class Streaming(Training):
         self.check = check
         self.total_steps = 0  # done, of the whole training
         self.iterator_state = None  # after the last chunk; None if the iterator has none
+        self.next_epoch = 0  # that a chunk has been requested of
         self.ahead: Ahead | None = None
         self.chunk: Chunk | None = None  # being trained on
         self.kind: Any = None  # of the chunk that the program was compiled for
@@ -100,6 +103,8 @@ class Streaming(Training):
         self.placed = [(of_round, held_out) for (of_round,), held_out in zip(of_rounds, self.held_out, strict=True)]
 
     def _train(self, most):
+        if self.start.stopping is not None and not self.steps_done and not self._active().any():
+            return self._skip()
         chunk = self.chunk = self.chunk or self._next()
         self.program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
         if (kind := (self.program, str(types(chunk.data)))) != self.kind:
@@ -122,7 +127,13 @@ class Streaming(Training):
         if chunk.ends:
             self._record(recorded, 1)
 
+    def _skip(self):
+        """Record an epoch of a segment without reading it: all members have stopped."""
+        self.losses.append(jax.tree.map(lambda leaf: np.full_like(leaf[-1:], np.nan), self.losses[-1]))
+        self.done += 1
+
     def _next(self):
+        self.next_epoch = self.done
         if self.ahead is None:
             self.ahead = Ahead(self._chunks)
         return self.ahead.take(self.interrupted)
@@ -132,7 +143,7 @@ class Streaming(Training):
         state = self.iterator_state if self.steps_done else None
         for epoch in range(self.done, self.epochs):
             if self.start.stopping is not None:
-                wait(lambda epoch=epoch: self.done >= epoch)
+                wait(lambda epoch=epoch: self.next_epoch >= epoch)
             number = self.steps_done if state else 0
             for chunk in self.batches.chunks(epoch, state):
                 try:
