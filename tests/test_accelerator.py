@@ -12,8 +12,9 @@ import pytest
 import turbanet as tn
 from turbanet import backend, turba_train_state
 from turbanet.cluster import shards
-from turbanet.training import memory, parts, program, run as training
-from turbanet.training.data import prepare
+from turbanet.core import memory
+from turbanet.data.examples import prepare
+from turbanet.training import parts, program, run as training
 
 MEMBERS = 24  # a CPU's blocks would have 8
 rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from turbanet.training.arrays import as_array, as_arrays
+from turbanet.core.arrays import as_array, as_arrays
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 import turbanet as tn
-from turbanet.training import augment
+from turbanet.data import augment
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(40, 6, 5, 2)).astype(np.float32)

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.data.sampling import deal
 from turbanet.training import program
-from turbanet.training.sampling import deal
 
 RATE, MOMENTUM = 0.1, 0.9
 RANDOM = np.random.default_rng(0)

@@ -17,7 +17,9 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import checkpoint, memory, run as training
+from turbanet.checkpoints import checkpoint
+from turbanet.core import memory
+from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

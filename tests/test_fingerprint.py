@@ -17,8 +17,8 @@ import pytest
 from flax import nnx
 
 import turbanet as tn
-from turbanet.training import fingerprint as module
-from turbanet.training.fingerprint import _distributions, fingerprint
+from turbanet.core import fingerprint as module
+from turbanet.core.fingerprint import _distributions, fingerprint
 
 OPTIMIZERS = {
     "adam": optax.adam,

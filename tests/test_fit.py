@@ -12,8 +12,9 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import memory, plan as plan_module, program
-from turbanet.training.data import placed, prepare
+from turbanet.core import memory, plan as plan_module
+from turbanet.data.examples import placed, prepare
+from turbanet.training import program
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3))

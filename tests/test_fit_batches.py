@@ -18,8 +18,9 @@ from conftest import DEVICES
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
-from turbanet.training import batches as batches_module, memory
-from turbanet.training.plan import say_once
+from turbanet.core import memory
+from turbanet.core.plan import say_once
+from turbanet.data import batches as batches_module
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 3)).astype(np.float32)

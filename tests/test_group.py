@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from study.data_parallel import group
-from turbanet.training.sampling import deal
+from turbanet.data.sampling import deal
 
 RANDOM = np.random.default_rng(0)
 X = torch.tensor(RANDOM.normal(size=(40, 4)), dtype=torch.float32)

@@ -11,7 +11,7 @@ from torch import nn
 
 from study.data_parallel import hogwild
 from study.data_parallel.hogwild import DistributedTester, DistributedTrainer
-from turbanet.training.sampling import deal
+from turbanet.data.sampling import deal
 
 RANDOM = np.random.default_rng(0)
 X = torch.tensor(RANDOM.normal(size=(60, 4)), dtype=torch.float32)

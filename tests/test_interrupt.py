@@ -12,7 +12,9 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import checkpoint, interrupt, program, run as training
+from turbanet.checkpoints import checkpoint
+from turbanet.core import interrupt
+from turbanet.training import program, run as training
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(12, 3)).astype(np.float32)

@@ -13,8 +13,8 @@ from scipy import stats
 import turbanet as tn
 from study.baselines import kfold, twins
 from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
-from turbanet.training import schedules
-from turbanet.training.augment import draw
+from turbanet.core import schedules
+from turbanet.data.augment import draw
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(48, 16, 16, 3)).astype(np.float32)

@@ -12,8 +12,8 @@ from conftest import DEVICES
 from flax import nnx
 
 import turbanet as tn
-from turbanet.training import member
-from turbanet.training.plan import say_once
+from turbanet.core import member
+from turbanet.core.plan import say_once
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

@@ -10,8 +10,9 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import batches, memmap, run as training
-from turbanet.training.data import prepare
+from turbanet.data import batches, memmap
+from turbanet.data.examples import prepare
+from turbanet.training import run as training
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(70, 3)).astype(np.float32)
@@ -139,7 +140,7 @@ def test_a_cpu_reads_what_is_aligned_where_it_lies(on_disk, monkeypatch):
 LIMITED = """
 import re, resource, sys
 import numpy as np, optax, turbanet as tn
-from turbanet.training import memmap
+from turbanet.data import memmap
 
 tn.use_cores(2)
 own, streamed = sys.argv[1] == "own", sys.argv[2] == "streamed"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from turbanet.training.memory import container
+from turbanet.core.memory import container
 
 GIB = 2**30
 

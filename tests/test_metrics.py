@@ -23,7 +23,8 @@ from sklearn.metrics import (
 )
 
 import turbanet as tn
-from turbanet.training import metrics, run
+from turbanet.core import metrics
+from turbanet.training import run
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3)).astype(np.float32)

@@ -11,8 +11,8 @@ import pytest
 from sklearn.model_selection import TimeSeriesSplit
 
 import turbanet as tn
-from turbanet.training import checkpoint
-from turbanet.training.plan import say_once
+from turbanet.checkpoints import checkpoint
+from turbanet.core.plan import say_once
 
 QUIET = {"progress": False}
 

@@ -10,8 +10,8 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
+from turbanet.data.examples import prepare
 from turbanet.training import parts, program, run as training
-from turbanet.training.data import prepare
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3)).astype(np.float32)

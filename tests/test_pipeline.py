@@ -226,7 +226,7 @@ def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
 def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
     monkeypatch.chdir(pipeline)
     monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
-    with (pipeline / "src/turbanet/training/plan.py").open("a") as file:
+    with (pipeline / "src/turbanet/core/plan.py").open("a") as file:
         file.write("EDITED = True\n")
     assert rebuild.main(["--stage", "mnist"]) == 0
     said = capfd.readouterr().out

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import plan as plan_module
+from turbanet.core import plan as plan_module
 
 
 def swarm(members, widths=(4, 2)):

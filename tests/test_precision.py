@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 import turbanet as tn
 from study.baselines.twins import mlp_twin
-from turbanet.training.member import train_step
+from turbanet.core.member import train_step
 
 rng = np.random.default_rng(0)
 ROWS, SERIES, IMAGES = (rng.normal(size=s).astype(np.float32) for s in ((6, 5), (6, 4, 2), (6, 32, 32, 3)))

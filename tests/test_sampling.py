@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
-from turbanet.training.sampling import check_rows, deal, epoch_order
+from turbanet.data.sampling import check_rows, deal, epoch_order
 
 KEY = jax.random.key(0)
 

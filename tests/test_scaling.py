@@ -15,7 +15,7 @@ import pytest
 import turbanet as tn
 from study.data_parallel.scaling import launch
 from study.data_parallel.scaling.job import Job, Result, flat
-from turbanet.training.sampling import deal
+from turbanet.data.sampling import deal
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(48, 8, 8, 3)).astype(np.float32)

@@ -9,7 +9,7 @@ import torch
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import schedules
+from turbanet.core import schedules
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(24, 3)).astype(np.float32), rng.integers(0, 2, 24).astype(np.int32)

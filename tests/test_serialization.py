@@ -15,7 +15,8 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import checkpoint, schedules, serialization
+from turbanet.checkpoints import checkpoint, serialization
+from turbanet.core import schedules
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)

@@ -10,8 +10,9 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training import member, program
-from turbanet.training.sampling import epoch_order
+from turbanet.core import member
+from turbanet.data.sampling import epoch_order
+from turbanet.training import program
 
 RATE = 0.1
 RANDOM = np.random.default_rng(0)

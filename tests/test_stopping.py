@@ -9,8 +9,9 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.training import parts, run as training, stopping
-from turbanet.training.plan import say_once
+from turbanet.core import stopping
+from turbanet.core.plan import say_once
+from turbanet.training import parts, run as training
 
 rng = np.random.default_rng(1)
 X = rng.normal(size=(40, 3)).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 from upath import UPath
 
 import turbanet as tn
-from turbanet.training import storage
+from turbanet.core import storage
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 import turbanet as tn
-from turbanet.training import parts, sums
+from turbanet.core import sums
+from turbanet.training import parts
 
 
 def test_a_long_sum_is_off_by_a_rounding():

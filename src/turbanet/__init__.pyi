@@ -1,24 +1,24 @@
 """TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
 
 from . import cluster, ensembles, evolution, federated, networks, rl
+from .checkpoints.checkpoint import Checkpoints
+from .core.interrupt import Interrupted
+from .core.plan import Plan, use_cores
+from .core.schedules import hyperparameters, with_hyperparameters, with_schedule
+from .data.augment import Chain, RandomCrop, RandomFlip, augmented
+from .data.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .ensembles.combine import accuracy, ensemble_geometric_mean, ensemble_mean, ensemble_vote, score_interval
 from .ensembles.exported import Exported, export, load_exported
 from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
 from .networks.models import LSTM, MLP
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
-from .training.augment import Chain, RandomCrop, RandomFlip, augmented
 from .training.callbacks import TrainingView
-from .training.checkpoint import Checkpoints
 from .training.fit import batch_order, evaluate, fit, predict
 from .training.fit_batches import fit_batches
 from .training.history import History
-from .training.interrupt import Interrupted
 from .training.live import LivePlot, ProgressTable
-from .training.plan import Plan, use_cores
 from .training.sample_weight import mean_over_rows, weighted
-from .training.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
-from .training.schedules import hyperparameters, with_hyperparameters, with_schedule
 from .turba_train_state import TurbaTrainState
 
 __all__ = [

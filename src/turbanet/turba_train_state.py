@@ -20,12 +20,13 @@ from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
 from turbanet.backend import on_accelerator, platform
-from turbanet.training import member, serialization
-from turbanet.training.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
-from turbanet.training.describe import described
-from turbanet.training.fingerprint import fingerprint
-from turbanet.training.optimizers import check_optimizer
-from turbanet.training.plan import resized, say_once
+from turbanet.checkpoints import serialization
+from turbanet.checkpoints.describe import described
+from turbanet.core import member
+from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
+from turbanet.core.fingerprint import fingerprint
+from turbanet.core.optimizers import check_optimizer
+from turbanet.core.plan import resized, say_once
 from turbanet.training.program import Evaluate, read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version

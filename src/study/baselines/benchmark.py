@@ -23,7 +23,7 @@ from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
 from study.pipeline.paths import repository
 from study.sources.spirals import spirals
-from turbanet.training.member import train_step
+from turbanet.core.member import train_step
 
 COLUMNS = (
     "workload",

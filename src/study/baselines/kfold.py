@@ -18,7 +18,7 @@ from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from study.measurement import timing
 from study.measurement.compilation import cold
 from study.measurement.machine import utilisation
-from turbanet.training.augment import draw
+from turbanet.data.augment import draw
 
 FEW = 2  # networks that warm up, and that are sampled where they are trained one after the other
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`

@@ -10,8 +10,8 @@ from study.baselines import trainers
 from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SCAN, SKLEARN, STEPS, WAYS
 from study.measurement import timing
 from study.measurement.compilation import cold, compile_seconds
+from turbanet.core.plan import Plan
 from turbanet.training.fit import batch_order, fit
-from turbanet.training.plan import Plan
 
 IN_PYTORCH = {FUNC, COMPILED, LOOP, FUSED, PROCESSES}
 

@@ -11,8 +11,8 @@ from study.baselines import bagging
 from study.figures.labels import OURS, SKLEARN_ONE
 from study.measurement import timing
 from study.measurement.compilation import cold
+from turbanet.core.plan import Plan
 from turbanet.selection.search_cv import TurbaSearchCV
-from turbanet.training.plan import Plan
 
 TOGETHER = "TurbaSearchCV"
 ONE_BY_ONE = "GridSearchCV of TurbaClassifier"

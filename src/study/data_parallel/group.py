@@ -34,7 +34,7 @@ class Job:
         (Dean et al. 2012)
     model : a PyTorch network on the CPU, trained in place
     dataset : of (x, y)
-    order : int64 [worker, epoch, step, batch], as `turbanet.training.sampling.deal` deals rows out
+    order : int64 [worker, epoch, step, batch], as `turbanet.data.sampling.deal` deals rows out
     criterion, optimizer, scheduler : as `workers.train` takes them, the latter two as functions
     every : steps of a worker between two exchanges with the server
     """

@@ -12,9 +12,9 @@ import torch
 from torch import multiprocessing
 
 from study.data_parallel import workers
-from turbanet.training.arrays import check_whole
-from turbanet.training.plan import say_once
-from turbanet.training.sampling import deal
+from turbanet.core.arrays import check_whole
+from turbanet.core.plan import say_once
+from turbanet.data.sampling import deal
 
 CHECKPOINT, LOSSES, SCORES = "checkpoint.pt", "losses.csv", "scores.csv"
 

@@ -19,7 +19,7 @@ from study.data_parallel import group, workers
 from study.data_parallel.hogwild import DistributedTester, DistributedTrainer
 from study.figures.labels import DDP, DILOCO, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED
 from study.measurement.machine import utilisation
-from turbanet.training.sampling import deal
+from turbanet.data.sampling import deal
 
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)  # DiLoCo's (Douillard et al. 2023)
 

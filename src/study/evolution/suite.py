@@ -74,7 +74,7 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
     import pandas as pd
 
     import turbanet as tn
-    from turbanet.training.schedules import cosine
+    from turbanet.core.schedules import cosine
 
     (x, y), validation, test = data
     adamw = optax.inject_hyperparams(optax.adamw, static_args=("b1", "b2", "eps"))

@@ -9,7 +9,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from study.measurement import timing
-from turbanet.training.plan import Plan
+from turbanet.core.plan import Plan
 
 
 def operations(function: Callable, *args) -> int:

@@ -24,7 +24,7 @@ PAGES = (
 )
 REFERENCE = {  # a page of the reference, and the modules or folders whose public names are on it
     "swarms": ("turba_train_state",),
-    "training": ("training", "loss"),
+    "training": ("training", "data", "checkpoints", "core", "loss"),
     "networks": ("networks",),
     "ensembles": ("ensembles",),
     "selection": ("selection",),

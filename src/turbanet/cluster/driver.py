@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
+from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.cluster import engine, shard_data, shards, validation
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
-from turbanet.training.arrays import check_whole
-from turbanet.training.checkpoint import Checkpoints
-from turbanet.training.storage import place
+from turbanet.core.arrays import check_whole
+from turbanet.core.storage import place
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from turbanet.training.plan import say_once
+from turbanet.core.plan import say_once
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for stopped processes and tasks to end
 AHEAD = 2  # tasks submitted to Ray per worker, so that no worker waits for the next

@@ -5,8 +5,8 @@ import socket
 import uuid
 from typing import Any
 
-from turbanet.training.checkpoint import differences, versions
-from turbanet.training.storage import place, write_whole
+from turbanet.checkpoints.checkpoint import differences, versions
+from turbanet.core.storage import place, write_whole
 
 RUN = "run.json"
 

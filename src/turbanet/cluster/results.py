@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from turbanet.cluster import shards
+from turbanet.core.metrics import ONE
 from turbanet.training.history import History
-from turbanet.training.metrics import ONE
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:

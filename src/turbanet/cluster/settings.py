@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
+from turbanet.checkpoints.checkpoint import versions
 from turbanet.cluster import driver, validation
-from turbanet.training.checkpoint import versions
-from turbanet.training.fingerprint import fingerprint
+from turbanet.core.fingerprint import fingerprint
+from turbanet.core.plan import home
+from turbanet.core.storage import place
 from turbanet.training.fit import History
-from turbanet.training.plan import home
-from turbanet.training.storage import place
 from turbanet.turba_train_state import TurbaTrainState
 
 

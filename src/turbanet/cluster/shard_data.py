@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from turbanet.training.arrays import as_arrays, is_key
-from turbanet.training.data import join, one_a_member, pair
-from turbanet.training.fingerprint import as_numbers
+from turbanet.core.arrays import as_arrays, is_key
+from turbanet.core.fingerprint import as_numbers
+from turbanet.data.examples import join, one_a_member, pair
 from turbanet.turba_train_state import TurbaTrainState
 
 DATA_NAMES = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict"

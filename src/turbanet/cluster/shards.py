@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from turbanet.checkpoints.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.cluster import shard_data
 from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
-from turbanet.training.checkpoint import Checkpoints, Folder, named_leaves
+from turbanet.core.plan import use_cores
+from turbanet.core.storage import place, remove, write_whole
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
-from turbanet.training.plan import use_cores
-from turbanet.training.storage import place, remove, write_whole
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:

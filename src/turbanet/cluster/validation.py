@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from turbanet.checkpoints.checkpoint import versions
 from turbanet.cluster import shard_data
-from turbanet.training.arrays import check_ids, check_whole
-from turbanet.training.checkpoint import versions
+from turbanet.core.arrays import check_ids, check_whole
+from turbanet.core.fingerprint import fingerprint
+from turbanet.core.plan import Plan, check_plan, say_once
+from turbanet.data.examples import prepare
 from turbanet.training.checks import check_data, check_fit
-from turbanet.training.data import prepare
-from turbanet.training.fingerprint import fingerprint
 from turbanet.training.fit import fit
-from turbanet.training.plan import Plan, check_plan, say_once
 from turbanet.turba_train_state import TurbaTrainState
 
 FORMAT = 3  # of a run's folder

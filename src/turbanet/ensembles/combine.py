@@ -8,8 +8,8 @@ import numpy as np
 from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
+from turbanet.core.arrays import as_array, check_whole
 from turbanet.ensembles.predictions import check_nan, of_members, true_class, with_classes
-from turbanet.training.arrays import as_array, check_whole
 
 if TYPE_CHECKING:
     import pandas as pd

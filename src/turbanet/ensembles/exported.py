@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
+from turbanet.core.arrays import as_arrays, check_whole
+from turbanet.core.member import Swarm, predict
+from turbanet.core.plan import resized
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.training.arrays import as_arrays, check_whole
-from turbanet.training.member import Swarm, predict
-from turbanet.training.plan import resized
 from turbanet.training.program import ROWS
 
 KINDS: dict[str, Any] = {  # (function of predictions [member, row, ...], row axis of what it returns)

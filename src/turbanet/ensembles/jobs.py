@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.checkpoint import types
-from turbanet.training.fingerprint import fingerprint
+from turbanet.checkpoints.checkpoint import types
+from turbanet.core.fingerprint import fingerprint
 from turbanet.training.fit import fit
 from turbanet.training.history import History
 from turbanet.training.program import Evaluate, read

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turbanet.training.arrays import as_array
+from turbanet.core.arrays import as_array
 
 Array = jax.Array | np.ndarray
 

@@ -17,17 +17,17 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from turbanet.core.arrays import check_whole
+from turbanet.core.plan import Plan
+from turbanet.core.schedules import with_hyperparameters
 from turbanet.ensembles.combine import out_of_bag
 from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import weighted
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
-from turbanet.training.arrays import check_whole
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import predict
 from turbanet.training.history import History, diverged
-from turbanet.training.plan import Plan
-from turbanet.training.schedules import with_hyperparameters
 from turbanet.turba_train_state import TurbaTrainState
 
 # Pickles of version 0.5 name these modules, which have since moved into folders.

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core.arrays import check_whole
+from turbanet.core.member import Swarm
+from turbanet.core.optimizers import check_plain
 from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
 from turbanet.evolution.generations import check_follows, check_names, generations_of
 from turbanet.evolution.genetics import Genetic
-from turbanet.training.arrays import check_whole
-from turbanet.training.member import Swarm
-from turbanet.training.optimizers import check_plain
 
 
 def evolve(

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
+from turbanet.core.arrays import check_seed
+from turbanet.core.fingerprint import fingerprint
+from turbanet.core.interrupt import Interrupted
+from turbanet.core.member import Swarm
+from turbanet.core.plan import say_once
 from turbanet.evolution.genealogy import EvolutionHistory, joined
 from turbanet.evolution.genetics import read_fitness
-from turbanet.training.arrays import check_seed
-from turbanet.training.fingerprint import fingerprint
-from turbanet.training.interrupt import Interrupted
-from turbanet.training.member import Swarm
-from turbanet.training.plan import say_once
 
 BREED = 2**31 - 1  # larger than any id, so that no member draws from the same keys
 

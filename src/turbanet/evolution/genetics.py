@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from turbanet.core.arrays import as_array, check_next_ids, check_whole
+from turbanet.core.member import Swarm
 from turbanet.evolution.genealogy import NOBODY
 from turbanet.evolution.variation import CROSSOVERS, gaussian
-from turbanet.training.arrays import as_array, check_next_ids, check_whole
-from turbanet.training.member import Swarm
 from turbanet.training.program import read
 
 

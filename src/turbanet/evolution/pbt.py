@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core.arrays import as_array, check_whole
+from turbanet.core.member import Swarm
 from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
 from turbanet.evolution.generations import check_follows, check_names, generations_of
 from turbanet.evolution.genetics import costs, ranked, share_of
-from turbanet.training.arrays import as_array, check_whole
-from turbanet.training.member import Swarm
 
 
 def exploit(key: jax.Array, fitness: Any, *, share: float) -> jax.Array:

@@ -14,14 +14,15 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from turbanet.training import member, program
-from turbanet.training.arrays import check_whole, floating
+from turbanet.core import member
+from turbanet.core.arrays import check_whole, floating
+from turbanet.core.member import Swarm
+from turbanet.core.optimizers import check_plain
+from turbanet.core.plan import Plan
+from turbanet.data.examples import prepare
+from turbanet.data.sampling import deal
+from turbanet.training import program
 from turbanet.training.checks import check_data
-from turbanet.training.data import prepare
-from turbanet.training.member import Swarm
-from turbanet.training.optimizers import check_plain
-from turbanet.training.plan import Plan
-from turbanet.training.sampling import deal
 
 CALLS = 20  # of the program in a training; the clock is read after each
 WORKERS = "worker"  # name of the axis of the workers on one device, over which they are averaged

@@ -1,6 +1,6 @@
 """Differential privacy of federated learning: the epsilon of one client."""
 
-from turbanet.training.arrays import check_whole
+from turbanet.core.arrays import check_whole
 
 
 def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, delta: float) -> float:

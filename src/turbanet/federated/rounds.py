@@ -13,10 +13,11 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from tqdm.auto import tqdm
 
-from turbanet.training import member, program, schedules
-from turbanet.training.arrays import floating
-from turbanet.training.sampling import epoch_order, own_order, own_steps
-from turbanet.training.sums import added, zero
+from turbanet.core import member, schedules
+from turbanet.core.arrays import floating
+from turbanet.core.sums import added, zero
+from turbanet.data.sampling import epoch_order, own_order, own_steps
+from turbanet.training import program
 
 CALL_SECONDS = 2  # approximate length of a call of the program, unless one round takes longer
 CALL_ROUNDS = 128  # most rounds of a call; its metrics have room for so many

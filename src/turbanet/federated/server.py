@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from turbanet.core import metrics, schedules
+from turbanet.core.arrays import check_seed, check_whole, floating
+from turbanet.core.member import Swarm
+from turbanet.core.memory import fitting
+from turbanet.core.optimizers import check_plain
+from turbanet.core.plan import Plan, check_plan, home, say_once
+from turbanet.data.examples import pair, prepare
+from turbanet.data.sampling import check_rows
 from turbanet.federated.rounds import Rounds, run, split_layers
-from turbanet.training import metrics, schedules
-from turbanet.training.arrays import check_seed, check_whole, floating
 from turbanet.training.checks import check_data, check_masks
-from turbanet.training.data import pair, prepare
-from turbanet.training.member import Swarm
-from turbanet.training.memory import fitting
-from turbanet.training.optimizers import check_plain
-from turbanet.training.plan import Plan, check_plan, home, say_once
-from turbanet.training.sampling import check_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core import member
+from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.interrupt import Interrupted
+from turbanet.core.member import Swarm
+from turbanet.core.plan import Plan, check_plan, gathered, home, say_once
+from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
 from turbanet.rl import environments, learning
 from turbanet.rl.settings import count_updates, into_swarm, of_members
-from turbanet.training import member
-from turbanet.training.arrays import check_seed, check_whole
-from turbanet.training.data import Data
-from turbanet.training.interrupt import Interrupted
-from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, check_plan, gathered, home, say_once
 from turbanet.training.run import Training
 from turbanet.training.scores import apply
 from turbanet.turba_train_state import TurbaTrainState

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core import member
+from turbanet.core.arrays import as_arrays
 from turbanet.networks.policies import distribution
-from turbanet.training import member
-from turbanet.training.arrays import as_arrays
 
 INTERFACE = "reset", "step_env", "is_truncated", "action_space"
 MAX_STEPS = 10_000  # of an episode, which may never end by itself

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from turbanet.core import member, stopping
+from turbanet.data.sampling import epoch_order
 from turbanet.networks.policies import distribution, running
 from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
 from turbanet.rl import environments
 from turbanet.rl.settings import into_optimizer, without_numbers
-from turbanet.training import member, stopping
 from turbanet.training.program import Train, room
-from turbanet.training.sampling import epoch_order
 
 LOSS_SETTINGS = "clip_range", "ent_coef", "vf_coef"
 METRICS = "policy_loss", "value_loss", "entropy", "kl", "train_return", "episodes", "evaluation"  # beside the loss

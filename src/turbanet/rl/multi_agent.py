@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
+from turbanet.core import member
+from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.interrupt import Interrupted, noted
+from turbanet.core.member import Swarm
+from turbanet.core.plan import LARGEST_BLOCK, Plan, home
 from turbanet.networks.policies import Agent, distribution
 from turbanet.ppo import PPOConfig
 from turbanet.rl import learning
 from turbanet.rl.agents import AgentHistory, new_swarm, warn_of_diverged
 from turbanet.rl.settings import count_updates, into_swarm, of_members
-from turbanet.training import member, program
-from turbanet.training.arrays import check_seed, check_whole
-from turbanet.training.interrupt import Interrupted, noted
-from turbanet.training.member import Swarm
-from turbanet.training.plan import LARGEST_BLOCK, Plan, home
+from turbanet.training import program
 
 INTERFACE = "reset", "step", "agents", "actions", "limit"
 

@@ -8,8 +8,8 @@ import jax
 from flax import struct
 from flax.errors import ScopeParamShapeError
 
+from turbanet.core.member import Swarm
 from turbanet.rl import environments
-from turbanet.training.member import Swarm
 
 
 @struct.dataclass

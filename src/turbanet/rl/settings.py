@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import optax
 
+from turbanet.core.arrays import as_array, check_whole
+from turbanet.core.member import Swarm
+from turbanet.core.optimizers import check_plain
+from turbanet.core.schedules import with_hyperparameters
 from turbanet.ppo import PPOConfig
-from turbanet.training.arrays import as_array, check_whole
-from turbanet.training.member import Swarm
-from turbanet.training.optimizers import check_plain
-from turbanet.training.schedules import with_hyperparameters
 
 WHOLE_NUMBERS = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"
 OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm"

@@ -13,17 +13,17 @@ import optax
 from flax.errors import InvalidRngError
 from numpy.typing import ArrayLike
 
+from turbanet.checkpoints.checkpoint import Checkpoints
+from turbanet.core.arrays import as_array, check_seed
+from turbanet.core.plan import Plan
+from turbanet.core.schedules import with_schedule
+from turbanet.core.storage import place
+from turbanet.data.augment import augmented
+from turbanet.data.sampling import ragged
 from turbanet.ensembles.combine import accuracy, confusion
-from turbanet.training.arrays import as_array, check_seed
-from turbanet.training.augment import augmented
-from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
-from turbanet.training.plan import Plan
-from turbanet.training.sampling import ragged
-from turbanet.training.schedules import with_schedule
-from turbanet.training.storage import place
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.arrays import check_whole
+from turbanet.core.arrays import check_whole
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import numpy as np
 import optax
 import pandas as pd
 
+from turbanet.core.arrays import check_whole
+from turbanet.core.plan import Plan
 from turbanet.loss import mse
 from turbanet.networks.models import LSTM
 from turbanet.series import panel as panels
 from turbanet.series.panel import Panel
-from turbanet.training.arrays import check_whole
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History, diverged
-from turbanet.training.plan import Plan
 from turbanet.turba_train_state import TurbaTrainState
 
 LOCAL, GLOBAL, BOTH = "local", "global", "both"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from turbanet.training.arrays import first_line
+from turbanet.core.arrays import first_line
 
 COLUMNS = "unique_id", "ds", "y"
 SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4, "QE": 4, "QS": 4}  # by frequency

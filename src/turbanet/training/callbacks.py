@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turbanet.training.arrays import as_array, is_key
+from turbanet.core.arrays import as_array, is_key
 
 
 class TrainingView:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import InvalidRngError
 
-from turbanet.training import member, metrics, schedules, stopping
-from turbanet.training.arrays import check_whole
-from turbanet.training.data import Data, of_members, pair, prepare, targets
+from turbanet.core import member, metrics, schedules, stopping
+from turbanet.core.arrays import check_whole
+from turbanet.data.examples import Data, of_members, pair, prepare, targets
 from turbanet.training.program import read, rows_at_once
 
 CHECKED_ROWS = 8  # of which a loss may check the prediction before the training

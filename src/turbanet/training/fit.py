@@ -11,18 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from turbanet.training import memmap, metrics, processes, stopping
+from turbanet.checkpoints.checkpoint import Checkpoints
+from turbanet.core import metrics, stopping
+from turbanet.core.member import SHUFFLE, Swarm, member_key
+from turbanet.core.plan import Plan, choose, say_once
+from turbanet.data import memmap
+from turbanet.data.examples import prepare
+from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps
+from turbanet.training import processes
 from turbanet.training.callbacks import check_callbacks
-from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit, short
-from turbanet.training.data import prepare
 from turbanet.training.history import TRAIN_LOSS, History
-from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.plan import Plan, choose, say_once
 from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
-from turbanet.training.sampling import check_rows, epoch_order, own_order, own_steps
 from turbanet.training.scores import apply, evaluated
 from turbanet.training.streaming import Passing, Streaming
 

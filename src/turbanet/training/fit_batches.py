@@ -7,14 +7,14 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
-from turbanet.training import stopping
-from turbanet.training.batches import Batches, Chunk
+from turbanet.checkpoints.checkpoint import Checkpoints
+from turbanet.core import stopping
+from turbanet.core.member import Swarm
+from turbanet.core.plan import Plan
+from turbanet.data.batches import Batches, Chunk
 from turbanet.training.callbacks import check_callbacks
-from turbanet.training.checkpoint import Checkpoints
 from turbanet.training.checks import check_data, check_fit, check_masks
 from turbanet.training.history import TRAIN_LOSS, History
-from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan
 from turbanet.training.record import Record
 from turbanet.training.streaming import Passing, Streaming
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training import metrics, stopping
-from turbanet.training.plan import Plan
+from turbanet.core import metrics, stopping
+from turbanet.core.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from turbanet.training import member, schedules, stopping
-from turbanet.training.data import Data
-from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan
+from turbanet.core import member, schedules, stopping
+from turbanet.core.member import Swarm
+from turbanet.core.plan import Plan
+from turbanet.core.sums import added, zero
+from turbanet.data.examples import Data
+from turbanet.data.sampling import own_steps
 from turbanet.training.program import Train, program_fingerprint, remembered, room
-from turbanet.training.sampling import own_steps
-from turbanet.training.sums import added, zero
 
 LONG = 2e11  # operations from which on an epoch is trained in parts: about two seconds on two cores
 LONG_ON_ACCELERATOR = 2e13  # likewise

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from turbanet.training.arrays import is_key
-from turbanet.training.data import of_members
-from turbanet.training.fingerprint import as_numbers
-from turbanet.training.member import Swarm
+from turbanet.core.arrays import is_key
+from turbanet.core.fingerprint import as_numbers
+from turbanet.core.member import Swarm
+from turbanet.data.examples import of_members
 
 
 def own(swarm: Swarm, data: Any, checkpoints: Any, callbacks: Any) -> tuple[Swarm, Any]:

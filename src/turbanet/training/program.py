@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.backend import on_accelerator
-from turbanet.training import member, schedules, stopping
-from turbanet.training.data import join, split
-from turbanet.training.fingerprint import Fingerprint, fingerprint
-from turbanet.training.sampling import epoch_order, own_order, own_steps
-from turbanet.training.sums import added, zero
+from turbanet.core import member, schedules, stopping
+from turbanet.core.fingerprint import Fingerprint, fingerprint
+from turbanet.core.sums import added, zero
+from turbanet.data.examples import join, split
+from turbanet.data.sampling import epoch_order, own_order, own_steps
 
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller

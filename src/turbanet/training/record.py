@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from turbanet.training import metrics, stopping
-from turbanet.training.batches import Batches
+from turbanet.core import metrics, stopping
+from turbanet.core.interrupt import Interrupted, noted
+from turbanet.core.member import Swarm
+from turbanet.core.plan import gathered, home
+from turbanet.data.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
-from turbanet.training.interrupt import Interrupted, noted
-from turbanet.training.member import Swarm
-from turbanet.training.plan import gathered, home
 from turbanet.training.run import Training
 
 

@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.training import checkpoint, schedules, stopping
-from turbanet.training.data import of_members, placed, targets
-from turbanet.training.interrupt import GivenUpError, noted
-from turbanet.training.member import Swarm
-from turbanet.training.memory import fitting, is_out_of_memory
-from turbanet.training.metrics import on_host
+from turbanet.checkpoints import checkpoint
+from turbanet.core import schedules, stopping
+from turbanet.core.interrupt import GivenUpError, noted
+from turbanet.core.member import Swarm
+from turbanet.core.memory import fitting, is_out_of_memory
+from turbanet.core.metrics import on_host
+from turbanet.core.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
+from turbanet.core.schedules import hyperparameters, with_hyperparameters
+from turbanet.data.examples import of_members, placed, targets
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
-from turbanet.training.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
 from turbanet.training.program import Evaluate, Train, compile_in_thread, compiled
-from turbanet.training.schedules import hyperparameters, with_hyperparameters
 from turbanet.training.scores import evaluated, is_by_count
 
 CALL_SECONDS = 2  # of one call of a program, about, if an epoch takes less

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from turbanet.core.member import takes
 from turbanet.training.checks import expects
-from turbanet.training.member import takes
 
 
 def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:

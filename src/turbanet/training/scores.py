@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.data import Data, of_members, placed
-from turbanet.training.member import Swarm, takes
-from turbanet.training.memory import fitting
-from turbanet.training.optimizers import has_averages
-from turbanet.training.plan import Plan, choose, gathered, home, say_once, taken
+from turbanet.core.member import Swarm, takes
+from turbanet.core.memory import fitting
+from turbanet.core.optimizers import has_averages
+from turbanet.core.plan import Plan, choose, gathered, home, say_once, taken
+from turbanet.data.examples import Data, of_members, placed
 from turbanet.training.program import Evaluate, compiled
 
 MANY_COUNTS = 16  # numbers of rows, above which a message recommends a loss that takes mask=

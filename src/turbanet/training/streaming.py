@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.batches import Ahead, Batches, Chunk
-from turbanet.training.checkpoint import types
-from turbanet.training.data import of_members, placed
-from turbanet.training.member import Swarm
-from turbanet.training.memmap import Mapped
+from turbanet.checkpoints.checkpoint import types
+from turbanet.core.member import Swarm
+from turbanet.core.plan import say_once
+from turbanet.data.batches import Ahead, Batches, Chunk
+from turbanet.data.examples import of_members, placed
+from turbanet.data.memmap import Mapped
 from turbanet.training.parts import Part, underway
-from turbanet.training.plan import say_once
 from turbanet.training.run import Training
 from turbanet.training.sample_weight import only
 

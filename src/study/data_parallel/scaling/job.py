@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from turbanet.training.sampling import deal
+from turbanet.data.sampling import deal
 
 SETTLING = 3  # steps at the start that no throughput counts: compilation, first allocations
 

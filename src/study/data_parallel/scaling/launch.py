@@ -15,7 +15,7 @@ from typing import NamedTuple
 import joblib
 import numpy as np
 
-from turbanet.training.plan import say_once
+from turbanet.core.plan import say_once
 
 PROGRAMS = Path(__file__).parent
 SAID = 2000  # characters of a failed program's own words

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training.arrays import as_array, check_whole
+from turbanet.core.arrays import as_array, check_whole
 
 
 def all_rows(*, members: int, rows: int) -> jax.Array:

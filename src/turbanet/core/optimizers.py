@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from turbanet.training.arrays import first_line
+from turbanet.core.arrays import first_line
 
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:

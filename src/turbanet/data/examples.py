@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from turbanet.training.arrays import as_arrays
-from turbanet.training.member import Swarm
-from turbanet.training.plan import Plan, taken
-from turbanet.training.sampling import check_rows, ragged
+from turbanet.core.arrays import as_arrays
+from turbanet.core.member import Swarm
+from turbanet.core.plan import Plan, taken
+from turbanet.data.sampling import check_rows, ragged
 
 
 class Data(struct.PyTreeNode):

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.training.data import one_a_member
+from turbanet.data.examples import one_a_member
 
 rng = np.random.default_rng(0)
 LENGTHS = (30, 12, 21)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from turbanet.training.arrays import as_arrays
-from turbanet.training.data import Data
-from turbanet.training.interrupt import GivenUpError
+from turbanet.core.arrays import as_arrays
+from turbanet.data.examples import Data
+from turbanet.core.interrupt import GivenUpError
 
 CHUNK_BYTES = 64 * 2**20  # of a chunk, about
 MOST_BATCHES = 256  # of a chunk

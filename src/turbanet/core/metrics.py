@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from turbanet.training.arrays import first_line
-from turbanet.training.member import takes
-from turbanet.training.stopping import LOSS
+from turbanet.core.arrays import first_line
+from turbanet.core.member import takes
+from turbanet.core.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
 EPOCHS = 8  # whose predictions are returned to the host at a time

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.training import batches
-from turbanet.training.batches import Chunk
-from turbanet.training.data import Data
-from turbanet.training.member import SHUFFLE, Swarm, member_key
-from turbanet.training.memory import memory
-from turbanet.training.plan import ALIGNED_BYTES, Plan
-from turbanet.training.sampling import epoch_order, own_order, own_steps
+from turbanet.data import batches
+from turbanet.data.batches import Chunk
+from turbanet.data.examples import Data
+from turbanet.core.member import SHUFFLE, Swarm, member_key
+from turbanet.core.memory import memory
+from turbanet.core.plan import ALIGNED_BYTES, Plan
+from turbanet.data.sampling import epoch_order, own_order, own_steps
 
 OF_TOTAL, OF_FREE = 1 / 8, 1 / 2  # of the devices' memory: arrays on disk that are smaller than both are copied into it
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from turbanet.training.arrays import as_array
+from turbanet.core.arrays import as_array
 
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 

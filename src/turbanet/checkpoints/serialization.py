@@ -10,14 +10,14 @@ import numpy as np
 import optax
 from flax.core import freeze, unfreeze
 
-from turbanet.training import checkpoint
-from turbanet.training.arrays import as_arrays
-from turbanet.training.describe import model
-from turbanet.training.member import Swarm
-from turbanet.training.optimizers import has_averages
-from turbanet.training.plan import say_once
-from turbanet.training.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
-from turbanet.training.storage import is_address, place
+from turbanet.checkpoints import checkpoint
+from turbanet.checkpoints.describe import model
+from turbanet.core.arrays import as_arrays
+from turbanet.core.member import Swarm
+from turbanet.core.optimizers import has_averages
+from turbanet.core.plan import say_once
+from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
+from turbanet.core.storage import is_address, place
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax has not finished

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from flax.training.train_state import TrainState
 
-from turbanet.training.arrays import is_key
-from turbanet.training.contents import MISSING, Parts, cells, contents, copied, is_pickled_by_parts, is_same, may_change
+from turbanet.core.arrays import is_key
+from turbanet.core.contents import MISSING, Parts, cells, contents, copied, is_pickled_by_parts, is_same, may_change
 
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)
 CODE_FIELDS = "code", "consts", "names", "varnames", "argcount", "kwonlyargcount", "flags", "exceptiontable"

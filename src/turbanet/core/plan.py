@@ -18,8 +18,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.backend import tracing_for
-from turbanet.training.arrays import is_key
-from turbanet.training.member import Swarm
+from turbanet.core.arrays import is_key
+from turbanet.core.member import Swarm
 
 ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in

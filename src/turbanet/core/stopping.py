@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from turbanet.training.optimizers import has_averages
+from turbanet.core.optimizers import has_averages
 
 LOSS = "validation_loss"  # what is monitored unless a metric is
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 
-from turbanet.training.arrays import check_whole, first_line, is_key
-from turbanet.training.fingerprint import as_numbers, fingerprint
-from turbanet.training.member import Swarm
-from turbanet.training.plan import say_once
-from turbanet.training.program import Train
-from turbanet.training.storage import Mirror, is_address, place
+from turbanet.core.arrays import check_whole, first_line, is_key
+from turbanet.core.fingerprint import as_numbers, fingerprint
+from turbanet.core.member import Swarm
+from turbanet.core.plan import say_once
+from turbanet.core.storage import Mirror, is_address, place
 
 FORMAT = 4
 LOCK = ".lock"
@@ -52,7 +51,7 @@ class Checkpoints:
             raise ValueError(f"share is of a training's seconds, above 0 and at most 1; got {self.share!r}.")
 
 
-def facts(swarm: Swarm, program: Train, data: Any, metrics: dict) -> dict:
+def facts(swarm: Swarm, program: Any, data: Any, metrics: dict) -> dict:
     """Return the identity of a training, {name: text}; it resumes only from a checkpoint with an equal one.
 
     program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called on the host.

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from turbanet.training.checkpoint import called
-from turbanet.training.member import Functions, Swarm
+from turbanet.checkpoints.checkpoint import called
+from turbanet.core.member import Functions, Swarm
 
 
 def described(swarm: Swarm) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
-from turbanet.training.optimizers import evaluation_params
+from turbanet.core.optimizers import evaluation_params
 
 Swarm: TypeAlias = Any  # a TurbaTrainState, whose module imports this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from turbanet.training.arrays import check_whole
-from turbanet.training.member import AUGMENT, member_key
+from turbanet.core.arrays import check_whole
+from turbanet.core.member import AUGMENT, member_key
 
 
 @dataclasses.dataclass(frozen=True)

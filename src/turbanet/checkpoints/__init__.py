@@ -1,0 +1,1 @@
+"""Trainings and swarms on disk: kept, resumed, saved, described."""
