@@ -284,7 +284,7 @@ def short(
         lambda: {"loss": tn.weighted(scaled(3.0)), "weights": True},
         lambda: {"optimizer": optax.adam(0.05)},
         lambda: {"optimizer": optax.adam(lambda step: 0.05 / (step + 1))},
-        lambda: {"schedule": functools.partial(tn.training.schedules.multistep, milestones=(1,))},
+        lambda: {"schedule": functools.partial(tn.core.schedules.multistep, milestones=(1,))},
     ],
 )
 def test_what_is_built_anew_and_equal_goes_on(tmp_path, how):
