@@ -8,97 +8,40 @@ import types
 import warnings
 from typing import Any
 
-NAMES = {  # turbanet.<old>: turbanet.<new>
-    "AgentHistory": "rl.AgentHistory",
-    "AlexNet": "networks.AlexNet",
-    "Cluster": "cluster.Cluster",
-    "ClusterHistory": "cluster.ClusterHistory",
-    "ClusterResults": "cluster.ClusterResults",
-    "EvolutionHistory": "evolution.EvolutionHistory",
-    "FederatedHistory": "federated.FederatedHistory",
-    "Foraging": "rl.Foraging",
-    "Genetic": "evolution.Genetic",
-    "LeNet": "networks.LeNet",
-    "LeNet5": "networks.LeNet5",
-    "MobileNet": "networks.MobileNet",
-    "PPOConfig": "rl.PPOConfig",
-    "ResNet": "networks.ResNet",
-    "Rewarded": "rl.Rewarded",
-    "ShardsFailed": "cluster.ShardsFailed",
-    "Tournament": "evolution.Tournament",
-    "Truncation": "evolution.Truncation",
-    "VGG": "networks.VGG",
-    "accuracy_by_size": "ensembles.accuracy_by_size",
-    "brier_score": "ensembles.brier_score",
-    "client_epsilon": "federated.client_epsilon",
-    "confusion": "ensembles.confusion",
-    "disagreement": "ensembles.disagreement",
-    "diversity": "ensembles.diversity",
-    "dot_general": "networks.dot_general",
-    "evaluate_agents": "rl.evaluate_agents",
-    "evaluate_together": "rl.evaluate_together",
-    "evolve": "evolution.evolve",
-    "expected_calibration_error": "ensembles.expected_calibration_error",
-    "fit_on_cluster": "cluster.fit",
-    "greedy_weights": "ensembles.greedy_weights",
-    "local_sgd": "federated.local_sgd",
-    "lstm": "networks.lstm",
-    "matmul_conv": "networks.matmul_conv",
-    "mean_confusion": "ensembles.mean_confusion",
-    "member_scores": "ensembles.member_scores",
-    "negative_log_likelihood": "ensembles.negative_log_likelihood",
-    "out_of_bag": "ensembles.out_of_bag",
-    "population_based": "evolution.population_based",
-    "prediction_interval": "ensembles.prediction_interval",
-    "scores": "ensembles.scores",
-    "stacking_weights": "ensembles.stacking_weights",
-    "temperature": "ensembles.temperature",
-    "train_agents": "rl.train_agents",
-    "train_together": "rl.train_together",
-    "without_nan": "ensembles.without_nan",
+# What moved, by where it is now; old=new where it is called otherwise.
+PUBLIC = {
+    "cluster": "Cluster ClusterHistory ClusterResults ShardsFailed fit_on_cluster=fit",
+    "ensembles": (
+        "accuracy_by_size brier_score confusion disagreement diversity expected_calibration_error "
+        "greedy_weights mean_confusion member_scores negative_log_likelihood out_of_bag prediction_interval "
+        "scores stacking_weights temperature without_nan"
+    ),
+    "evolution": "EvolutionHistory Genetic Tournament Truncation evolve population_based",
+    "federated": "FederatedHistory client_epsilon local_sgd",
+    "networks": "AlexNet LeNet LeNet5 MobileNet ResNet VGG dot_general lstm matmul_conv",
+    "rl": ("AgentHistory Foraging PPOConfig Rewarded evaluate_agents evaluate_together train_agents train_together"),
 }
-MODULES = {  # turbanet.<old>: turbanet.<new>, of modules
-    "cluster.asked": "cluster.validation",
-    "cluster.given": "cluster.shard_data",
-    "populations.agents": "rl.agents",
-    "populations.environments": "rl.environments",
-    "populations.evolve": "evolution.evolving",
-    "populations.federated": "federated.server",
-    "populations.foraging": "rl.foraging",
-    "populations.genealogy": "evolution.genealogy",
-    "populations.generations": "evolution.generations",
-    "populations.genetics": "evolution.genetics",
-    "populations.learning": "rl.learning",
-    "populations.local_sgd": "federated.averaging",
-    "populations.population_based": "evolution.pbt",
-    "populations.privacy": "federated.privacy",
-    "populations.rewards": "rl.rewards",
-    "populations.rounds": "federated.rounds",
-    "populations.settings": "rl.settings",
-    "populations.together": "rl.multi_agent",
-    "populations.variation": "evolution.variation",
-    "training.arrays": "core.arrays",
-    "training.augment": "data.augment",
-    "training.batches": "data.batches",
-    "training.checkpoint": "checkpoints.checkpoint",
-    "training.contents": "core.contents",
-    "training.data": "data.examples",
-    "training.describe": "checkpoints.describe",
-    "training.fingerprint": "core.fingerprint",
-    "training.interrupt": "core.interrupt",
-    "training.mapped": "data.memmap",
-    "training.member": "core.member",
-    "training.metrics": "core.metrics",
-    "training.optimizers": "core.optimizers",
-    "training.plan": "core.plan",
-    "training.sampling": "data.sampling",
-    "training.schedules": "core.schedules",
-    "training.stopping": "core.stopping",
-    "training.sums": "core.sums",
-    "training.places": "core.storage",
-    "training.saved": "checkpoints.serialization",
-    "training.weights": "training.sample_weight",
+PRIVATE = {
+    ("cluster", "cluster"): "asked=validation given=shard_data",
+    ("populations", "evolution"): "evolve=evolving genealogy generations genetics population_based=pbt variation",
+    ("populations", "federated"): "federated=server local_sgd=averaging privacy rounds",
+    ("populations", "rl"): "agents environments foraging learning rewards settings together=multi_agent",
+    ("training", "checkpoints"): "checkpoint describe saved=serialization",
+    ("training", "core"): (
+        "arrays contents fingerprint interrupt member metrics optimizers places=storage plan schedules stopping sums"
+    ),
+    ("training", "data"): "augment batches data=examples mapped=memmap sampling",
+    ("training", "training"): "weights=sample_weight",
 }
+
+
+def _pairs(listed):
+    """Return the (old, new) names of a list."""
+    return [(name.partition("=")[0], name.rpartition("=")[2]) for name in listed.split()]
+
+
+NAMES = {old: f"{package}.{new}" for package, listed in PUBLIC.items() for old, new in _pairs(listed)}
+MODULES = {f"{was}.{old}": f"{now}.{new}" for (was, now), listed in PRIVATE.items() for old, new in _pairs(listed)}
 FOLDERS = {"populations"}  # packages of 0.6 that no longer exist
 
 
