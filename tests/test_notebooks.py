@@ -203,8 +203,8 @@ def test_used_refuses_a_package_that_is_handed_on():
 
 
 def test_dependencies_are_folders_but_for_the_study():
-    found = dependencies("from turbanet.training import plan\nfrom study.pipeline.paths import repository")
-    assert found == {f"{COPY}/turbanet/backend.py", f"{COPY}/turbanet/training", f"{COPY}/study/pipeline/paths.py"}
+    found = dependencies("from turbanet.core import plan\nfrom study.pipeline.paths import repository")
+    assert found == {f"{COPY}/turbanet/backend.py", f"{COPY}/turbanet/core", f"{COPY}/study/pipeline/paths.py"}
 
 
 @pytest.mark.parametrize("stage", RUNS)
