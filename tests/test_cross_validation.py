@@ -74,8 +74,8 @@ def test_the_swarm_trains_on_the_folds_rows(found):
 
 
 def test_the_next_model_compiles_while_one_trains(monkeypatch):
-    happened, begin, train = [], program._begin, run.Training.advance
-    monkeypatch.setattr(program, "_begin", lambda *order: happened.append("compiles") or begin(*order))
+    happened, begin, train = [], program._compile_in_thread, run.Training.advance
+    monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: happened.append("compiles") or begin(*a, **k))
     monkeypatch.setattr(run.Training, "advance", lambda self: happened.append("trains") or train(self))
     ahead, compile_ahead = [], run.Training.compile
     monkeypatch.setattr(run.Training, "compile", lambda self: ahead.append(self) or compile_ahead(self))

@@ -243,8 +243,8 @@ def test_fit_of_a_single_member_swarm():
 @pytest.fixture
 def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
-    programs, compile_one = [], program._begin
-    monkeypatch.setattr(program, "_begin", lambda *order: programs.append(order) or compile_one(*order))
+    programs, compile_one = [], program._compile_in_thread
+    monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
     program.forget()
     return programs
 
