@@ -497,6 +497,18 @@ def test_what_a_loader_raises_carries_what_was_trained():
     equal((failed.value.swarm, failed.value.history), whole)
 
 
+def test_what_a_loader_raises_in_the_first_epoch_carries_the_steps_made(monkeypatch):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+
+    def fails(epoch):
+        yield from in_order(10)[:3]
+        raise ConnectionError("The store of the batches is gone.")
+
+    with pytest.raises(ConnectionError) as failed:
+        train(fails)
+    assert len(failed.value.history.train_loss) == 0 and failed.value.swarm.step.tolist() == [2] * 5
+
+
 def test_ctrl_c_ends_the_wait_for_a_slow_source():
     stream = Stream(waits_at=7)
 
@@ -505,9 +517,13 @@ def test_ctrl_c_ends_the_wait_for_a_slow_source():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
+    too_late = threading.Timer(60, stream.goes_on.set)
+    too_late.start()
     threading.Thread(target=interrupt).start()
     with pytest.raises(tn.Interrupted) as stopped:
         train(stream.epoch)
+    too_late.cancel()
+    assert not stream.goes_on.is_set()  # it did not wait for the source
     assert len(stopped.value.history.train_loss) <= 1
     stream.goes_on.set()
 

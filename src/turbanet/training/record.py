@@ -65,7 +65,7 @@ class Record:
         try:
             interrupted = run.finish(run.losses_now, progress=progress)
         except (Exception, KeyboardInterrupt) as error:
-            if gather or not run.holds_states or not run.progress:
+            if gather or not run.holds_states or run.is_untrained:
                 raise
             failure = error
         finally:

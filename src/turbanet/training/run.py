@@ -278,7 +278,7 @@ class Training:
             rounds = zip(self.states, self.placed, strict=True)
             out = jax.block_until_ready([program(*round, **extent) for round in rounds])
         except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error) or not self._can_restart or self.plan.block == 1:
+            if not is_out_of_memory(error) or not self.is_untrained or self.plan.block == 1:
                 raise
             self._restart(self.plan.block // 2)
             return None
@@ -307,15 +307,15 @@ class Training:
         program, block = fitting(compile, self.current, len(self.states))
         if block == self.current.block:
             return program
-        if not self._can_restart:
+        if not self.is_untrained:
             blocks = f"blocks of {self.current.block} members, which this training has had"
             raise MemoryError(f"Out of memory with {blocks}: go on where more is free.")
         self._restart(block)
         return self._program()
 
     @property
-    def _can_restart(self):
-        """Whether nothing has been trained yet, so that the plan may still change."""
+    def is_untrained(self):
+        """Whether nothing has been trained yet, so that the plan may still change and nothing can be lost."""
         return not self.done and not self.steps_done
 
     def _restart(self, block):
