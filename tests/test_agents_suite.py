@@ -24,7 +24,7 @@ def test_cart_poles_stand_still_after_their_end():
 
 
 def test_ways_are_timed_in_processes_of_their_own():
-    *_, last = agents_suite.WAYS
-    table = agents_suite.ways(members=2, timesteps=1024, repeats=1, names=[last])
+    *_, last = agents_suite.METHODS
+    table = agents_suite.methods(members=2, timesteps=1024, repeats=1, names=[last])
     assert table.way.tolist() == [last]
     assert np.isfinite(table.seconds).all() and (table.seconds > 0).all() and (table.megabytes > 50).all()

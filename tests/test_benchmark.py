@@ -11,7 +11,7 @@ import pytest
 import turbanet as tn
 from study.baselines import benchmark, twins
 from study.baselines.benchmark import COLUMNS
-from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, OURS, SKLEARN, STEPS, WAYS
+from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, SKLEARN, STEPS
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)
@@ -60,7 +60,7 @@ def test_the_suite_has_the_workloads_of_the_study():
 @pytest.mark.parametrize("name", benchmark.workloads(quick=True))
 def test_every_way_trains_the_same_networks(name):
     work = shrunk(name)
-    names = (OURS, LOOP) if name in SMALL else [way for way in WAYS if way != COMPILED]
+    names = (OURS, LOOP) if name in SMALL else [way for way in METHODS if way != COMPILED]
     runs = benchmark.runs(work, plan=PLAN, threads=1, names=names)
     losses = {way: run()[0] for way, run in runs.items()}
     assert losses[OURS].shape == (work.epochs, 2)

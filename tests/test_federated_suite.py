@@ -142,7 +142,7 @@ def test_flowers_clients_take_the_steps_of_softmax_regression():
     x, y = DATA[0].reshape(400, -1)[:20], LABELS[:20].astype(int)
     start = np.zeros((784, 10), np.float32), np.zeros(10, np.float32)
     job = {"local_epochs": 3, "batch_size": 20, "learning_rate": 0.1}
-    weights, bias = flower_clients.learned(*start, x, y, np.random.default_rng(0), **job)
+    weights, bias = flower_clients.train_client(*start, x, y, np.random.default_rng(0), **job)
     layer = torch.nn.Linear(784, 10)
     torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)

@@ -143,7 +143,7 @@ def test_another_version_of_a_package_is_named():
 
 
 def test_an_unknown_way_and_running_statistics_at_a_server_are_refused():
-    with pytest.raises(ValueError, match="way must be 'ddp' or 'downpour', got 'horovod'"):
+    with pytest.raises(ValueError, match="method must be 'ddp' or 'downpour', got 'horovod'"):
         job("horovod")
     with pytest.raises(ValueError, match="carries no running statistics"):
         given = job("downpour")

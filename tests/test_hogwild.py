@@ -130,7 +130,7 @@ def test_numbers_that_do_not_fit_stop_before_a_process_starts(processes, batch_s
 
 
 def test_what_is_local_to_a_function_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="No other process can be handed a lambda"):
+    with pytest.raises(TypeError, match="Another process cannot unpickle a lambda"):
         DistributedTrainer(1, ENTROPY, tmp_path, 5)(network(), ROWS, lambda p: SGD(p), None, 1)
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from study.figures.labels import COLOURS, FRAMEWORK_NAMES, FRAMEWORKS, KEYS, MARKERS, WAYS
+from study.figures.labels import COLOURS, FRAMEWORK_NAMES, FRAMEWORKS, KEYS, MARKERS, METHODS
 
 
 def test_labels_load_neither_torch_nor_jax():
@@ -17,7 +17,7 @@ def test_keys_are_names_of_metrics_and_tell_the_ways_apart():
 
 
 def test_ways_of_one_figure_look_different():
-    assert len({COLOURS[way] for way in WAYS}) == len({MARKERS[way] for way in WAYS}) == len(WAYS)
+    assert len({COLOURS[way] for way in METHODS}) == len({MARKERS[way] for way in METHODS}) == len(METHODS)
 
 
 def test_every_framework_has_a_name_and_looks_of_its_own():

@@ -6,11 +6,11 @@ import pytest
 
 import turbanet as tn
 from study.baselines import methods, trainers, twins
-from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SKLEARN, STEPS, WAYS
+from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, METHODS, OURS, PROCESSES, SKLEARN, STEPS
 from study.sources.spirals import spirals
 
 X, Y = spirals(32)
-FULL_BATCH = tuple(way for way in WAYS if way not in (COMPILED, SKLEARN))
+FULL_BATCH = tuple(way for way in METHODS if way not in (COMPILED, SKLEARN))
 RATE, EPOCHS = 0.01, 6
 
 
@@ -104,16 +104,16 @@ def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
         methods.assert_equal_losses(other, EPOCHS)
 
 
-def test_time_ways_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
+def test_time_methods_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
     def run(epochs):
         return None, 1.5
 
-    table = methods.time_ways({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
+    table = methods.time_methods({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
     assert [*zip(table.way, table.repeat)][:6] == [(way, i) for i in range(3) for way in (OURS, LOOP)]
     assert set(table.compile_seconds) == {1.5}
 
 
-def test_time_ways_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
+def test_time_methods_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(methods.timing.time, "perf_counter", lambda: clock[0])
     calls = []
@@ -123,14 +123,14 @@ def test_time_ways_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
         clock[0] += epochs + (5.0 if len(calls) == 1 else 0.0)
         return None, np.nan
 
-    table = methods.time_ways({LOOP: run}, 3, segment=1, repeats=1)
+    table = methods.time_methods({LOOP: run}, 3, segment=1, repeats=1)
     assert set(table.compile_seconds) == {5} and set(table.seconds) == {3}
 
 
-def test_time_ways_runs_ours_by_whole_segments():
+def test_time_methods_runs_ours_by_whole_segments():
     seen = {OURS: [], LOOP: []}
     runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}
-    methods.time_ways(runs, 10**9, segment=16, repeats=2)
+    methods.time_methods(runs, 10**9, segment=16, repeats=2)
     assert {epochs % 16 for epochs in seen[OURS]} == {0} and 1 in seen[LOOP]
 
 

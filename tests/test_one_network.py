@@ -58,5 +58,5 @@ def test_a_loss_to_aim_for_is_the_mean_of_an_epoch():
 
 
 def test_an_unknown_way_is_named():
-    with pytest.raises(ValueError, match="Unknown way 'horovod'; known: PyTorch, serial, one thread"):
+    with pytest.raises(ValueError, match="Unknown method 'horovod'; known: PyTorch, serial, one thread"):
         one_network.run("horovod", task())

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
 from study.figures import plots
-from study.figures.labels import FUSED, LOOP, OURS, SERIAL, WAYS
+from study.figures.labels import FUSED, LOOP, METHODS, OURS, SERIAL
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(
@@ -54,7 +54,7 @@ def colours(ax):
 
 
 def test_colours_tell_the_ways_apart():
-    assert len({plots.COLOURS[way] for way in WAYS}) == len({plots.MARKERS[way] for way in WAYS}) == len(WAYS)
+    assert len({plots.COLOURS[way] for way in METHODS}) == len({plots.MARKERS[way] for way in METHODS}) == len(METHODS)
 
 
 def test_colours_are_those_of_the_way_in_every_figure():

@@ -118,7 +118,7 @@ def test_what_needs_an_environment_that_is_not_there_is_said(monkeypatch, capsys
     ("code", "said"),
     [
         (137, r"^Worker 1 of horovod_pytorch was ended by SIGKILL, and the others were stopped\.$"),
-        (1, r"^Worker 1 of horovod_pytorch failed, and the others were stopped\. It said:\nno room\nleft$"),
+        (1, r"^Worker 1 of horovod_pytorch failed, and the others were stopped\. Its output:\nno room\nleft$"),
     ],
 )
 def test_of_a_worker_that_a_launcher_saw_fail_only_its_own_words_are_quoted(code, said, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_killed_worker_ends_the_run_in_one_sentence(name):
 
 
 def test_a_failing_worker_is_quoted():
-    with pytest.raises(RuntimeError, match=r"(?s)^Worker 0 of jax failed.*It said:.*ResNet's depth is 6 n \+ 2"):
+    with pytest.raises(RuntimeError, match=r"(?s)^Worker 0 of jax failed.*Its output:.*ResNet's depth is 6 n \+ 2"):
         launch.train("jax", job(depth=9), workers=1)
 
 

@@ -59,7 +59,7 @@ def of_federated(p, images):
     for network in (federated_suite.LOGISTIC, federated_suite.TWO, federated_suite.CNN):
         for x in images["mnist"]:
             protocol = federated_suite.Protocol(network, side=x.shape[1])
-            yield protocol.model(), protocol.seen(x[..., None].astype(np.float32))
+            yield protocol.model(), protocol.inputs(x[..., None].astype(np.float32))
 
 
 def of_benchmark(p, images):

@@ -326,7 +326,7 @@ def test_prepare_stocks_stops_at_a_bad_price_and_leaves_nothing(tmp_path, price)
         (lambda frame: frame.drop(columns="close"), "columns date, close, ticker; close is missing, it has"),
         (lambda frame: pd.concat([frame, frame[:1]]), "one row per date and ticker; 1 rows do not"),
         (lambda frame: frame.replace("2016-01-05", "05.01.2016"), "a date YYYY-MM-DD.* line 3"),
-        (lambda frame: frame[:5], "prices.csv.gz has 5 days, 8 were asked for"),
+        (lambda frame: frame[:5], "prices.csv.gz has 5 days, 8 are required"),
     ],
 )
 def test_prepare_stocks_stops_at_a_bad_table(tmp_path, edit, message):

@@ -47,7 +47,7 @@ def test_steps_are_those_of_gradient_descent_by_hand():
         slope, height = slope - 0.1 * 2 * np.mean(error * x), height - 0.1 * 2 * np.mean(error)
     np.testing.assert_allclose(record[:, workers.LOSS], losses, rtol=1e-5)
     np.testing.assert_allclose([model.weight.item(), model.bias.item()], [slope, height], rtol=1e-5)
-    assert (np.diff(record[:, workers.TOOK]) > 0).all() and (record[:, workers.BEHIND] == 0).all()
+    assert (np.diff(record[:, workers.SECONDS]) > 0).all() and (record[:, workers.BEHIND] == 0).all()
 
 
 def test_rows_of_any_dataset_are_read():
@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_number_is_named_with_step_and_learning_rate():
 
 def test_a_record_as_a_table_is_in_the_order_of_time():
     record = np.zeros((2, 2, 3))
-    record[:, :, workers.TOOK] = [[0.1, 0.4], [0.2, 0.3]]
+    record[:, :, workers.SECONDS] = [[0.1, 0.4], [0.2, 0.3]]
     record[:, :, workers.LOSS] = [[4, 1], [3, 2]]
     record[1, 1, workers.BEHIND] = 5
     found = workers.table(record)
@@ -144,7 +144,7 @@ def fail(worker, how):
 
 def test_what_workers_give_back_lies_in_shared_tensors():
     into = torch.zeros(2).share_memory_()
-    workers.together(put, into, count=2)
+    workers.spawn(put, into, count=2)
     assert into.tolist() == [1, 2]
 
 
@@ -164,12 +164,12 @@ def test_all_end_with_the_first_that_fails_and_no_process_is_left(how, kind, sen
     before = set(psutil.Process().children(recursive=True))
     began = time.monotonic()
     with pytest.raises(kind, match=sentence):
-        workers.together(fail, how, count=2)
+        workers.spawn(fail, how, count=2)
     assert time.monotonic() - began < 60  # they would sleep for ten minutes
     left = set(psutil.Process().children(recursive=True)) - before
     assert [process for process in left if "resource_tracker" not in " ".join(process.cmdline())] == []
 
 
 def test_what_no_process_can_be_handed_is_said():
-    with pytest.raises(TypeError, match="No other process can be handed a lambda"):
-        workers.together(put, lambda: None, count=1)
+    with pytest.raises(TypeError, match="Another process cannot unpickle a lambda"):
+        workers.spawn(put, lambda: None, count=1)

@@ -30,7 +30,7 @@ def made_up(monkeypatch):
 
 def test_every_way_is_timed_to_the_loss_of_serial_training_at_its_best(made_up):
     found = workers_suite.learning_rates(rates=(0.01, 0.05), seeds=2, epochs=4, target_epochs=3)
-    assert set(found.way) == set(one_network.WAYS) and len(found) == 4 * len(one_network.WAYS)
+    assert set(found.way) == set(one_network.METHODS) and len(found) == 4 * len(one_network.METHODS)
     assert (found.target == 1.0).all()  # 2 - 10 * 0.05 * 2
     to_loss = found.set_index(["way", "learning_rate", "seed"]).seconds_to_loss
     assert to_loss[SERIAL_ONE, 0.05, 1] == 2.0 and to_loss[HOGWILD, 0.05, 0] == 1.0
@@ -41,7 +41,7 @@ def test_every_way_is_timed_to_the_loss_of_serial_training_at_its_best(made_up):
 def test_a_way_that_diverges_is_said_and_left_out(made_up, capsys):
     found = workers_suite.learning_rates(rates=(0.05, 2.0), seeds=1, epochs=4, target_epochs=3)
     assert "Hogwild: The loss of worker 1 is nan." in capsys.readouterr().err
-    assert len(found) == 2 * len(one_network.WAYS) - 1
+    assert len(found) == 2 * len(one_network.METHODS) - 1
 
 
 def test_a_way_is_at_its_best_where_its_median_seed_is_first_and_one_that_diverged_never_is():

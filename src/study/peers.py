@@ -1,4 +1,4 @@
-"""`make peers`: what a rebuild has no time for, measured with other frameworks, each in an environment of its own."""
+"""`make peers`: long measurements, many with other frameworks, each framework in its own environment."""
 
 import argparse
 import datetime
@@ -19,30 +19,30 @@ PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers
 
 
 def main(arguments=None):
-    """Build the environments, then measure every part, alone on the machine, into reports/peers/."""
+    """Build the environments, then measure all parts into reports/peers/; run it alone on the machine."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of them: {', '.join(PARTS)}")
     parser.add_argument("--build", action="store_true", help="only build")
-    given = parser.parse_args(arguments)
-    if unknown := sorted(set(given.parts) - PARTS.keys()):
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.parts) - PARTS.keys()):
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
     root = repository()
     failures = []
-    for wanted in sorted((root / "peers").glob("*.txt")):
+    for packages in sorted((root / "peers").glob("*.txt")):
         try:
-            build(wanted.stem, root=root)
+            build(packages.stem, root=root)
         except subprocess.CalledProcessError as failure:
-            failures.append(f"{wanted.stem} is not built: {failure}")
+            failures.append(f"{packages.stem} is not built: {failure}")
     for sentence in failures:
         print(sentence, file=sys.stderr)
-    if given.build:
+    if options.build:
         return 1 if failures else 0
     import turbanet as tn
     from study.measurement.machine import machine, machine_line
 
     tn.use_cores()
     folder = Path(root / "reports/peers")
-    for part in given.parts or PARTS:
+    for part in options.parts or PARTS:
         table = PARTS[part]()
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")

@@ -1,4 +1,4 @@
-"""Figures of agents: how they learn, what they cost, what they do in their worlds; arrays and an Axes in."""
+"""Figures of agents: learning, costs, behaviour; functions take arrays and an Axes and return the Axes."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +12,7 @@ from study.figures.plots import COLOURS, SMALL
 
 
 def learning(ax, steps, returns, band):
-    """Returns [update, member] against steps: every member thin, the interquartile mean thick in its band.
+    """Plot returns [update, member] against steps: members thin, the interquartile mean thick in its band.
 
     band : (mean, low, high) [update]
     """
@@ -26,7 +26,7 @@ def learning(ax, steps, returns, band):
 
 
 def profile(ax, thresholds, curves):
-    """The share of members above each return: curves {what: [threshold]}."""
+    """Plot the share of members above each return: curves {label: [threshold]}."""
     for name, curve in curves.items():
         ax.step(thresholds, 100 * curve, where="post", lw=1.2, label=name)
     ax.set(xlabel="return", ylabel="agents above it (%)", ylim=(0, 105))
@@ -36,7 +36,7 @@ def profile(ax, thresholds, curves):
 
 
 def seconds_per_agent(ax, table):
-    """Seconds of an agent against how many train at once: a table of members, warm and cold seconds of an agent."""
+    """Plot seconds of an agent, warm and cold, against the number trained: a table of members, warm, cold."""
     for kind, style in (("warm", "-"), ("cold", "--")):
         ax.plot(table.members, table[kind], style, color=COLOURS[OURS], marker="o", ms=3, lw=1, label=kind)
     ax.set_xscale("log", base=2)
@@ -49,12 +49,11 @@ def seconds_per_agent(ax, table):
 
 
 def costs(ax, table):
-    """A bar for each way of a table [way, seconds], logarithmic, with its number."""
+    """Plot a labelled bar on a logarithmic axis for each line of a table of way and seconds."""
     table = table[::-1]
-    colours = [COLOURS[OURS] if way.startswith(OURS) else COLOURS["PyTorch"] for way in table.way]
-    ax.barh(table.way, table.seconds, color=colours, height=0.6)
-    for place, value in enumerate(table.seconds):
-        ax.text(value, place, f" {value:.3g}", va="center", fontsize=SMALL)
+    colours = [COLOURS[OURS] if method.startswith(OURS) else COLOURS["PyTorch"] for method in table.way]
+    bars = ax.barh(table.way, table.seconds, color=colours, height=0.6)
+    ax.bar_label(bars, fmt=" {:.3g}", fontsize=SMALL)
     plots.logarithmic(ax, "x")
     ax.set(xlabel="seconds an agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
     ax.tick_params(axis="y", labelsize=SMALL)
@@ -63,7 +62,7 @@ def costs(ax, table):
 
 
 def cart_poles(axes, states, names):
-    """A cart and its pole in each Axes: states (x, angle), in metres and radians."""
+    """Draw a cart and its pole in each Axes: states (x, angle) in metres and radians."""
     for ax, (x, angle), name in zip(axes, states, names, strict=True):
         ax.plot([-2.4, 2.4], [0, 0], color="0.7", lw=0.8)
         ax.add_patch(Rectangle((x - 0.3, 0), 0.6, 0.3, color="0.3", lw=0))
@@ -74,31 +73,31 @@ def cart_poles(axes, states, names):
     return axes
 
 
-def boards(axes, food, place, names):
-    """The grid in each Axes: food [time, row, column], where agents are [time, agent, 2]."""
-    for ax, cells, where, name in zip(axes, food, place, names, strict=True):
+def boards(axes, food, positions, names):
+    """Draw the grid in each Axes: food [time, row, column], positions of agents [time, agent, 2]."""
+    for ax, cells, position, name in zip(axes, food, positions, names, strict=True):
         ax.imshow(1 - cells, cmap="Greens_r", vmin=-0.6, vmax=1.0)
-        ax.plot(where[:, 1], where[:, 0], "o", color=COLOURS[OURS], ms=2)
+        ax.plot(position[:, 1], position[:, 0], "o", color=COLOURS[OURS], ms=2)
         ax.set(xticks=[], yticks=[])
         ax.set_title(name, fontsize=SMALL)
     return axes
 
 
-def movie(food, place):
-    """`boards` one after the other, as an animation."""
+def movie(food, positions):
+    """Animate `boards` over time."""
     fig, ax = plt.subplots(figsize=(2.6, 2.6))
 
     def frame(time):
         ax.clear()
-        return boards([ax], food[[time]], place[[time]], [f"frame {time}"])
+        return boards([ax], food[[time]], positions[[time]], [f"frame {time}"])
 
-    made = FuncAnimation(fig, frame, frames=len(food), interval=150)
+    animation = FuncAnimation(fig, frame, frames=len(food), interval=150)
     plt.close(fig)
-    return made
+    return animation
 
 
 def foraging(ax, steps, own, one, *, at_random):
-    """What each agent ate against steps: with a network each, (mean, low, high) [update], with one, and at random."""
+    """Plot food eaten by each agent against steps: `own` networks (mean, low, high) [update], one network, random."""
     mean, low, high = own
     ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
     ax.plot(steps, mean, color=COLOURS[OURS], lw=1.2, label="a network each")
@@ -111,9 +110,9 @@ def foraging(ax, steps, own, one, *, at_random):
 
 
 def returns_by(ax, x, returns, what):
-    """A point an agent: {who: returns [member]} against a number of its environment, on a logarithm."""
-    for (name, own), (mark, colour) in zip(returns.items(), (("o", COLOURS[OURS]), ("x", "0.4")), strict=True):
-        ax.plot(x, own, mark, ms=3, color=colour, label=name)
+    """Plot returns {label: [member]} against a number of each agent's environment on a logarithmic axis."""
+    for (name, values), (mark, colour) in zip(returns.items(), (("o", COLOURS[OURS]), ("x", "0.4")), strict=True):
+        ax.plot(x, values, mark, ms=3, color=colour, label=name)
     plots.logarithmic(ax, "x")
     ax.set(xlabel=what, ylabel="return", ylim=(0, None))
     ax.legend(fontsize=SMALL)

@@ -5,9 +5,9 @@ from scipy import stats
 
 
 def interquartile_mean(returns, *, resamples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of the middle half of the members, and its 95 % interval by a bootstrap over them (Agarwal et al. 2021).
+    """Compute the mean of the members' middle half with a 95 % bootstrap interval over members (Agarwal et al. 2021).
 
-    returns: [..., member]. (mean, low, high) [...]; members without a number are left out.
+    returns : [..., member], NaN for members to leave out. Returns (mean, low, high), each [...].
     """
     returns = np.asarray(returns, float)
     found = []
@@ -16,9 +16,8 @@ def interquartile_mean(returns, *, resamples: int, seed: int = 0) -> tuple[np.nd
         if own.size < 2 or np.ptp(own) == 0:
             found.append([own.mean() if own.size else np.nan] * 3)
             continue
-        how = {"n_resamples": resamples, "method": "percentile", "rng": seed, "vectorized": True}
-        low, high = stats.bootstrap((own,), _middle, **how).confidence_interval
-        found.append([_middle(own), low, high])
+        bootstrap = stats.bootstrap((own,), _middle, n_resamples=resamples, method="percentile", rng=seed)
+        found.append([_middle(own), *bootstrap.confidence_interval])
     return tuple(np.transpose(found).reshape(3, *returns.shape[:-1]))
 
 
@@ -27,11 +26,11 @@ def _middle(values, axis=-1):
 
 
 def performance_profile(returns, thresholds) -> np.ndarray:
-    """The share of the members [member] whose return is above each threshold (Agarwal et al. 2021): [threshold]."""
+    """Compute the share of members whose return [member] exceeds each threshold (Agarwal et al. 2021): [threshold]."""
     return (np.asarray(returns)[:, None] > np.asarray(thresholds)).mean(0)
 
 
 def share(count: int, of: int) -> tuple[float, float, float]:
-    """(Share, low, high): how many of how many, with Wilson's 95 % interval."""
+    """Compute `count` / `of` with Wilson's 95 % interval: (share, low, high)."""
     interval = stats.binomtest(int(count), int(of)).proportion_ci(method="wilson")
     return count / of, float(interval.low), float(interval.high)

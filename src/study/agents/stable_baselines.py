@@ -1,22 +1,22 @@
-"""Stable-Baselines3's PPO of one agent by the settings of a `PPOConfig`, timed in a process of its own."""
+"""Stable-Baselines3's PPO for one agent with the settings of a `PPOConfig`, timed in its own process."""
 
 import itertools
 import json
-import subprocess
 import sys
 import time
 
 import joblib
 
+from study.pipeline import programs
 from turbanet.ppo import PPOConfig
 
 VECTORISED = "one process", "process per environment"
 
 
 def agent(config: PPOConfig, environment: str, *, vectorised: str = VECTORISED[0], seed: int = 0):
-    """Stable-Baselines3's PPO for a Gymnasium environment, as TurbaNet's agents are made.
+    """Make Stable-Baselines3's PPO for a Gymnasium environment with TurbaNet's settings.
 
-    Its value loss is not halved, ours is: its weight is half of ours. Tanh and orthogonal weights are its defaults.
+    Its value loss is not halved as ours is, so its weight is half. Tanh and orthogonal weights are its defaults.
     """
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -50,17 +50,13 @@ def agent(config: PPOConfig, environment: str, *, vectorised: str = VECTORISED[0
 
 
 def seconds(config: PPOConfig, environment: str, *, vectorised: str, threads: int, updates: int) -> float:
-    """Seconds that so many updates of one agent take in a process of its own, after one that warms up."""
+    """Time `updates` updates of one agent in a new process after a warm-up update: seconds."""
     call = json.dumps([config._asdict(), environment, vectorised, threads, updates])
-    done = subprocess.run([sys.executable, "-m", __name__, call], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"Stable-Baselines3 ended with {done.returncode}: {last}")
-    return float(done.stdout.split()[-1])
+    return float(programs.output([sys.executable, "-m", __name__, call], "Stable-Baselines3").split()[-1])
 
 
 def set_ups(config: PPOConfig, environment: str, *, updates: int, repeats: int):
-    """Seconds of one agent's whole training, read off `updates` of them, by every set-up: a table.
+    """Time one agent by every set-up, extrapolated from `updates` updates to its whole training: a table.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Agents by settings that others have published scores for, and other ways to train them."""
+"""Agents with settings that others have published scores for, and other methods to train them."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import time
 
 from study.agents import stable_baselines
+from study.pipeline import programs
 from turbanet.ppo import PPOConfig
 
 CARTPOLE, ACROBOT, PENDULUM = "CartPole-v1", "Acrobot-v1", "Pendulum-v1"
@@ -20,7 +21,7 @@ CLEANRL = PPOConfig(
     anneal=("lr",),
     clip_values=True,
 )
-ZOO = {  # of Stable-Baselines3, but for the noise on weights that it explores Pendulum with
+ZOO = {  # Stable-Baselines3's, without the noise on weights by which it explores Pendulum
     CARTPOLE: PPOConfig(
         lr=1e-3,
         n_steps=32,
@@ -43,13 +44,13 @@ ZOO = {  # of Stable-Baselines3, but for the noise on weights that it explores P
     ),
     PENDULUM: PPOConfig(lr=1e-3, n_steps=1024, n_envs=4, gamma=0.9, total_timesteps=100_000),
 }
-WAYS = {"TurbaNet": (2, 8), "jit(vmap(train))": (1, None), "jit(vmap(train)), two processes": (1, None)}
+METHODS = {"TurbaNet": (2, 8), "jit(vmap(train))": (1, None), "jit(vmap(train)), two processes": (1, None)}
 
 
 def cart_poles(agent, steps, *, seed=0):
-    """Where the cart is and how the pole leans, (metres, radians), at these steps of one greedy episode of an agent.
+    """Play one greedy episode and return the cart's position and the pole's angle, (metres, radians), at these steps.
 
-    agent : one network, without the member axis. An episode that has ended stands still.
+    agent : one network without a member axis. After its end an episode keeps its last state.
     """
     import gymnax
     import jax
@@ -57,18 +58,18 @@ def cart_poles(agent, steps, *, seed=0):
     env, params = gymnax.make(CARTPOLE)
     key = jax.random.key(seed)
     x, world = env.reset(key, params)
-    seen = []
+    states = []
     for _ in range(max(steps) + 1):
-        seen.append((float(world.x), float(world.theta)))
+        states.append((float(world.x), float(world.theta)))
         if env.is_terminated(world, params):
             break
         action = agent.apply_fn({"params": agent.params}, x)[0].mode()
         x, world, *_ = env.step_env(key, world, action, params)
-    return [seen[min(step, len(seen) - 1)] for step in steps]
+    return [states[min(step, len(states) - 1)] for step in steps]
 
 
 def setups(*, updates=20, repeats=3):
-    """Stable-Baselines3's seconds for one agent of CartPole by every set-up, for both settings: a table."""
+    """Time Stable-Baselines3's training of one CartPole agent by every set-up with both settings: a table."""
     import pandas as pd
 
     cases = {"CleanRL": CLEANRL, "zoo": ZOO[CARTPOLE]}
@@ -79,53 +80,49 @@ def setups(*, updates=20, repeats=3):
     return pd.concat(tables, ignore_index=True)
 
 
-def ways(*, members=64, timesteps=51_200, repeats=3, names=tuple(WAYS)):
-    """Seconds for an agent of CartPole by this library and by `jit(vmap(train))`, of the same program: a table.
+def methods(*, members=64, timesteps=51_200, repeats=3, names=tuple(METHODS)):
+    """Time CartPole agents by this library and by `jit(vmap(train))` of the same program: a table, seconds an agent.
 
-    The last way is two processes with half of the agents each, at once; each process of each way is a fresh one.
+    The last method runs two processes at once with half of the agents each; every run has new processes.
     """
     import pandas as pd
 
     lines = []
     for repeat in range(repeats):
-        for way in names:
-            devices, block = WAYS[way]
-            processes = 2 if "processes" in way else 1
+        for method in names:
+            devices, block = METHODS[method]
+            processes = 2 if "processes" in method else 1
             share = members // processes
             calls = [json.dumps([devices, block or share, share, timesteps]) for _ in range(processes)]
             command = [sys.executable, "-m", __name__]
             running = [subprocess.Popen([*command, call], stdout=subprocess.PIPE, text=True) for call in calls]
             found = [json.loads(process.communicate()[0]) for process in running]
             if any(process.returncode for process in running):
-                raise RuntimeError(f"{way} ended with {[process.returncode for process in running]}; see above.")
+                raise RuntimeError(f"{method} ended with {[process.returncode for process in running]}; see above.")
             warm, cold = (max(each[kind] for each in found) for kind in ("warm", "cold"))
             whole = CLEANRL.total_timesteps / timesteps / members
-            lines.append((way, repeat, warm * whole, cold - warm, max(each["megabytes"] for each in found)))
-            print(f"{way}: {lines[-1][2]:.2f} s an agent", flush=True)
+            lines.append((method, repeat, warm * whole, cold - warm, max(each["megabytes"] for each in found)))
+            print(f"{method}: {lines[-1][2]:.2f} s an agent", flush=True)
     return pd.DataFrame(lines, columns=["way", "repeat", "seconds", "startup_seconds", "megabytes"])
 
 
 def many(*, members=10_000):
-    """One update of so many agents of CartPole at the public package's defaults: seconds and peak memory, a table."""
+    """Measure one update of many CartPole agents at the public package's defaults: seconds and peak memory, a table."""
     import pandas as pd
 
     config = PPOConfig()
     timesteps = config.n_steps * config.n_envs
     call = json.dumps([2, 8, members, timesteps, "public"])
-    done = subprocess.run([sys.executable, "-m", __name__, call], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"{members} agents ended with {done.returncode}: {last}")
-    found = json.loads(done.stdout)
-    costs = {"seconds": found["cold"], "megabytes": found["megabytes"]}  # it runs once, compilation and all
+    found = json.loads(programs.output([sys.executable, "-m", __name__, call], f"{members} agents"))
+    costs = {"seconds": found["cold"], "megabytes": found["megabytes"]}  # a single run, with compilation
     return pd.DataFrame([{"members": members, "transitions": members * timesteps, **costs}])
 
 
-PARTS = {"agents_setups": setups, "agents_ways": ways, "agents_many": many}
+PARTS = {"agents_setups": setups, "agents_ways": methods, "agents_many": many}
 
 
 def _main(devices, block, members, timesteps, which="cleanrl"):
-    """Train twice, if that is short, and say what each took and the most memory that the process had."""
+    """Train, twice at CleanRL's settings, and print the seconds of each run and the process's peak memory as JSON."""
     import resource
 
     import turbanet as tn

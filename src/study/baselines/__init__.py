@@ -1,1 +1,1 @@
-"""The usual ways to train the same networks, from the same weights on the same rows in the same order, timed."""
+"""The usual methods to train the same networks, timed on the same weights, rows and order."""

@@ -15,14 +15,14 @@ from study.measurement import timing
 from study.measurement.compilation import cold
 from turbanet.ensembles.estimators import TurbaClassifier
 
-WAYS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
-FEW = 2  # networks off which the time of one process is read: it trains them one after the other
+METHODS = (OURS, SKLEARN_ONE, SKLEARN_TWO)
+FEW = 2  # networks that are timed in one process, as it trains one after the other
 
 
 class RowsClassifier(MLPClassifier):
-    """MLPClassifier that takes no weights, so that bagging hands it its rows.
+    """MLPClassifier without sample weights, so that bagging passes resampled rows instead.
 
-    Bootstrap rows as weights fail in scikit-learn's own mean where a small batch has none but zeros.
+    Bootstrap counts as weights fail in scikit-learn's weighted mean where a small batch has only zeros.
     """
 
     def fit(self, X, y):
@@ -30,7 +30,7 @@ class RowsClassifier(MLPClassifier):
 
 
 def estimators(*, members: int, hidden, epochs: int, batch_size: int, seed: int = 0, learning_rate: float = 0.001):
-    """{way: estimator}, untrained: bootstrap rows, ReLU, Adam, no weight decay, no early end."""
+    """Make {method: untrained estimator}: bootstrap rows, ReLU, Adam, no weight decay, no early stopping."""
     network = RowsClassifier(
         tuple(hidden),
         learning_rate_init=learning_rate,
@@ -48,55 +48,57 @@ def estimators(*, members: int, hidden, epochs: int, batch_size: int, seed: int 
         batch_size=batch_size,
         random_state=seed,
     )
-    theirs = [BaggingClassifier(network, members, n_jobs=jobs, random_state=seed) for jobs in (1, 2)]
-    return dict(zip(WAYS, [ours, *theirs], strict=True))
+    sklearn = [BaggingClassifier(network, members, n_jobs=jobs, random_state=seed) for jobs in (1, 2)]
+    return dict(zip(METHODS, [ours, *sklearn], strict=True))
 
 
 def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
-    """The ways trained in turn on the same rows, each repeat with a seed of its own that all ways share.
+    """Time all methods in turn on the same rows; each repeat has its own seed, which all methods share.
 
     Parameters
     ----------
     train, test : (x [row, feature], y [row])
-    repeats : timed runs of each way
-    seed : of the first repeat
-    settings : as `estimators` takes them
+    repeats : timed runs of each method
+    seed : of the first repeat; later ones count up
+    settings : arguments of `estimators`
 
     Returns
     -------
-    pandas table : way, median, low, high (s), repeats, accuracy (of the test rows, in [0, 1], the repeats' mean),
-        networks_timed. A swarm compiles anew in each of its runs; scikit-learn's processes are started before, by a
-        short training. One process trains the networks of two, so that they are not sat through twice: its seconds are
-        read off FEW of them, its accuracy is that of the two.
+    pandas table : way, median, low, high (s), repeats, accuracy (on the test rows, in [0, 1], mean over repeats),
+        networks_timed. A swarm compiles anew in each run; a short training before starts scikit-learn's processes. One
+        process trains the same networks as two, so it is timed on FEW of them and takes over the accuracy of the two.
     """
-    brief = {way: fitted(each, train) for way, each in estimators(**settings | {"epochs": 1, "members": 2}).items()}
-    np.testing.assert_array_equal(*(brief[way].predict(test[0]) for way in (SKLEARN_ONE, SKLEARN_TWO)))
+    short = estimators(**settings | {"epochs": 1, "members": 2})
+    brief = {method: fitted(estimator, train) for method, estimator in short.items()}
+    np.testing.assert_array_equal(*(brief[method].predict(test[0]) for method in (SKLEARN_ONE, SKLEARN_TWO)))
     members = settings["members"]
     networks = {OURS: members, SKLEARN_ONE: min(FEW, members), SKLEARN_TWO: members}
 
-    def run(estimator, seeds, forget):
-        with forget():
+    def run(estimator, seeds, context):
+        with context():
             return fitted(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
     turns = {}
-    for way in WAYS:
-        estimator = estimators(**settings | {"members": networks[way]})[way]
-        turns[way] = partial(run, estimator, itertools.count(seed), cold if way == OURS else contextlib.nullcontext)
+    for method in METHODS:
+        estimator = estimators(**settings | {"members": networks[method]})[method]
+        context = cold if method == OURS else contextlib.nullcontext
+        turns[method] = partial(run, estimator, itertools.count(seed), context)
     scores = {}
     seconds = timing.interleave(turns, repeats=repeats, warmup=0, results=scores)
-    seconds = {way: [each * members / networks[way] for each in seconds[way]] for way in WAYS}
-    accuracy = [float(np.mean(scores[way])) for way in (OURS, SKLEARN_TWO, SKLEARN_TWO)]
+    seconds = {method: [each * members / networks[method] for each in seconds[method]] for method in METHODS}
+    accuracy = [float(np.mean(scores[method])) for method in (OURS, SKLEARN_TWO, SKLEARN_TWO)]
     return timing.summary(seconds).assign(accuracy=accuracy, networks_timed=list(networks.values()))
 
 
 def fitted(estimator, data):
-    with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # it ends after its epochs, as asked
+    """Fit the estimator to data (x, y) without its warning that it has not converged."""
+    with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):  # the epochs are fixed on purpose
         return estimator.fit(*data)
 
 
 def speedup(table) -> tuple[float, float]:
-    """(time of scikit-learn's faster way over ours, our accuracy less the better of its two) in a `compare` table."""
-    of = table.set_index("way")
-    ours = of.loc[OURS]
-    theirs = of.loc[[SKLEARN_ONE, SKLEARN_TWO]]
-    return float(theirs["median"].min() / ours["median"]), float(ours.accuracy - theirs.accuracy.max())
+    """Return (time of scikit-learn's faster method over ours, our accuracy less its best) from a `compare` table."""
+    by_method = table.set_index("way")
+    ours = by_method.loc[OURS]
+    sklearn = by_method.loc[[SKLEARN_ONE, SKLEARN_TWO]]
+    return float(sklearn["median"].min() / ours["median"]), float(ours.accuracy - sklearn.accuracy.max())

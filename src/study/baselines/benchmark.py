@@ -1,4 +1,4 @@
-"""The benchmark suite: every workload trained every way, from the same weights on the same rows in the same order."""
+"""The benchmark suite: every workload by every method, from the same weights on the same rows in the same order."""
 
 import argparse
 import gc
@@ -17,7 +17,7 @@ import optax
 
 import turbanet as tn
 from study.baselines import methods, trainers, twins
-from study.figures.labels import FUSED, KEYS, LOOP, NAMES, OURS, PROCESSES, SCAN, SKLEARN, WAYS
+from study.figures.labels import FUSED, KEYS, LOOP, METHODS, NAMES, OURS, PROCESSES, SCAN, SKLEARN
 from study.measurement import roofline, timing
 from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
@@ -37,14 +37,14 @@ COLUMNS = (
     "peak_fraction",
     "peak_memory_mb",
 )
-RUNS = "runs"  # seconds a step of each repeat, in turn with the other ways'
+RUNS = "runs"  # seconds a step of each repeat, in turn with the other methods'
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Networks to train for `epochs`: x, y as `fit` takes them, batch_size None for full-batch steps.
+    """Networks to train for `epochs`; x, y and batch_size as `fit` takes them, None for full-batch steps.
 
-    loss: PyTorch's name for loss_fn. twin: one member's params -> a PyTorch network with these weights.
+    loss : PyTorch's name for loss_fn; twin : one member's params -> a PyTorch network with these weights
     """
 
     name: str
@@ -62,35 +62,35 @@ class Workload:
 
     @property
     def rows(self):
-        """Rows that a member trains on."""
+        """The number of rows that a member trains on."""
         return self.x.shape[1] if self.per_member else len(self.x)
 
     @property
     def steps(self):
-        """Steps of every member in one run."""
+        """The number of steps of every member in one run."""
         return self.epochs * -(-self.rows // (self.batch_size or self.rows))
 
     def first(self, members):
-        """The workload with its first members alone."""
+        """Return the workload with its first members only."""
         own = {"x": self.x[:members], "y": self.y[:members]} if self.per_member else {}
         return replace(self, members=members, **own)
 
     def swarm(self):
-        """The untrained networks, the same ones each time."""
+        """Make the untrained networks, the same ones each time."""
         sample = self.x[0, :1] if self.per_member else self.x[:1]
         return tn.TurbaTrainState.swarm(
             self.model, optax.adam(self.learning_rate), self.members, sample_input=sample, seed=0
         )
 
     def member(self, **changed):
-        """One member's untrained state in shapes alone, nothing computed; `changed`: fields of the model."""
+        """Return the shapes of one member's untrained state; `changed` replaces fields of the model."""
         sample = self.x[0, :1] if self.per_member else self.x[:1]
         model = self.model.clone(**changed)
         create = tn.TurbaTrainState._creator(model, optax.adam(self.learning_rate), sample)
         return jax.eval_shape(create, {"seed": 0, "id": 0})
 
     def operations(self):
-        """Floating-point operations of the matrix products in one member's step, forward and backward.
+        """Count the floating-point operations of matrix products in one member's step, forward and backward.
 
         A convolution counts by its window, however it is computed.
         """
@@ -101,7 +101,7 @@ class Workload:
 
 
 def workloads(quick: bool = False) -> dict[str, Workload]:
-    """The suite, {name: Workload}: data are random numbers of the real sets' shapes, which speed does not depend on."""
+    """Make the suite, {name: Workload}, on random numbers in the real data sets' shapes: values do not change speed."""
     rng = np.random.default_rng(0)
     share = 4 if quick else 1
 
@@ -129,32 +129,32 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     return {work.name: work for work in listed}
 
 
-def runs(work: Workload, *, plan, threads=None, names=WAYS) -> dict[str, Callable]:
-    """`ways.runs` of the workload: run() trains from the start to the end."""
-    how = {"epochs": work.epochs, "per_member": work.per_member, "segment": work.epochs, **_batch(work)}
-    how |= {"loss": work.loss, "learning_rate": work.learning_rate, "twin": work.twin}
-    return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **how)
+def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Callable]:
+    """Return `methods.runs` of the workload; run() trains from start to end."""
+    kwargs = {"epochs": work.epochs, "per_member": work.per_member, "segment": work.epochs}
+    kwargs |= {"batch_size": work.batch_size, "loss": work.loss, "learning_rate": work.learning_rate, "twin": work.twin}
+    return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **kwargs)
 
 
-def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, looped=None):
-    """A table of the workload's ways (COLUMNS and RUNS), each by its key: all warm, in turn, losses equal.
+def measure(work: Workload, *, plan, peak, repeats=3, names=METHODS, rtol=2e-3, looped=None):
+    """Time the workload's methods warm and in turn after checking equal losses: a table of COLUMNS and RUNS.
 
-    `cold_seconds` are those of a first run in all, tracing and compilation in it, the making of the networks not.
-    Networks trained one after the other cost the same each: with `looped`, a loop runs over so many of them alone, and
-    its seconds are those of all; its memory is not known.
+    A method stands by its key. `cold_seconds` are those of a whole first run with tracing and compilation, but without
+    making the networks. Networks trained one after the other cost the same each: with `looped`, loops train only so
+    many of them, and their seconds are scaled to all members; their memory is NaN.
     """
     import pandas as pd
 
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
     threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
     few = work.first(min(looped or work.members, work.members))
-    loops = runs(few, plan=plan, threads=threads, names=[way for way in names if way in (LOOP, FUSED)])
-    every = loops | runs(work, plan=plan, threads=threads, names=[way for way in names if way not in loops])
-    every = {way: every[way] for way in names if way in every}
+    loops = runs(few, plan=plan, threads=threads, names=[method for method in names if method in (LOOP, FUSED)])
+    every = loops | runs(work, plan=plan, threads=threads, names=[method for method in names if method not in loops])
+    every = {method: every[method] for method in names if method in every}
     first_seconds, memory = _first_runs(work, every, rtol)
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
-    table["cold_seconds"] = [first_seconds[way][1] for way in table.way]
+    table["cold_seconds"] = [first_seconds[method][1] for method in table.way]
     scale = np.where(table.way.isin(loops), work.members / few.members, 1)
     table.cold_seconds *= scale
     table["seconds_per_step"] *= scale / work.steps
@@ -166,19 +166,21 @@ def measure(work: Workload, *, plan, peak, repeats=3, names=WAYS, rtol=2e-3, loo
         members=work.members,
         ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
         cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),
-        compile_seconds=[compile_seconds(*first_seconds[way], np.median(seconds[way])) for way in table.way],
+        compile_seconds=[compile_seconds(*first_seconds[method], np.median(seconds[method])) for method in table.way],
         peak_fraction=operations / table.seconds_per_step / peak,
-        peak_memory_mb=np.where(scale > 1, np.nan, [memory[way] for way in table.way]),
+        peak_memory_mb=np.where(scale > 1, np.nan, [memory[method] for method in table.way]),
     )
-    table[RUNS] = [list(np.multiply(seconds[way], by / work.steps)) for way, by in zip(seconds, scale, strict=True)]
+    table[RUNS] = [
+        list(np.multiply(seconds[method], by / work.steps)) for method, by in zip(seconds, scale, strict=True)
+    ]
     return pd.DataFrame(table)[[*COLUMNS, RUNS]]
 
 
 @cold()
 def _first_runs(work, every, rtol):
-    """Run each way once, losses equal: {way: (seconds it says it compiled, seconds in all)}, {way: memory in MB}.
+    """Run each method once and check equal losses: {method: (compile seconds, all seconds)}, {method: memory in MB}.
 
-    A way that cannot is taken out of `every`, aloud.
+    Compile seconds are NaN where a method does not report them. One that fails is removed from `every` with a message.
     """
     seconds = {}
     memory = {}
@@ -192,24 +194,24 @@ def _first_runs(work, every, rtol):
                 print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
                 del every[name]
                 continue
-        memory[name] = np.nan if name == PROCESSES else peak_of()  # which others take
+        memory[name] = np.nan if name == PROCESSES else peak_of()  # child processes hold its memory
         seconds[name] = apart, first.seconds
         expected = losses if expected is None else expected
-        wide = 5 * rtol if name == SKLEARN else rtol  # whose Adam adds epsilon before it corrects the moments' bias
+        wide = 5 * rtol if name == SKLEARN else rtol  # its Adam adds epsilon before correcting the moments' bias
         same = expected[:, : losses.shape[1]]
         np.testing.assert_allclose(losses, same, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
     return seconds, memory
 
 
 def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate: float, seed: int = 0) -> dict:
-    """Seconds of a full-batch step of so many MLPs of one hidden layer: median, least, greatest of three warm runs."""
+    """Time a full-batch step of MLPs with one hidden layer: median, least and greatest seconds of three warm runs."""
     model = tn.MLP((hidden, 2))
     adam = optax.adam(learning_rate)
     swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
-    how = {"epochs": steps, "segment": steps, "progress": False}
+    kwargs = {"epochs": steps, "segment": steps, "progress": False}
     with cold():
-        first = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1]
-    runs = [tn.fit(swarm, x, y, tn.softmax_cross_entropy, **how)[1] for _ in range(3)]
+        first = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **kwargs)[1]
+    runs = [tn.fit(swarm, x, y, tn.softmax_cross_entropy, **kwargs)[1] for _ in range(3)]
     seconds = [run.steady_seconds / steps for run in runs]
     return {
         "members": members,
@@ -223,14 +225,14 @@ def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate:
 
 
 def chosen_plan(work: Workload, *, devices=None):
-    """The plan that `fit` takes for the workload."""
+    """Return the plan that `fit` chooses for the workload."""
     return tn.Plan(devices).resolve(work.swarm())
 
 
 def measured(name: str):
-    """What `make bench` left in reports/benchmark/<name>/: (a table, {the machine and what it could do at the most}).
+    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {machine and its peak rates}).
 
-    The table has COLUMNS with ways by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
+    The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
     paired repeats), cold_ratio, the `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
     """
     import pandas as pd
@@ -257,25 +259,21 @@ def measured(name: str):
     return table.astype({"repeats": int}), here
 
 
-def _batch(work):
-    return {"batch_size": work.batch_size}
-
-
 def main(arguments=None):
-    """Measure the suite and print its table; a whole run's goes to reports/benchmark/<device>/, others' to build/."""
+    """Measure the suite and print its table; a whole run writes to reports/benchmark/<device>/, others to build/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat")
     parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     tn.use_cores()
-    suite = workloads(given.quick)
-    if unknown := set(given.workloads or ()) - set(suite):
+    suite = workloads(options.quick)
+    if unknown := set(options.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
     device = jax.devices()[0].platform
     here = {"machine": machine_line(), **roofline.ceilings()}
     peak = 1e9 * here["matmul_peak_gflops"]
-    table, plans, failures = run(list(given.workloads or suite), quick=given.quick, peak=peak)
-    runner = os.environ.get("TURBANET_REPORTS")  # which publishes by itself
+    table, plans, failures = run(list(options.workloads or suite), quick=options.quick, peak=peak)
+    runner = os.environ.get("TURBANET_REPORTS")  # set by the notebook runner, which publishes itself
     folder = Path(runner or repository() / "build/benchmark" / device)
     print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -286,7 +284,7 @@ def main(arguments=None):
     repeats.to_csv(folder / "repeats.csv", index=False, float_format="%.4g")
     (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
     (folder / "machine.json").write_text(json.dumps(here, indent=2) + "\n")
-    if not (runner or given.quick or given.workloads or failures):
+    if not (runner or options.quick or options.workloads or failures):
         from study.pipeline import notebook
 
         folder = notebook.publish(folder, f"benchmark/{device}", root=repository())
@@ -297,11 +295,11 @@ def main(arguments=None):
 
 
 def run(names, *, quick=False, repeats=None, peak=None):
-    """Measure some of the suite: (their tables, one below the other, {name: plan taken}, {name: why it has no table}).
+    """Measure some workloads: (their concatenated tables, {name: plan}, {name: reason for a missing table}).
 
-    peak: operations a second that the machine could do at the most; measured, if None.
+    peak : the machine's peak in operations a second; None measures it
 
-    A workload whose ways train something else has no table; the others are measured all the same.
+    A workload whose methods end with different losses has no table; the others are still measured.
     """
     import pandas as pd
 
@@ -314,16 +312,16 @@ def run(names, *, quick=False, repeats=None, peak=None):
         begin = time.perf_counter()
         plan = chosen_plan(work)
         try:
-            how = {"repeats": repeats or (1 if quick else 3), "looped": 8 if quick else None}
-            table = measure(work, plan=plan, peak=peak, **how)
+            kwargs = {"repeats": repeats or (1 if quick else 3), "looped": 8 if quick else None}
+            table = measure(work, plan=plan, peak=peak, **kwargs)
         except AssertionError as error:
             failures[name] = " ".join(str(error).split())
             print(failures[name], file=sys.stderr)
             continue
         tables.append(table)
         plans[name] = plan
-        said = table.to_string(index=False, float_format="%.4g")
-        print(f"{said}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
+        text = table.to_string(index=False, float_format="%.4g")
+        print(f"{text}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS])
     return table, plans, failures
 

@@ -1,4 +1,4 @@
-"""k-fold the way it is done today: PyTorch, one network after the other or a process per core, on a swarm's rows."""
+"""k-fold cross-validation in PyTorch, one network after the other or a process per core, on a swarm's rows."""
 
 import dataclasses
 from functools import partial
@@ -20,7 +20,7 @@ from study.measurement.compilation import cold
 from study.measurement.machine import utilisation
 from turbanet.data.augment import draw
 
-FEW = 2  # networks that warm up, and that are sampled where they are trained one after the other
+FEW = 2  # networks for warm-up and, of a serial method, under `utilisation`
 SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
     "constant": None,
     "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=1e-6),
@@ -38,16 +38,17 @@ def train_folds(
     Parameters
     ----------
     x, y : [row, height, width, channel], int [row]
-    order : int [member, epoch, step, batch], the rows of each step, as `turbanet.batch_order` gives them
-    held_out : int [member, row], padded with -1: scored after each epoch, never changed
-    schedules : a name of SCHEDULERS for each network
-    augment, drawn : what changes training images, and what it drew (`draws`)
-    threads : PyTorch's during the call; None leaves them
+    order : int [member, epoch, step, batch], the rows of each step, from `turbanet.batch_order`
+    held_out : int [member, row], padded with -1; the validation rows, scored after each epoch, never augmented
+    schedules : names in SCHEDULERS, one for each network
+    augment, drawn : the augmentation of training images and its random draws (`draws`)
+    threads : PyTorch's threads during the call; None leaves them
 
     Returns
     -------
-    train_loss, validation_loss, accuracy : float64 [epoch, member]; seconds [member]; right [class, member], how many
-        held-out rows of each class the last epoch's network has right
+    train_loss, validation_loss, accuracy : float64 [epoch, member]
+    seconds : [member]
+    right : [class, member], correctly classified validation rows of each class after the last epoch
     """
     x, y, order = torch.tensor(x), torch.tensor(y, dtype=torch.long), torch.tensor(order, dtype=torch.long)
     drawn = jax.tree.map(torch.tensor, drawn)
@@ -57,10 +58,10 @@ def train_folds(
     with trainers.torch_threads(threads):
         for member, twin in enumerate(twins):
             rows = torch.as_tensor(held_out[member][held_out[member] >= 0], dtype=torch.long)
-            own = jax.tree.map(lambda leaf, member=member: leaf[member], drawn)
-            how = {"learning_rate": learning_rate, "augment": augment, "drawn": own}
+            of_member = jax.tree.map(lambda leaf, member=member: leaf[member], drawn)
+            kwargs = {"learning_rate": learning_rate, "augment": augment, "drawn": of_member}
             with timing.stopwatch() as watch:
-                losses, prediction = _train_fold(twin, x, y, order[member], rows, schedules[member], **how)
+                losses, prediction = _train_fold(twin, x, y, order[member], rows, schedules[member], **kwargs)
             seconds[member] = watch.seconds
             scores[:, :, member] = losses.T
             found = y[rows][prediction == y[rows]]
@@ -69,7 +70,7 @@ def train_folds(
 
 
 def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment, drawn):
-    """`train_folds` of one network: (training loss, validation loss, accuracy) of each epoch, its last choices."""
+    """Train one network: ([epoch, (training loss, validation loss, accuracy)], its last predicted classes)."""
     loss_fn = torch.nn.functional.cross_entropy
     optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
     scheduler = SCHEDULERS[schedule] and SCHEDULERS[schedule](optimizer)
@@ -99,13 +100,13 @@ def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment
 
 
 def train_folds_in_processes(twins, x, y, *, order, held_out, schedules, drawn=None, processes=None, **settings):
-    """`train_folds` in processes of one thread each (None: one per core), networks dealt out in turn."""
+    """Run `train_folds` in processes of one thread each (None: one per core); networks are dealt out in turn."""
     own = {"order": order, "held_out": held_out, "schedules": np.asarray(schedules), "drawn": drawn}
     return trainers.in_processes(train_folds, twins, own, x=x, y=y, processes=processes, **settings)
 
 
 def draws(swarm, augment, *, steps, rows):
-    """What `augment` draws for each member's next `steps` batches of `rows`: a tree of [member, step, row, ...]."""
+    """Draw `augment`'s random numbers for each member's next `steps` batches of `rows`: [member, step, row, ...]."""
 
     def of_step(state, step):
         return draw(augment, state.replace(step=state.step + step), rows)
@@ -113,12 +114,12 @@ def draws(swarm, augment, *, steps, rows):
     def of_member(state):
         return jax.vmap(of_step, (None, 0))(state, np.arange(steps))
 
-    few = swarm.replace(params={}, opt_state={}, collections={}, schedule=None)  # only identity and step matter
-    return jax.device_get(jax.jit(jax.vmap(of_member))(few))
+    light = swarm.replace(params={}, opt_state={}, collections={}, schedule=None)  # only identity and step matter
+    return jax.device_get(jax.jit(jax.vmap(of_member))(light))
 
 
 def changed(augment, drawn, x):
-    """`augment.apply` in PyTorch: x [row, height, width, channel] changed as drawn."""
+    """Apply the drawn augmentation to x [row, height, width, channel] in PyTorch, as `augment.apply` does in JAX."""
     if isinstance(augment, tn.Chain):
         for change, own in zip(augment.changes, drawn, strict=True):
             x = changed(change, own, x)
@@ -134,12 +135,12 @@ def changed(augment, drawn, x):
 
 
 def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
-    """{way: run}: each trains the networks of the swarm `start` from the same weights on the same rows and draws.
+    """Make {method: run}: each trains the networks of the swarm `start` from the same weights, rows and draws.
 
     run(epochs, rate, members) -> (train_loss, validation_loss, accuracy: [epoch, member]; seconds [member]; right
-    [class, member], None of the swarm; compile seconds), where the swarm always trains all members, the others the
-    first ones. rows and held_out: int [member, row]; schedules: a name a member; twin(params) makes one member's
-    PyTorch network.
+    [class, member], None for the swarm; compile seconds). The swarm trains all members, the others the first
+    `members`. rows and held_out : int [member, row]; schedules : a name for each member; twin(params) makes one
+    member's PyTorch network.
     """
     order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size, equal_steps=True)
     steps = order.shape[1] * order.shape[2]
@@ -149,10 +150,10 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
 
     def ours(epochs=epochs, rate=learning_rate, members=None):
         swarm = start if rate == learning_rate else tn.with_hyperparameters(start, learning_rate=rate)
-        how = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "plan": plan, "progress": False}
-        how["equal_steps"] = True  # as the others take the order
-        held = {"validation": (x, y), "validation_rows": held_out, "metric": tn.accuracy}
-        history = tn.fit(swarm, x, y, loss, **how, **held)[1]
+        kwargs = {"epochs": epochs, "batch_size": batch_size, "rows": rows, "plan": plan, "progress": False}
+        kwargs["equal_steps"] = True  # as in `order`
+        validation = {"validation": (x, y), "validation_rows": held_out, "metric": tn.accuracy}
+        history = tn.fit(swarm, x, y, loss, **kwargs, **validation)[1]
         each = np.full(len(start), history.steady_seconds / len(start))
         scores = history.train_loss, history.validation_loss, history.validation_metric
         return *scores, each, None, history.compile_seconds
@@ -160,8 +161,8 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
     def pytorch(train, epochs=epochs, rate=learning_rate, members=None, **more):
         few = jax.tree.map(lambda leaf: leaf[:members], {"order": order[:, :epochs], "drawn": drawn})
         few |= {"held_out": np.asarray(held_out)[:members], "schedules": list(schedules)[:members]}
-        how = {"epochs": epochs, "learning_rate": rate, "augment": augment}
-        return *train(begin()[:members], x, y, **few, **how, **more), np.nan
+        kwargs = {"epochs": epochs, "learning_rate": rate, "augment": augment}
+        return *train(begin()[:members], x, y, **few, **kwargs, **more), np.nan
 
     return {
         OURS: ours,
@@ -173,7 +174,7 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One architecture, cross-validated every way; see `runs` and `measure` for results, times and use."""
+    """One architecture, cross-validated by every method; `runs` and `measure` say what results, times and use are."""
 
     found: tn.CrossValidation
     results: dict
@@ -181,24 +182,24 @@ class Comparison:
     use: dict
 
     def seconds(self):
-        """A table of schedule, way, seconds: the median of the runs, shared out by what a schedule's networks took."""
+        """Tabulate schedule, way, seconds: each method's median, split in proportion to the schedules' own seconds."""
         import pandas as pd
 
         each = pd.Series(self.results[PROCESSES][3])
         share = each.groupby(self.found.members.schedule, sort=False).sum() / each.sum()
         lines = []
-        for way, whole in self.times.groupby("way", sort=False).seconds.median().items():
-            lines += [(name, way, whole * part) for name, part in share.items()]
+        for method, whole in self.times.groupby("way", sort=False).seconds.median().items():
+            lines += [(name, method, whole * part) for name, part in share.items()]
         return pd.DataFrame(lines, columns=["schedule", "way", "seconds"])
 
-    def accuracy(self, way):
-        """Share of right held-out rows after the last epoch: a table of schedule, fold, seed, accuracy."""
-        return self.found.members.drop(columns="member").assign(accuracy=self.results[way][2][-1])
+    def accuracy(self, method):
+        """Tabulate validation accuracy after the last epoch: schedule, fold, seed, accuracy."""
+        return self.found.members.drop(columns="member").assign(accuracy=self.results[method][2][-1])
 
     def class_accuracy(self, y):
-        """PyTorch's share of right held-out rows of each class, the folds together: a table [schedule, class].
+        """Tabulate PyTorch's validation accuracy of each class over all folds: [schedule, class].
 
-        y: int [row], the labels of all rows.
+        y : int [row], the labels of all rows
         """
         import pandas as pd
 
@@ -229,20 +230,20 @@ def compare(
     repeats,
     sampled=(PROCESSES,),
 ) -> Comparison:
-    """`turbanet.cross_validate` of one architecture under Adam, and the same networks trained the other ways."""
+    """Cross-validate one architecture under Adam by `turbanet.cross_validate` and by the other methods."""
     adam = optax.inject_hyperparams(optax.adam, static_args=("b1", "b2", "eps"))(learning_rate=learning_rate)
-    how = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
+    kwargs = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
     job = {"folds": folds, "stratified": True, "schedules": schedules, "key": seed, "progress": False}
     loss = tn.softmax_cross_entropy
     with cold(), utilisation() as use_of_swarm:
-        found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **how)
+        found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **kwargs)
     history = found.histories[name]
     schedules = list(found.members.schedule)
     fold = found.members.fold.to_numpy()
     start = tn.TurbaTrainState.swarm(model, adam, len(fold), sample_input=x[:1], seed=seed)
     start = tn.with_schedule(start, schedules)
     rows = {"rows": found.train_rows[fold], "held_out": found.validation_rows[fold], "schedules": schedules}
-    every = runs(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **how)
+    every = runs(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **kwargs)
     results, times, use = measure(every, epochs=epochs, timed_epochs=timed_epochs, repeats=repeats, sampled=sampled)
     np.testing.assert_array_equal(results[OURS][0], history.train_loss[:timed_epochs])
     scores = history.train_loss, history.validation_loss, history.validation_metric
@@ -254,16 +255,16 @@ def compare(
 
 
 def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), rate=1e-5, rtol=5e-4):
-    """Time every way, in turn, and score PyTorch: ({way: result}, times, {way: use of the machine in a whole run}).
+    """Time every method in turn and score PyTorch: ({method: result}, times, {method: utilisation of a whole run}).
 
-    An epoch of FEW members at the learning rate `rate` warms up and asserts equal training losses; at a higher one, or
-    for longer, deep networks diverge with any change of rounding. An epoch costs the same each time: a timed run has
-    `timed_epochs` of them, and networks trained one after the other cost the same each: a timed run has one.
-    The ways in `sampled` are run once to the end under `machine.utilisation`, on all members by the processes, whose
-    scores are PyTorch's, on FEW by others.
+    One epoch of FEW members at the learning rate `rate` warms up and must give equal training losses; at a higher rate,
+    or for longer, deep networks drift apart with any change of rounding. Epochs cost the same, so a timed run has
+    `timed_epochs`; networks trained one after the other cost the same, so a serial method is timed on one. The methods
+    in `sampled` run once to the end under `machine.utilisation`: the processes on all members, which gives PyTorch's
+    scores, the others on FEW.
 
-    times: a table of way, repeat, seconds (of the training of all members for all epochs, as the way says itself: what
-    it sends to its processes and what it compiles is apart), compile_seconds and networks_timed.
+    times : a table of way, repeat, seconds (to train all members for all epochs, as the method itself reports, without
+    compilation and data sent to processes), compile_seconds, networks_timed
     """
     import pandas as pd
 
@@ -276,10 +277,10 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     results = {}
     for repeat in range(repeats):
         for name, run in runs.items():
-            few = 1 if name in (SERIAL, SERIAL_ONE) else None  # each costs the same
-            results[name] = run(epochs=timed_epochs, members=few)
+            count = 1 if name in (SERIAL, SERIAL_ONE) else None  # networks cost the same
+            results[name] = run(epochs=timed_epochs, members=count)
             each = results[name][3]
-            seconds = _in_all(name, each, members) * epochs / timed_epochs
+            seconds = _total_seconds(name, each, members) * epochs / timed_epochs
             lines.append((name, repeat, seconds, first[name][-1], len(each)))
     use = {}
     for name in sampled:
@@ -289,8 +290,8 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     return results, pd.DataFrame(lines, columns=columns), use
 
 
-def _in_all(name, each, members):
-    """Seconds for all members, given each one's seconds of a run: of the slowest process where there are several."""
+def _total_seconds(name, each, members):
+    """Scale the members' own seconds of a run to all members; of several processes the slowest counts."""
     if name != PROCESSES:
         return each.mean() * members
     count = min(joblib.cpu_count(), len(each))
@@ -298,9 +299,9 @@ def _in_all(name, each, members):
 
 
 def accuracy_table(accuracy, *, folds):
-    """Percent right of each model and schedule over the folds, with the interval of `difference`, in percentage points.
+    """Tabulate each model's and schedule's accuracy over the folds in percent, with the interval of `difference`.
 
-    accuracy: a table of model, schedule, accuracy and serial (PyTorch's, of the same networks), one line a fold.
+    accuracy : a table of model, schedule, accuracy and serial (PyTorch's, of the same networks), one line a fold
     """
     import pandas as pd
 
@@ -311,7 +312,7 @@ def accuracy_table(accuracy, *, folds):
         mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
         gap = difference(own, serial, train=folds - 1, test=1)[:3]
         line = [mean, low, high, serial.mean(), *gap, own.std()]
-        lines.append((model, schedule, *np.round(line, 9)))  # without what rounding leaves of no gap
+        lines.append((model, schedule, *np.round(line, 9)))  # a gap of zero shows no rounding error
     columns = [
         "swarm (%)",
         "low",
@@ -326,10 +327,11 @@ def accuracy_table(accuracy, *, folds):
 
 
 def difference(a, b, *, train, test, level=0.95):
-    """The paired comparison of two networks' scores [fold]: (mean of a - b, low, high, p).
+    """Compare two networks' scores [fold] in pairs: (mean of a - b, low, high, p).
 
-    Student's t with the variance corrected for training rows that folds share (Nadeau and Bengio 2003); train, test:
-    rows of a fold.
+    Student's t with the variance corrected for training rows that folds share (Nadeau and Bengio 2003).
+
+    train, test : the rows of a fold's two parts, or their proportion
     """
     from scipy import stats
 

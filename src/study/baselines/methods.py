@@ -1,4 +1,4 @@
-"""The one table of ways: each trains a swarm's networks from the same weights, on the same rows in the same order."""
+"""The table of methods: each trains a swarm's networks from the same weights, on the same rows in the same order."""
 
 import copy
 from functools import cache, partial
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from study.baselines import trainers
-from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, OURS, PROCESSES, SCAN, SKLEARN, STEPS, WAYS
+from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, METHODS, OURS, PROCESSES, SCAN, SKLEARN, STEPS
 from study.measurement import timing
 from study.measurement.compilation import cold, compile_seconds
 from turbanet.core.plan import Plan
@@ -31,22 +31,22 @@ def runs(
     per_member=False,
     segment=None,
     threads=None,
-    names=WAYS,
+    names=METHODS,
 ):
-    """{way: run} of the ways named; each run begins with the swarm's weights.
+    """Make {method: run} of the named methods; each run starts from the swarm's weights.
 
     Parameters
     ----------
-    swarm, x, y, loss_fn, plan, epochs, batch_size, per_member, segment : as `fit` takes them; the swarm has Adam
-    loss, learning_rate : the same for PyTorch, "cross_entropy" or "mse"
+    swarm, x, y, loss_fn, plan, epochs, batch_size, per_member, segment : arguments of `fit`; the swarm has Adam
+    loss, learning_rate : PyTorch's loss, "cross_entropy" or "mse", and the rate of Adam
     twin : one member's params -> a PyTorch network with these weights
-    threads : PyTorch's, where it trains in this process
-    names : some of WAYS; scikit-learn is left out where it cannot train the same networks
+    threads : PyTorch's threads in this process
+    names : a selection of METHODS; scikit-learn is left out where it cannot train the same networks
 
     Returns
     -------
-    runs : run(epochs), at most the job's where batches are drawn, -> (losses [epoch, member], seconds it spent
-        compiling, NaN where that is not apart)
+    runs : run(epochs) -> (losses [epoch, member], compile seconds, NaN where the method does not report them); with
+        batches, at most `epochs` epochs
     """
     rows = x.shape[1] if per_member else len(x)
     order = None if batch_size is None else batch_order(swarm, rows, epochs=epochs, batch_size=batch_size)
@@ -57,24 +57,24 @@ def runs(
         return {"order": None if order is None else order[:, :epochs], "epochs": epochs}
 
     def ours(plan, epochs=epochs):
-        how = {"batch_size": batch_size, "per_member": per_member, "segment": segment, "plan": plan}
-        history = fit(swarm, x, y, loss_fn, epochs=epochs, progress=False, **how)[1]
+        kwargs = {"batch_size": batch_size, "per_member": per_member, "segment": segment, "plan": plan}
+        history = fit(swarm, x, y, loss_fn, epochs=epochs, progress=False, **kwargs)[1]
         return history.train_loss, history.compile_seconds
 
     def steps(epochs=epochs):
         return trainers.train_steps(swarm, x, y, loss_fn, per_member=per_member, **job(epochs))[1], np.nan
 
     def pytorch(train, epochs=epochs, **more):
-        how = {"loss": loss, "learning_rate": learning_rate, "per_member": per_member, **job(epochs)}
-        return train(begin(), x, y, **how, **more), np.nan
+        kwargs = {"loss": loss, "learning_rate": learning_rate, "per_member": per_member, **job(epochs)}
+        return train(begin(), x, y, **kwargs, **more), np.nan
 
     @cache
     def compiled():
         network = copy.deepcopy(begin()[0])
         return {"network": network, "compiled": torch.compile(network)}
 
-    def train_compiled(*data, **how):
-        return trainers.train_compiled(*data, **compiled(), **how)
+    def train_compiled(*data, **kwargs):
+        return trainers.train_compiled(*data, **compiled(), **kwargs)
 
     def sklearn(epochs=epochs):
         return trainers.train_sklearn(swarm, x, y, learning_rate=learning_rate, **job(epochs)), np.nan
@@ -95,24 +95,24 @@ def runs(
 
 
 def fit_in_turns(swarm, x, y, loss_fn, *, epochs, turn, **settings):
-    """`fit`, `turn` epochs at a time: yields (swarm, History) until `epochs` are trained."""
+    """Call `fit` for `turn` epochs at a time and yield (swarm, History) until `epochs` are trained."""
     for start in range(0, epochs, turn):
         swarm, history = fit(swarm, x, y, loss_fn, epochs=min(turn, epochs - start), **settings)
         yield swarm, history
 
 
 def loop_in_turns(twins, x, y, *, order, turn, learning_rate, fused=False, **settings):
-    """`baselines.train_loop` of copies of the twins, `turn` epochs at a time: yields (networks, losses)."""
+    """Call `train_loop` on copies of the twins for `turn` epochs at a time and yield (networks, losses)."""
     networks = copy.deepcopy(twins)
     optimizers = trainers.adams(networks, learning_rate=learning_rate, fused=fused)
-    how = {"learning_rate": learning_rate, "optimizers": optimizers, **settings}
+    kwargs = {"learning_rate": learning_rate, "optimizers": optimizers, **settings}
     for start in range(0, order.shape[1], turn):
         part = order[:, start : start + turn]
-        yield networks, trainers.train_loop(networks, x, y, order=part, epochs=part.shape[1], **how)
+        yield networks, trainers.train_loop(networks, x, y, order=part, epochs=part.shape[1], **kwargs)
 
 
 def restored(swarm, twin, device="cpu"):
-    """A function that gives the members' PyTorch networks, each time with the swarm's weights."""
+    """Return a function that resets the members' PyTorch networks to the swarm's weights and returns them."""
     networks = [twin(state.params).to(device) for state in swarm]
     start = [{name: weight.clone() for name, weight in network.state_dict().items()} for network in networks]
 
@@ -125,18 +125,18 @@ def restored(swarm, twin, device="cpu"):
 
 
 def assert_equal_losses(runs, epochs, rtol=1e-3):
-    """Raise AssertionError unless every way ends `epochs` epochs with the same losses."""
+    """Raise AssertionError unless all methods have the same losses after `epochs` epochs."""
     losses = {name: np.asarray(run(epochs)[0]) for name, run in runs.items()}
     for name, loss in losses.items():
         np.testing.assert_allclose(loss, losses[OURS], rtol=rtol, err_msg=f"{name} trains something else")
 
 
-def time_ways(runs, epochs, *, segment, repeats):
-    """A table of way, repeat, seconds, steps and compile_seconds of full-batch ways, in turn, each warm.
+def time_methods(runs, epochs, *, segment, repeats):
+    """Time full-batch methods warm and in turn: a table of way, repeat, seconds, steps and compile_seconds.
 
-    Seconds for all `epochs` are read off `steps` of them (`timing.extrapolate`); ours runs whole segments, for which
-    its program is compiled. What that takes is measured as in a new process; of a way that does not say so itself, it
-    is what its first step took beyond its second.
+    Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`); ours runs whole segments, for
+    which its program is compiled. Compilation is measured as in a new process; where a method does not report it, it is
+    the first step's time beyond the second's.
     """
     compiled = {}
     with cold():
@@ -152,6 +152,6 @@ def time_ways(runs, epochs, *, segment, repeats):
 
 
 def _known_to_sklearn(swarm):
-    """Whether it has such networks: it knows no convolution or recurrence, and gives two classes one output."""
+    """Whether MLPClassifier has such networks: only dense layers, and at least three classes, each with an output."""
     layers = swarm.params
     return all(name.startswith("Dense_") for name in layers) and len(layers[f"Dense_{len(layers) - 1}"]["bias"][0]) > 2

@@ -21,35 +21,34 @@ NETWORK = "GridSearchCV of MLPClassifier"
 
 
 def searches(*, members, learning_rates, weight_decays, folds: int, seed: int = 0, **settings) -> dict:
-    """{(way, networks of a candidate): search}, untrained; one network alone sees all rows, several bootstrap rows.
+    """Make {(method, networks of a candidate): unfitted search}; a single network sees all rows, several bootstrap.
 
-    scikit-learn's own network has no swarm to be of: it stands beside one network alone, in two processes, and decays
-    by the loss, as its Adam does, where ours decays the weights themselves. In blocks of one network a swarm computes
-    what `GridSearchCV` does with one, to the last bit.
+    scikit-learn's MLPClassifier compares with a single network, in two processes; its Adam adds weight decay to the
+    loss, ours decays the weights themselves. In blocks of one network a swarm equals `GridSearchCV` of one to the bit.
     """
-    ours = {"learning_rate": learning_rates, "weight_decay": weight_decays}
-    theirs = {"learning_rate_init": learning_rates, "alpha": weight_decays}
+    grid = {"learning_rate": learning_rates, "weight_decay": weight_decays}
+    sklearn_grid = {"learning_rate_init": learning_rates, "alpha": weight_decays}
     found = {}
     for count in members:
         estimators = bagging.estimators(members=count, seed=seed, **settings)
         swarm = estimators[OURS].set_params(bootstrap=count > 1)
-        found[TOGETHER, count] = TurbaSearchCV(swarm, ours, cv=folds)
-        found[ONE_BY_ONE, count] = GridSearchCV(swarm, ours, cv=folds)
+        found[TOGETHER, count] = TurbaSearchCV(swarm, grid, cv=folds)
+        found[ONE_BY_ONE, count] = GridSearchCV(swarm, grid, cv=folds)
         if count == 1:
-            found[ALONE, count] = TurbaSearchCV(clone(swarm).set_params(plan=Plan(block=1)), ours, cv=folds)
+            found[ALONE, count] = TurbaSearchCV(clone(swarm).set_params(plan=Plan(block=1)), grid, cv=folds)
             network = clone(estimators[SKLEARN_ONE].estimator).set_params(random_state=seed)
-            found[NETWORK, count] = GridSearchCV(network, theirs, cv=folds, n_jobs=2)
+            found[NETWORK, count] = GridSearchCV(network, sklearn_grid, cv=folds, n_jobs=2)
     return found
 
 
 def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
-    """Each of `searches` once cold, where it compiles and starts its processes, then all in turn, warm.
+    """Time `searches`: each once cold, with compilation and start of processes, then all in turn, warm.
 
     Returns
     -------
-    pandas table : way, networks (of a candidate), cold, median, low, high (s), score (of the best candidate, the mean
-        over folds), gap and typical_gap (the largest and the median difference of a candidate's score from
-        GridSearchCV's of the same estimator, NaN where the networks are others)
+    pandas table : way, networks (of a candidate), cold, median, low, high (s), score (the best candidate's mean over
+        folds), gap and typical_gap (largest and median absolute difference of a candidate's score from GridSearchCV's
+        with the same estimator, NaN where the networks differ)
     """
     made = searches(**settings)
     calls = {name: partial(bagging.fitted, search, (x, y)) for name, search in made.items()}
@@ -57,13 +56,13 @@ def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
     table = timing.summary(timing.interleave(calls, repeats=repeats))
     scores = {name: search.cv_results_["mean_test_score"] for name, search in made.items()}
     gaps = [np.abs(each - scores[ONE_BY_ONE, count]) for (_, count), each in scores.items()]
-    ours = [way in (TOGETHER, ALONE) for way, _ in made]
-    way, networks = zip(*made, strict=True)
+    comparable = [method in (TOGETHER, ALONE) for method, _ in made]
+    method, networks = zip(*made, strict=True)
     best = [search.best_score_ for search in made.values()]
     table = table.drop(columns="way").assign(cold=[seconds for (seconds,) in first.values()], score=best)
-    table["gap"] = [each.max() if own else np.nan for each, own in zip(gaps, ours, strict=True)]
-    table["typical_gap"] = [np.median(each) if own else np.nan for each, own in zip(gaps, ours, strict=True)]
-    table.insert(0, "way", way)
+    table["gap"] = [gap.max() if same else np.nan for gap, same in zip(gaps, comparable, strict=True)]
+    table["typical_gap"] = [np.median(gap) if same else np.nan for gap, same in zip(gaps, comparable, strict=True)]
+    table.insert(0, "way", method)
     table.insert(1, "networks", networks)
     return table
 

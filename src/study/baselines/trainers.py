@@ -1,4 +1,4 @@
-"""The same networks trained the usual ways: PyTorch loop, torch.func, processes, scikit-learn, a step per dispatch."""
+"""The usual methods to train the same networks in PyTorch: a loop, torch.func's vmap, torch.compile."""
 
 import contextlib
 import copy
@@ -33,16 +33,16 @@ def train_loop(
     threads: int | None = None,
     optimizers: Sequence[torch.optim.Adam] | None = None,
 ) -> np.ndarray:
-    """Train each network after the other with Adam, in place, the way people do.
+    """Train one network after the other in place with Adam.
 
     Parameters
     ----------
     x, y : arrays [row, ...], or [member, row, ...] with `per_member`
     loss : "cross_entropy" (logits; integer labels or one-hot) or "mse", mean over the batch
-    order : int [member, epoch, step, batch], the rows of each step; None: every row, one step per epoch
+    order : int [member, epoch, step, batch], the rows of each step; None takes all rows in one step per epoch
     fused : PyTorch's fused Adam instead of its default
     threads : PyTorch's threads during the call; None leaves them
-    optimizers : what `adams` made, to go on where an earlier call ended; None begins anew
+    optimizers : from `adams`, to continue an earlier call; None starts anew
 
     Returns
     -------
@@ -71,7 +71,7 @@ def train_loop(
 
 
 def adams(twins: Sequence[nn.Module], *, learning_rate: float, fused: bool = False) -> list[torch.optim.Adam]:
-    """One Adam a network, PyTorch's default or its fused one, for `train_loop` to go on with."""
+    """Make an Adam for each network, PyTorch's default or its fused one; `train_loop` can continue with them."""
     return [_adam(twin.parameters(), learning_rate, fused) for twin in twins]
 
 
@@ -80,8 +80,8 @@ def train_func(
 ) -> np.ndarray:
     """Train all networks at once with torch.func's vmap; arguments, errors and losses as in `train_loop`.
 
-    One Adam moves the stacked parameters, which equals one Adam each: it is elementwise. Running statistics of batch
-    normalisation, which vmap cannot write to, stay as they were.
+    One Adam updates the stacked parameters, which equals one Adam each because Adam is elementwise. Running statistics
+    of batch normalisation, which vmap cannot write to, are not updated.
     """
     loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
     skeleton = replace_all_batch_norm_modules_(copy.deepcopy(twins[0]).to("meta"))
@@ -115,26 +115,26 @@ def train_func(
 
 
 def train_compiled(twins, x, y, *, network, compiled, order=None, epochs, per_member=False, **settings) -> np.ndarray:
-    """`train_loop` on `compiled`, torch.compile's form of `network`: each twin's weights are put into it in turn.
+    """Run `train_loop` on `compiled`, torch.compile's form of `network`, with each twin's weights in turn.
 
-    The twins keep their weights.
+    The twins keep their initial weights.
     """
     losses = np.empty((epochs, len(twins)))
     for member, twin in enumerate(twins):
         network.load_state_dict(twin.state_dict())
-        own = slice(member, member + 1)
-        rows = None if order is None else order[own]
-        pair = (x[own], y[own]) if per_member else (x, y)
+        one = slice(member, member + 1)
+        rows = None if order is None else order[one]
+        pair = (x[one], y[one]) if per_member else (x, y)
         job = {"order": rows, "epochs": epochs, "per_member": per_member}
-        losses[:, own] = train_loop([compiled], *pair, **job, **settings)
+        losses[:, one] = train_loop([compiled], *pair, **job, **settings)
     return losses
 
 
 def train_processes(
     twins, x, y, *, epochs, order=None, per_member=False, processes: int | None = None, **settings
 ) -> np.ndarray:
-    """`train_loop` in processes of one thread each (None: one per core), members dealt out in turn."""
-    _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # mistakes show here, not in a process
+    """Run `train_loop` in processes of one thread each (None: one per core); members are dealt out in turn."""
+    _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # raise errors here, not in a process
     data = {"x": x, "y": y}
     own = {"order": order} | (data if per_member else {})
     settings |= {"epochs": epochs, "per_member": per_member} | ({} if per_member else data)
@@ -142,10 +142,10 @@ def train_processes(
 
 
 def in_processes(train: Callable, twins, own, *, processes: int | None = None, **settings):
-    """`train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
+    """Run `train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
 
-    own: what each member has, {name: tree of arrays [member, ...]}. The twins are trained in place; returns what
-    `train` returns, arrays [..., member].
+    own : each member's part of the arguments, {name: tree of arrays [member, ...]}. The twins are trained in place;
+    returns the results of `train`, arrays [..., member].
     """
     count = min(processes or joblib.cpu_count(), len(twins))
     shares = [slice(first, None, count) for first in range(count)]
@@ -168,9 +168,9 @@ def in_processes(train: Callable, twins, own, *, processes: int | None = None, *
 
 
 def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
-    """scikit-learn's MLPClassifier, one member of a swarm of MLPs after the other: their weights, order and losses.
+    """Train a swarm's MLPs by scikit-learn's MLPClassifier, one after the other, and return losses [epoch, member].
 
-    x: [row, feature], y: int [row] of three classes or more, order: int [member, epoch, step, batch].
+    x : [row, feature]; y : int [row] of three classes or more; order : int [member, epoch, step, batch]
     """
     from sklearn.neural_network import MLPClassifier
 
@@ -179,13 +179,13 @@ def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> n
     for member, state in enumerate(swarm):
         layers = [state.params[f"Dense_{i}"] for i in range(len(state.params))]
         *hidden, classes = (len(layer["bias"]) for layer in layers)
-        how = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
-        net = MLPClassifier(hidden, random_state=0, **how)
+        kwargs = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
+        net = MLPClassifier(hidden, random_state=0, **kwargs)
         net.partial_fit(x[:size], y[:size], classes=np.arange(classes))
         for coefs, intercepts, layer in zip(net.coefs_, net.intercepts_, layers, strict=True):
             coefs[...] = layer["kernel"]
             intercepts[...] = layer["bias"]
-        adam = net._optimizer  # began with the step that made the network: begin anew
+        adam = net._optimizer  # reset: the step that made the network has moved it
         adam.t = 0
         for moment in (*adam.ms, *adam.vs):
             moment[...] = 0
@@ -197,7 +197,7 @@ def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> n
 
 
 def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_member: bool = False):
-    """The public TurbaNet's way: batches replicated on the host, one jitted vmapped step per dispatch.
+    """Train as the public TurbaNet does: batches replicated on the host, one jitted vmapped step per dispatch.
 
     Data, order, losses and errors as in `train_loop`; `loss_fn(params, x, y, apply_fn) -> (scalar, ...)`.
     Returns (swarm, losses float64 [epoch, member]).
@@ -222,9 +222,9 @@ def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_
 
 
 def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = None) -> int:
-    """The fastest number of threads for `run(threads)`: each warmed up by one call, then the best of three in turn.
+    """Find the fastest number of threads for `run(threads)`: after a warm-up call the best of three in turn.
 
-    `run` does a brief piece of the work, on copies; candidates: powers of two up to the cores, and the cores.
+    `run` does a brief piece of the work on copies; candidates default to powers of two up to the cores, and the cores.
     """
     cores = joblib.cpu_count()
     candidates = candidates or sorted({2**power for power in range(cores.bit_length())} | {cores})
@@ -234,7 +234,7 @@ def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = N
 
 @contextlib.contextmanager
 def torch_threads(threads: int | None):
-    """With it, PyTorch has so many threads; None leaves them."""
+    """Set PyTorch's number of threads inside the block; None leaves it."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -244,7 +244,7 @@ def torch_threads(threads: int | None):
 
 
 def torch_predict(twin: nn.Module, x) -> np.ndarray:
-    """The network's outputs [row, output] for x [row, ...]; logits where it classifies."""
+    """Return the network's outputs [row, output] for x [row, ...]; a classifier's are logits."""
     with torch.no_grad():
         return twin(tensor(x).to(next(twin.parameters()))).cpu().numpy()
 
@@ -256,12 +256,12 @@ def _train_share(train, twins, **job):
 
 def _adam(parameters, learning_rate, fused):
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    # None, not False: False would also switch off PyTorch's own choice of implementation.
+    # None, not False: False would also disable PyTorch's own choice of implementation.
     return torch.optim.Adam(trained, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=fused or None)
 
 
 def _prepare(twins, x, y, loss, order, epochs, per_member):
-    """What a training function needs, as tensors where the networks are: (loss function, x, y, order)."""
+    """Return (loss function, x, y, order) after checks, as tensors on the networks' device."""
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; known: {', '.join(LOSSES)}.")
     order = _check(len(twins), x, y, order, epochs, per_member)
@@ -274,7 +274,7 @@ def _prepare(twins, x, y, loss, order, epochs, per_member):
 
 
 def _check(members, x, y, order, epochs, per_member):
-    """`order` as an array, or None; raises ValueError where members, epochs or rows do not fit."""
+    """Return `order` as an array, or None; raise ValueError where members, epochs or rows do not fit."""
     if members < 1 or epochs < 1:
         raise ValueError(f"Training needs at least one network and one epoch, got {members} and {epochs}.")
     if per_member and not len(x) == len(y) == members:
@@ -286,8 +286,8 @@ def _check(members, x, y, order, epochs, per_member):
         return None
     order = np.asarray(order)
     if order.ndim != 4 or order.shape[:2] != (members, epochs):
-        wanted = f"order must be [member, epoch, step, batch] with {members} members and {epochs} epochs"
-        raise ValueError(f"{wanted}, got shape {order.shape}.")
+        expected = f"order must be [member, epoch, step, batch] with {members} members and {epochs} epochs"
+        raise ValueError(f"{expected}, got shape {order.shape}.")
     if order.min() < 0 or order.max() >= rows[0]:
         raise ValueError(f"order names rows {order.min()} to {order.max()}; there are {rows[0]} rows.")
     return order

@@ -1,4 +1,4 @@
-"""PyTorch twins of the models: one member's weights copied over, and back."""
+"""PyTorch twins of the models, with one member's weights copied to PyTorch and back."""
 
 import copy
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from torch.nn.utils import skip_init
 
 from turbanet.networks.convnets import VGG_STAGES, ConvNorm, MobileNet
 
-CONV_NORM = ConvNorm.__name__  # what its parameters are called
+CONV_NORM = ConvNorm.__name__  # the prefix of its parameters
 
 
 def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
-    """One member's `turbanet.networks.models.MLP` in PyTorch, weights copied; `params` carry no member axis."""
+    """Make one member's `turbanet.networks.models.MLP` in PyTorch; `params` have no member axis."""
     if not params or not all(name.startswith("Dense_") for name in params):
         raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
     layers = [layer for dense in _numbered(params, "Dense") for layer in (_linear(dense), nn.ReLU())]
@@ -23,10 +23,10 @@ def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
 
 
 def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
-    """One member's `turbanet.networks.models.LSTM` in PyTorch, weights copied; `params` carry no member axis.
+    """Make one member's `turbanet.networks.models.LSTM` in PyTorch; `params` have no member axis.
 
-    Flax's cell has one bias per gate, PyTorch's two. Here `bias_ih` is zero and not trained: were both
-    trained, Adam would move their sum twice as far.
+    Flax's cell has one bias per gate, PyTorch's has two. Here `bias_ih` is zero and not trained: if both were trained,
+    Adam would move their sum twice as far.
     """
     cells = [layer for layer in params.values() if "hi" in layer]
     heads = [layer for layer in params.values() if "kernel" in layer]
@@ -50,7 +50,7 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
 
 
 def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
-    """One member's `LeNet` of this `padding` in PyTorch, for x [batch, height, width, channel] as well."""
+    """Make one member's `LeNet` with this `padding` in PyTorch, also for x [batch, height, width, channel]."""
     if not {"Conv_0", "Dense_0"} <= set(params):
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
     convs = [_conv(layer, padding=padding) for layer in _numbered(params, "Conv")]
@@ -59,14 +59,14 @@ def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
 
 
 def lenet5_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.networks.LeNet5` in PyTorch; running statistics begin anew (see `with_statistics`)."""
+    """Make one member's `turbanet.networks.LeNet5` in PyTorch; `with_statistics` sets its running statistics."""
     layers = [_conv_norm(layer, padding=0) for layer in _numbered(params, CONV_NORM)]
     stages = [layer for norm in layers for layer in (norm, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1][0].out_channels))
 
 
 def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.networks.AlexNet` in PyTorch."""
+    """Make one member's `turbanet.networks.AlexNet` in PyTorch."""
     layers = list(_numbered(params, "Conv"))
     stages = []
     for i, layer in enumerate(layers):
@@ -76,10 +76,10 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.networks.VGG` in PyTorch; running statistics begin anew."""
+    """Make one member's `turbanet.networks.VGG` in PyTorch; running statistics start anew."""
     layers = _numbered(params, CONV_NORM)
     stages = []
-    for count in VGG_STAGES[len(params) + 2]:  # a depth counts three Dense layers, of which there is one
+    for count in VGG_STAGES[len(params) + 2]:  # a VGG's depth counts three Dense layers, ours has one
         for _ in range(count):
             stages += [_conv_norm(next(layers)), nn.ReLU()]
         stages.append(nn.MaxPool2d(2))
@@ -88,7 +88,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Module:
-    """One member's `turbanet.networks.MobileNet` of these `blocks` in PyTorch; running statistics begin anew."""
+    """Make one member's `turbanet.networks.MobileNet` of these `blocks` in PyTorch; running statistics start anew."""
     layers = _numbered(params, CONV_NORM)
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
@@ -97,11 +97,11 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
 
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
-    """One member's `turbanet.networks.ResNet` in PyTorch; running statistics begin anew."""
+    """Make one member's `turbanet.networks.ResNet` in PyTorch; running statistics start anew."""
     layers = _numbered(params, CONV_NORM)
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     width = 16
-    blocks = (len(params) - 2) // 6  # of two layers, in each of three stages, beside a stem and a head
+    blocks = (len(params) - 2) // 6  # in each of three stages, of two layers each; a stem and a head are left over
     for features in (16, 32, 64):
         for _ in range(blocks):
             first = next(layers)
@@ -114,7 +114,7 @@ def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
 
 
 def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Module:
-    """The twin with one member's running means and variances, for evaluation; counts of batches stay."""
+    """Copy one member's running means and variances into the twin and return it; batch counts stay."""
     norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm, layer in zip(norms, _numbered(batch_stats, CONV_NORM), strict=True):
         _copy(norm.running_mean, layer["BatchNorm_0"]["mean"])
@@ -123,7 +123,7 @@ def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Modul
 
 
 def variables(twin: nn.Module) -> dict[str, Any]:
-    """The twin's weights back, as Flax has them: {"params": ...} and, of batch normalisation, "batch_stats"."""
+    """Return the twin's weights as Flax variables: {"params": ...} and, with batch normalisation, "batch_stats"."""
 
     def of(kind):
         return [module for module in twin.modules() if isinstance(module, kind)]
@@ -157,7 +157,7 @@ def variables(twin: nn.Module) -> dict[str, Any]:
 
 
 def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
-    """A copy of the twin with PyTorch's default initialisation; an LSTM's `bias_ih` stays zero and frozen."""
+    """Copy the twin with PyTorch's default initialisation; an LSTM's `bias_ih` stays zero and frozen."""
     twin = copy.deepcopy(twin)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -170,7 +170,7 @@ def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
 
 
 def tensor(array) -> torch.Tensor:
-    """The array as PyTorch has it, copied only where PyTorch may not write to it."""
+    """Convert the array to a tensor; it is copied only where PyTorch may not write to it."""
     if isinstance(array, torch.Tensor):
         return array
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
@@ -179,7 +179,7 @@ def tensor(array) -> torch.Tensor:
 class LSTMTwin(nn.Module):
     """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
 
-    unrolled = False  # torch.func's vmap has no rule for nn.LSTM: there the same cell runs step by step
+    unrolled = False  # True runs the cell step by step, as torch.func's vmap has no rule for nn.LSTM
 
     def __init__(self, lstm: nn.LSTM, head: nn.Linear):
         super().__init__()
@@ -201,7 +201,7 @@ class LSTMTwin(nn.Module):
 
 
 class Residual(nn.Module):
-    """x -> relu(x + body(x)); where the body has `more` channels, x at every other pixel, filled up with zeros."""
+    """relu(x + body(x)); where the body adds `more` channels, x is strided by two and padded with zero channels."""
 
     def __init__(self, body, more):
         super().__init__()
@@ -216,14 +216,14 @@ class Residual(nn.Module):
 
 
 class MeanOverSpace(nn.Module):
-    """x [batch, channel, height, width] -> [batch, channel]."""
+    """Mean over pixels: x [batch, channel, height, width] -> [batch, channel]."""
 
     def forward(self, x):
         return x.mean((2, 3))
 
 
 class ChannelsFirst(nn.Module):
-    """x [batch, height, width, channel] -> [batch, channel, height, width], the order PyTorch computes in."""
+    """PyTorch's axis order: x [batch, height, width, channel] -> [batch, channel, height, width]."""
 
     def forward(self, x):
         return x.movedim(-1, 1).contiguous()
@@ -235,20 +235,20 @@ def _freeze_input_bias(lstm):
 
 
 def _numbered(params, name):
-    """The params of the layers `name`_0, `name`_1, ... in order."""
+    """Iterate over the params of the layers `name`_0, `name`_1, ... in order."""
     count = sum(layer.startswith(f"{name}_") for layer in params)
     return iter([params[f"{name}_{i}"] for i in range(count)])
 
 
 def _head(params, channels):
-    """The Dense layers behind convolutions that end with so many channels, with ReLU between them."""
+    """Make the Dense layers, ReLU between them, that follow convolutions with so many output channels."""
     first, *others = _numbered(params, "Dense")
     rest = [layer for other in others for layer in (nn.ReLU(), _linear(other))]
     return [nn.Flatten(), _linear(first, channels), *rest]
 
 
 def _conv_norm(layer, stride=1, *, depthwise=False, padding=None):
-    """The convolution and the batch normalisation of a `ConvNorm`; it keeps the size unless told otherwise."""
+    """Make the convolution and batch normalisation of a `ConvNorm`; `padding` None keeps the size."""
     padding = layer["Conv_0"]["kernel"].shape[0] // 2 if padding is None else padding
     conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
     norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
@@ -259,13 +259,13 @@ def _conv(layer, stride=1, *, depthwise=False, padding=0):
     kernel = np.asarray(layer["kernel"])  # [height, width, input of a group, output]
     *window, inputs, outputs = kernel.shape
     groups = outputs if depthwise else 1
-    how = {"stride": stride, "padding": padding, "groups": groups, "bias": "bias" in layer}
-    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=tensor(kernel).dtype, **how)
+    kwargs = {"stride": stride, "padding": padding, "groups": groups, "bias": "bias" in layer}
+    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=tensor(kernel).dtype, **kwargs)
     return _filled(conv, kernel.transpose(3, 2, 0, 1), layer.get("bias"))
 
 
 def _linear(layer, channels=1):
-    """A Dense layer; after a convolution it reads [row, column, channel] where PyTorch flattens channel first."""
+    """Make a Dense layer; after a convolution its inputs are reordered, as PyTorch flattens channels first."""
     kernel = np.asarray(layer["kernel"])
     if kernel.ndim != 2:
         raise ValueError(f"A kernel is [input, output], this one {kernel.shape}: pass one member's params.")

@@ -1,1 +1,1 @@
-"""A swarm over machines: what a cluster costs and saves, plain Ray and joblib beside it, many machines projected."""
+"""A swarm over machines: costs of a cluster, plain Ray and joblib for comparison, a projection to many machines."""

@@ -1,4 +1,4 @@
-"""The usual ways beside a swarm over machines: a Ray task a network, joblib with PyTorch."""
+"""The usual methods to train many networks on a cluster: a Ray task a network, joblib with PyTorch."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ SHARDS, TASKS, JOBLIB = "TurbaNet, shards", "Ray, a task a network", "joblib, Py
 
 
 def jobs(make: Callable, data: Callable, ids, *, epochs: int, batch_size: int) -> list[dict[str, Any]]:
-    """What each member's network begins with, a dict a member: params, x, y, wanted, order int [step, batch].
+    """Prepare each member's job, a dict of params, x, y, predict and order int [step, batch].
 
-    The weights and the batches of each epoch are those that `fit` gives to these ids.
+    Weights and batches are those of `fit` for the same ids.
     """
     import jax
 
@@ -21,40 +21,40 @@ def jobs(make: Callable, data: Callable, ids, *, epochs: int, batch_size: int) -
 
     swarm, parts = make(ids), data(ids)
     order = tn.batch_order(swarm, parts["x"].shape[1], epochs=epochs, batch_size=batch_size)
-    whole = {"params": jax.device_get(swarm.params), "x": parts["x"], "y": parts["y"], "wanted": parts["predict"]}
+    whole = {"params": jax.device_get(swarm.params), "x": parts["x"], "y": parts["y"], "predict": parts["predict"]}
     whole["order"] = order.reshape(len(ids), -1, batch_size)
-    return [jax.tree.map(lambda leaf, place=place: leaf[place], whole) for place in range(len(ids))]
+    return [jax.tree.map(lambda leaf, index=index: leaf[index], whole) for index in range(len(ids))]
 
 
-def by_tasks(own: Sequence[dict], **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [member, step], predictions [member, row, 1]) of a Ray task a network; how: of `trained_alone`."""
+def by_tasks(jobs: Sequence[dict], **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Run `trained_alone(job, **kwargs)` in a Ray task each: (losses [member, step], predictions [member, row, 1])."""
     import ray
 
     from turbanet.cluster.driver import environment
 
-    # A shard's environment, with as few threads: workers of another one would begin anew, and be in each other's way.
-    how_it_runs = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": environment(1, 0)}
-    task = ray.remote(**how_it_runs)(trained_alone)
-    return _stacked(ray.get([task.remote(job, **how) for job in own]))
+    # A shard's environment limits threads; with another one Ray would start new workers beside the idle ones.
+    options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": environment(1, 0)}
+    task = ray.remote(**options)(trained_alone)
+    return _stacked(ray.get([task.remote(job, **kwargs) for job in jobs]))
 
 
-def by_joblib(own: Sequence[dict], *, processes: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The same by joblib's processes and PyTorch, a call a network; how: of `trained_by_pytorch`."""
+def by_joblib(jobs: Sequence[dict], *, processes: int, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Run `trained_by_pytorch(job, **kwargs)` in joblib's processes; returns the same as `by_tasks`."""
     import joblib
 
     call = joblib.delayed(trained_by_pytorch)
-    return _stacked(joblib.Parallel(n_jobs=processes, backend="loky")(call(job, **how) for job in own))
+    return _stacked(joblib.Parallel(n_jobs=processes, backend="loky")(call(job, **kwargs) for job in jobs))
 
 
 def trained_alone(job: dict, *, hidden: int, learning_rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [step], predictions [row, 1]) of one network: Flax and Optax in a scan, compiled once a process."""
+    """Train one network by Flax and Optax in a scan, compiled once a process: (losses [step], predictions [row, 1])."""
     import jax
 
     return jax.device_get(_compiled(hidden, learning_rate)(job))
 
 
 def trained_by_pytorch(job: dict, *, learning_rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """(losses [step], predictions [row, 1]) of one network by a PyTorch loop of one thread, with fused Adam."""
+    """Train one network by a PyTorch loop with fused Adam in one thread: (losses [step], predictions [row, 1])."""
     import torch
 
     from study.baselines.twins import lstm_twin, tensor
@@ -72,7 +72,7 @@ def trained_by_pytorch(job: dict, *, learning_rate: float) -> tuple[np.ndarray, 
         optimizer.step()
         losses.append(loss.detach())
     with torch.no_grad():
-        return torch.stack(losses).numpy(), twin(tensor(job["wanted"])).numpy()
+        return torch.stack(losses).numpy(), twin(tensor(job["predict"])).numpy()
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def _compiled(hidden, learning_rate):
         begin = job["params"], optimizer.init(job["params"])
         one = functools.partial(step, x=job["x"], y=job["y"])
         (params, _), losses = jax.lax.scan(one, begin, job["order"])
-        return losses, model.apply({"params": params}, job["wanted"])
+        return losses, model.apply({"params": params}, job["predict"])
 
     return train
 
@@ -107,7 +107,7 @@ def _stacked(found):
 
 
 class Forecaster(nn.Module):
-    """`tn.LSTM` as Flax has it, with the same parameters: x [batch, time, feature] -> [batch, 1]."""
+    """`tn.LSTM` in plain Flax with the same parameters: x [batch, time, feature] -> [batch, 1]."""
 
     hidden: int
 

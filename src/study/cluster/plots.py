@@ -1,4 +1,4 @@
-"""Figures of a swarm over machines: which worker trained which shard when, and seconds by way; an Axes in."""
+"""Figures of a swarm over machines: shards by worker over time, seconds by method; functions take an Axes."""
 
 import seaborn as sns
 from matplotlib.patches import Patch
@@ -9,19 +9,19 @@ from study.figures import labels, plots
 from study.figures.labels import FRAMEWORKS, OURS
 from study.figures.plots import COLOURS, SMALL
 
-DEAD = "#d55e00"
-WAYS = {SHARDS: COLOURS[OURS], TASKS: FRAMEWORKS["JAX"].colour, JOBLIB: labels.COLOURS["PyTorch"]}
+DEAD = "#d55e00"  # attempts that ended with their node
+METHODS = {SHARDS: COLOURS[OURS], TASKS: FRAMEWORKS["JAX"].colour, JOBLIB: labels.COLOURS["PyTorch"]}
 
 
 def timeline(ax, attempts, title=""):
-    """A line a worker, a bar a shard with its number: a table of shard, worker, begin, end (seconds), lost."""
+    """Draw a line a worker and a numbered bar a shard: a table of shard, worker, begin, end (seconds), lost."""
     for one in attempts.itertuples():
         look = {"facecolor": "white", "edgecolor": DEAD, "hatch": "////"} if one.lost else {"facecolor": COLOURS[OURS]}
         ax.barh(one.worker, one.end - one.begin, left=one.begin, height=0.7, **{"edgecolor": "white"} | look)
-        place = (one.begin + one.end) / 2, one.worker
+        centre = (one.begin + one.end) / 2, one.worker
         box = {"boxstyle": "round,pad=0.1", "color": "white"} if one.lost else None
         colour = "black" if one.lost else "white"
-        ax.text(*place, one.shard, color=colour, fontsize=SMALL, ha="center", va="center", bbox=box)
+        ax.text(*centre, one.shard, color=colour, fontsize=SMALL, ha="center", va="center", bbox=box)
     if attempts.lost.any():
         ax.axvline(attempts[attempts.lost].end.max(), color=DEAD, lw=1.2)
         lost = Patch(facecolor="white", edgecolor=DEAD, hatch="////")
@@ -35,12 +35,12 @@ def timeline(ax, attempts, title=""):
 
 
 def seconds(ax, table):
-    """Milliseconds a network by way, logarithmic: a table of way, networks and seconds, a point a line."""
-    names = [f"{way}, {count:,}" for way, count in zip(table.way, table.networks)]
-    for place, line in enumerate(table.itertuples()):
+    """Plot milliseconds a network on a logarithmic axis, a point for each line of a table of way, networks, seconds."""
+    names = [f"{method}, {count:,}" for method, count in zip(table.way, table.networks)]
+    for position, line in enumerate(table.itertuples()):
         value = 1000 * line.seconds / line.networks
-        ax.plot([value], [place], "o", color=WAYS.get(line.way, COLOURS[OURS]), ms=5)
-        ax.annotate(f"{value:.3g}", (value, place), (0, 5), textcoords="offset points", fontsize=SMALL, ha="center")
+        ax.plot([value], [position], "o", color=METHODS.get(line.way, COLOURS[OURS]), ms=5)
+        ax.annotate(f"{value:.3g}", (value, position), (0, 5), textcoords="offset points", fontsize=SMALL, ha="center")
     ax.set(yticks=range(len(table)), yticklabels=names, xlabel="milliseconds a network", ylim=(len(table) - 0.5, -0.7))
     plots.logarithmic(ax, "x")
     ax.margins(x=0.15)

@@ -1,4 +1,4 @@
-"""What a million members cost on many machines, from what one of each costs on one core: a model, not a measurement."""
+"""A model of the time of a million members on many machines, computed from unit costs measured on one core."""
 
 import dataclasses
 import math
@@ -9,25 +9,25 @@ import numpy as np
 
 from turbanet.cluster.engine import share
 
-MEMBERS, STEPS = 1_000_000, 10_000  # that are projected if nobody asks for others
-DISK = 1e9  # bytes a second that all machines together read from and write to the shared folder: an assumption
+MEMBERS, STEPS = 1_000_000, 10_000  # defaults of a projection
+DISK = 1e9  # bytes a second of the shared folder for all machines together: an assumption
 TOGETHER = "training_seconds", "shard_seconds", "first_seconds"  # one after the other on a worker
 PARTS = (*TOGETHER, "dispatch_seconds", "disk_seconds", "gather_seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What one of each costs, as `cluster_costs.unit_costs` measures it.
+    """Unit costs, as `costs.unit_costs` measures them.
 
     member_step_seconds : seconds of one core, a member and step
     shard_seconds : seconds of its worker, a shard, beside its training
-    first_seconds : seconds of a worker, once: what its first shard takes beyond another, such as compilation
-    task_seconds : seconds of the driver, a shard that is handed out and taken back
+    first_seconds : seconds of a worker, once, for its first shard beyond another one: imports, compilation
+    task_seconds : seconds of the driver to assign a shard and receive its result
     state_bytes : of a member in memory, weights and optimizer
     data_bytes : of a member, read once
     checkpoint_bytes : of a member on disk, a checkpoint
-    kept_bytes : of a member on disk, what its shard leaves
-    scores_seconds, swarm_seconds : seconds of the driver, a member whose scores, whose weights it reads
+    kept_bytes : of a member on disk, its shard's results
+    scores_seconds, swarm_seconds : seconds of the driver to read a member's scores, a member's weights
     """
 
     member_step_seconds: float
@@ -43,7 +43,7 @@ class Costs:
 
     @classmethod
     def of(cls, table: Any) -> "Costs":
-        """From the table of `cluster_costs.unit_costs`: pandas, columns cost and value."""
+        """Make costs of the table of `costs.unit_costs`, with columns cost and value."""
         return cls(**table.set_index("cost").value.astype(float).to_dict())
 
 
@@ -59,10 +59,10 @@ def projected(
     disk_bytes_per_second: float = DISK,
     weights: bool = False,
 ) -> Any:
-    """What so many members cost on each number of machines: a table in pandas, a line a number.
+    """Project the time of so many members on each number of machines: a pandas table, a line a number.
 
-    Workers train while the driver hands out shards and while others use the disk, so that the slowest of these three
-    decides; the driver gathers when they are done. Every core is assumed to be as fast as the measured one.
+    Workers train while the driver assigns shards and the disk is in use, so the slowest of the three decides; the
+    driver gathers afterwards. Every core is assumed to be as fast as the measured one.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ def projected(
     -------
     Columns: machines, workers, shard, shards, rounds (shards that one worker trains, one after the other),
     training_seconds, shard_seconds, first_seconds, dispatch_seconds, disk_seconds, gather_seconds, seconds (of all),
-    bottleneck (the largest of the parts), speedup (over one core that does nothing but train), efficiency (speedup by
-    worker), driver_bytes (what is gathered with `weights`, 0 without)
+    bottleneck (the largest part), speedup (over one core that only trains), efficiency (speedup a worker), driver_bytes
+    (gathered with `weights`, 0 without)
     """
     import pandas as pd
 
@@ -110,14 +110,14 @@ def projected(
 def sleeping_seconds(
     *, workers: Any, shards: Any, sleep_seconds: Any, task_seconds: float | Mapping[int, float]
 ) -> np.ndarray:
-    """How long shards take that only sleep: whole rounds of workers, and for each round's first wave the driver's time.
+    """Predict the seconds of shards that only sleep: whole rounds of workers, and the driver's time in the first round.
 
-    A round ends when its last worker wakes. The driver hands out one shard after the other, so that the last worker of
-    the first round begins workers * task_seconds late; in later rounds the workers wake one after the other, as they
-    began, and nobody waits unless the driver needs longer for a round than the shards sleep.
+    A round ends when its last worker wakes. The driver assigns one shard after the other, so the last worker of the
+    first round starts workers * task_seconds late; in later rounds workers wake in the order of their starts, and none
+    waits unless the driver needs longer for a round than the shards sleep.
 
-    workers, shards, sleep_seconds : numbers, or arrays [line]; task_seconds : of the driver a task, measured with tasks
-    that end at once, or {workers: seconds}
+    workers, shards, sleep_seconds : numbers, or arrays [line]; task_seconds : seconds of the driver a task, measured
+    with tasks that end at once, or {workers: seconds}
 
     Returns seconds [line]: max(rounds * sleep + min(workers, shards) * task, shards * task + sleep)
     """
@@ -131,18 +131,18 @@ def sleeping_seconds(
 
 
 def beside_measured(table: Any) -> Any:
-    """Sleeping shards, measured and predicted from the tasks that end at once on as many workers: a table.
+    """Compare sleeping shards with the prediction from tasks that end at once on as many workers: a table.
 
-    table : of `cluster_costs.sleeping`
+    table : from `costs.sleeping`
 
     Columns: workers, shards, seconds, ideal_seconds, predicted_seconds, above_ideal_percent, above_predicted_percent
     """
     instant = table[table.kind == "instant"]
     slept = table[table.kind == "sleep"].sort_values("workers")
     task = dict(zip(instant.workers.tolist(), instant.task_seconds.tolist(), strict=True))
-    how = {"workers": slept.workers, "shards": slept.shards, "sleep_seconds": slept.sleep_seconds}
+    shape = {"workers": slept.workers, "shards": slept.shards, "sleep_seconds": slept.sleep_seconds}
     found = slept[["workers", "shards", "seconds", "ideal_seconds"]].reset_index(drop=True)
-    found["predicted_seconds"] = sleeping_seconds(**how, task_seconds=task)
+    found["predicted_seconds"] = sleeping_seconds(**shape, task_seconds=task)
     found["above_ideal_percent"] = 100 * (found.seconds / found.ideal_seconds - 1)
     found["above_predicted_percent"] = 100 * (found.seconds / found.predicted_seconds - 1)
     return found

@@ -1,4 +1,4 @@
-"""Figures of what many machines cost: sleeping shards against their prediction, a million members by machines."""
+"""Figures of the projection to many machines: sleeping shards with their prediction, seconds by machines."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter
 from study.cluster.projection import PARTS
 from study.figures.plots import COLOURS, SMALL, logarithmic
 
-NAMES = {  # of the parts, in the order in which they are drawn
+NAMES = {  # part: name and colour in figures
     "training_seconds": ("training", "#0173b2"),
     "shard_seconds": ("shards, beside training", "#56b4e9"),
     "first_seconds": ("compilation and imports", "#949494"),
@@ -19,9 +19,9 @@ NAMES = {  # of the parts, in the order in which they are drawn
 
 
 def predicted_and_measured(ax: object, table: pd.DataFrame) -> object:
-    """Seconds against workers: measured as points, predicted as a line, of workers that never wait dashed.
+    """Plot seconds against workers: measured points, the predicted line, the ideal without waiting dashed.
 
-    table : of `projection.beside_measured`
+    table : from `projection.beside_measured`
     """
     ax.plot(table.workers, table.ideal_seconds, "--", color="0.6", lw=1, label="nobody waits")
     ax.plot(table.workers, table.predicted_seconds, color="#0173b2", lw=1.2, label="predicted")
@@ -36,9 +36,9 @@ def predicted_and_measured(ax: object, table: pd.DataFrame) -> object:
 
 
 def over_machines(ax: object, table: pd.DataFrame) -> object:
-    """Seconds of each part against machines, both logarithmic, with the whole in black: where the bottleneck moves.
+    """Plot seconds of each part and of the whole, in black, against machines, logarithmic, to show bottlenecks.
 
-    table : of `projection.projected`
+    table : from `projection.projected`
     """
     for part in PARTS:
         name, colour = NAMES[part]

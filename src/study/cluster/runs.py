@@ -1,4 +1,4 @@
-"""One run of what a cluster costs, in a process of its own: `python -m study.cluster.runs NAME ARGUMENTS`."""
+"""Runs that measure a cluster's costs, each in its own process: `python -m study.cluster.runs NAME ARGUMENTS`."""
 
 import contextlib
 import json
@@ -22,14 +22,14 @@ networks = partial(cluster_suite.networks, window=WINDOW, learning_rate=0.001, s
 
 
 def few_rows(ids):
-    """Eight rows of three numbers for each member, of its id alone, and their sums: (x, y) of its own."""
+    """Make eight rows of three numbers for each member, which depend only on its id, and their sums: x and y."""
     rows = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
     x = rows + np.asarray(ids, np.float32)[:, None, None] % 7
     return {"x": x, "y": x.sum(-1, keepdims=True), "per_member": True}
 
 
 def tiny(ids):
-    """Networks with four hidden units, before their training."""
+    """Make untrained networks with four hidden units."""
     import optax
 
     import turbanet as tn
@@ -39,15 +39,15 @@ def tiny(ids):
 
 @contextlib.contextmanager
 def _begun(workers, *, cores=None):
-    """Inside, (Ray of this machine's cores that keeps so many workers, seconds that it took to begin)."""
+    """Start Ray on this machine for the block, with so many workers: yields (ray, seconds of the start)."""
     import ray
 
     from turbanet.cluster.engine import started
 
     begin = time.perf_counter()
-    keep = {"num_workers_soft_limit": workers}  # without it Ray ends all but one a core when they have nothing to do
-    how = {"num_cpus": cores, "log_to_driver": False, "include_dashboard": False, "_system_config": keep}
-    started(ray.init, "local", **how)
+    keep = {"num_workers_soft_limit": workers}  # else Ray ends all idle workers but one a core
+    kwargs = {"num_cpus": cores, "log_to_driver": False, "include_dashboard": False, "_system_config": keep}
+    started(ray.init, "local", **kwargs)
     try:
         yield ray, time.perf_counter() - begin
     finally:
@@ -55,10 +55,10 @@ def _begun(workers, *, cores=None):
 
 
 def _all_answer(ray, workers, *, modules=(), **needs):
-    """Wait until so many workers, each a process of its own that has imported these, have answered: seconds."""
+    """Wait until all workers have started and imported the modules: seconds."""
     from turbanet.cluster import engine
 
-    def meet(folder, number):  # by value, so that a worker imports nothing that is not asked for
+    def meet(folder, number):  # pickled by value, so that a worker imports only `modules`
         import importlib
         import time
         from pathlib import Path
@@ -72,14 +72,14 @@ def _all_answer(ray, workers, *, modules=(), **needs):
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         jobs = ((number, (folder, number)) for number in range(workers))
-        for _, came in engine.run(ray, meet, jobs, at_once=lambda unfit: workers, **needs):
-            if came is not None:
-                raise came
+        for _, error in engine.run(ray, meet, jobs, at_once=lambda unfit: workers, **needs):
+            if error is not None:
+                raise error
     return time.perf_counter() - begin
 
 
 def sleeping(*, workers, shards, sleep_seconds, instant):
-    """The lines of `cluster_costs.sleeping` for one number of workers."""
+    """Measure the lines of `costs.sleeping` for one number of workers."""
     from turbanet.cluster import engine
 
     def nap(seconds):
@@ -95,9 +95,9 @@ def sleeping(*, workers, shards, sleep_seconds, instant):
             begin = time.perf_counter()
             jobs = ((number, (each,)) for number in range(count))
             room = partial(engine.slots, ray, num_cpus=cpus)
-            came = [result for _, result in engine.run(ray, nap, jobs, at_once=room, num_cpus=cpus)]
+            results = [result for _, result in engine.run(ray, nap, jobs, at_once=room, num_cpus=cpus)]
             seconds = time.perf_counter() - begin
-            assert came == [None] * count, next(result for result in came if result is not None)
+            assert results == [None] * count, next(result for result in results if result is not None)
             line = {"kind": kind, "workers": workers, "shards": count, "sleep_seconds": each}
             line |= {"startup_seconds": startup, "seconds": seconds, "ideal_seconds": count * each / workers}
             line |= {"rounds_seconds": math.ceil(count / workers) * each}
@@ -106,14 +106,14 @@ def sleeping(*, workers, shards, sleep_seconds, instant):
 
 
 def driver(*, members, shard):
-    """The line of `cluster_costs.memory` for one number of members."""
+    """Measure the line of `costs.memory` for one number of members."""
     import turbanet as tn
 
     before = _peak_mib()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        how = {"shard": shard, "epochs": 1, "batch_size": 8, "plan": tn.Plan(1, block=64), "progress": False}
-        _, history = tn.cluster.fit(tiny, few_rows, tn.mse, members=members, checkpoints=f"{folder}/run", **how)
+        kwargs = {"shard": shard, "epochs": 1, "batch_size": 8, "plan": tn.Plan(1, block=64), "progress": False}
+        _, history = tn.cluster.fit(tiny, few_rows, tn.mse, members=members, checkpoints=f"{folder}/run", **kwargs)
         seconds = time.perf_counter() - begin
         assert history.table.members.sum() == members
     line = {"members": members, "shard": int(history.table.members[0]), "shards": len(history.table)}
@@ -121,15 +121,15 @@ def driver(*, members, shard):
 
 
 def _peak_mib():
-    """The most memory that this process had at once, in MiB.
+    """Return this process's peak memory in MiB.
 
-    As Linux has it for this program alone: getrusage counts what the process was a copy of before it began, too.
+    Linux's VmHWM counts this program only; getrusage also counts the process that it was forked from.
     """
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def one_process(*, folder, members, hidden, epochs, block):
-    """The line of `cluster_costs.overhead` of one process with two devices; its weights lie in the folder."""
+    """Measure the line of `costs.overhead` for one process with two devices; write its weights into the folder."""
     import jax
     import psutil
 
@@ -139,9 +139,9 @@ def one_process(*, folder, members, hidden, epochs, block):
     jax.devices()
     startup = time.time() - psutil.Process().create_time()
     begin = time.perf_counter()
-    how = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(2, block=block)}
+    kwargs = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(2, block=block)}
     make = partial(networks, hidden=hidden)
-    swarm, history, _ = cluster_suite.one_process(make, series, np.arange(members), **how)
+    swarm, history, _ = cluster_suite.one_process(make, series, np.arange(members), **kwargs)
     seconds = time.perf_counter() - begin
     _keep_weights(swarm, folder)
     parts = {"compile_seconds": history.compile_seconds, "training_seconds": history.steady_seconds}
@@ -151,14 +151,14 @@ def one_process(*, folder, members, hidden, epochs, block):
 
 
 def two_workers(*, folder, members, hidden, epochs, block, shard):
-    """The line of `cluster_costs.overhead` of two workers with a core each; their weights lie in the folder."""
+    """Measure the line of `costs.overhead` for two workers with a core each; write their weights into the folder."""
     import psutil
 
     import turbanet as tn
     from turbanet.cluster.driver import environment
 
     make = partial(networks, hidden=hidden)
-    how = {
+    kwargs = {
         "epochs": epochs,
         "batch_size": BATCH_SIZE,
         "plan": tn.Plan(1, block=block),
@@ -170,8 +170,8 @@ def two_workers(*, folder, members, hidden, epochs, block, shard):
         _all_answer(ray, 2, modules=modules, num_cpus=1, runtime_env=environment(1, 0))
         startup = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
-        to = f"{folder}/run"
-        results, history = tn.cluster.fit(make, series, tn.mse, members=members, checkpoints=to, **how)
+        directory = f"{folder}/run"
+        results, history = tn.cluster.fit(make, series, tn.mse, members=members, checkpoints=directory, **kwargs)
         seconds = time.perf_counter() - begin
         _keep_weights(results.swarm(), folder)
     table = history.table
@@ -189,18 +189,18 @@ def _keep_weights(swarm, folder):
 
 
 def unit_costs(*, members, shards, hidden, epochs, block):
-    """The lines of `cluster_costs.unit_costs`, but for a task's."""
+    """Measure the lines of `costs.unit_costs` without the task's."""
     import turbanet as tn
     from turbanet.cluster.driver import environment
 
     make = partial(networks, hidden=hidden)
-    how = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(1, block=block), "progress": False}
-    one, all_of_it = make(np.arange(1)), series(np.arange(1))
-    steps = epochs * math.ceil(all_of_it["x"].shape[1] / BATCH_SIZE)
+    kwargs = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(1, block=block), "progress": False}
+    one, data = make(np.arange(1)), series(np.arange(1))
+    steps = epochs * math.ceil(data["x"].shape[1] / BATCH_SIZE)
     with tempfile.TemporaryDirectory() as folder, _begun(1, cores=1) as (ray, _):
         _all_answer(ray, 1, num_cpus=1, runtime_env=environment(1, 0))
-        to = {"members": shards * members, "shard": members, "checkpoints": f"{folder}/run"}
-        results, history = tn.cluster.fit(make, series, tn.mse, **to, **how)
+        run = {"members": shards * members, "shard": members, "checkpoints": f"{folder}/run"}
+        results, history = tn.cluster.fit(make, series, tn.mse, **run, **kwargs)
         beside = (history.table.seconds - history.table.steady_seconds).to_numpy()
         training = history.table.steady_seconds.median()
         begin = time.perf_counter()
@@ -208,20 +208,21 @@ def unit_costs(*, members, shards, hidden, epochs, block):
         scored = time.perf_counter()
         swarm = results.swarm()
         gathered = time.perf_counter()
-        kept = _disk_bytes(results.folder / "shards")
+        results_bytes = _disk_bytes(results.folder / "shards")
         part = swarm[list(range(members))]
-        data = series(np.asarray(part.id))
-        to = tn.Checkpoints(f"{folder}/training", keep=1)
-        tn.fit(part, data["x"], data["y"], tn.mse, per_member=True, checkpoints=to, **how | {"epochs": 1})
+        of_part = series(np.asarray(part.id))
+        checkpoints = tn.Checkpoints(f"{folder}/training", keep=1)
+        short = kwargs | {"epochs": 1, "checkpoints": checkpoints}
+        tn.fit(part, of_part["x"], of_part["y"], tn.mse, per_member=True, **short)
         written = _disk_bytes(Path(folder) / "training")
     return [
         ("member_step_seconds", training / (members * steps), "core seconds a member and step"),
         ("shard_seconds", np.median(beside[1:]), "seconds a shard, beside its training"),
         ("first_seconds", beside[0] - np.median(beside[1:]), "seconds a worker, once: its first shard beyond another"),
         ("state_bytes", _bytes(one), "bytes a member: weights and optimizer"),
-        ("data_bytes", _bytes(all_of_it), "bytes a member"),
+        ("data_bytes", _bytes(data), "bytes a member"),
         ("checkpoint_bytes", written / members, "bytes a member and checkpoint, on disk"),
-        ("kept_bytes", kept / len(swarm), "bytes a member, on disk: what a shard leaves"),
+        ("kept_bytes", results_bytes / len(swarm), "bytes a member, on disk: what a shard leaves"),
         ("scores_seconds", (scored - begin) / len(swarm), "seconds of the driver a member"),
         ("swarm_seconds", (gathered - scored) / len(swarm), "seconds of the driver a member"),
     ]
@@ -238,6 +239,6 @@ def _disk_bytes(folder):
 
 
 if __name__ == "__main__":
-    from study.cluster import runs  # whose functions the workers import, as they cannot those of a main program
+    from study.cluster import runs  # workers can import functions of this module, not those of __main__
 
     print(json.dumps(getattr(runs, sys.argv[1])(**json.loads(sys.argv[2])), default=float))

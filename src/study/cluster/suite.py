@@ -1,4 +1,4 @@
-"""A swarm over machines: a cluster of nodes on this one, series to forecast, a node that dies."""
+"""A swarm over machines: a cluster of nodes on this machine, series to forecast, a node that dies."""
 
 import contextlib
 import io
@@ -22,31 +22,31 @@ DRIVER = {"include_dashboard": False, "num_cpus": 0}  # its node trains nothing
 def returns(ids, *, days: int, seed: int) -> np.ndarray:
     """Simulated daily returns, float32 [series, day], in units of each series' own volatility.
 
-    Each is an autoregression of the first order with a coefficient of its own, and is decided by its id alone.
+    Each is an autoregression of first order with its own coefficient and depends only on its id.
     """
     echo = np.empty(len(ids))
     values = np.empty((days, len(ids)))  # the noise first
-    for place, id in enumerate(ids):
+    for index, id in enumerate(ids):
         random = np.random.default_rng([seed, int(id)])
-        echo[place] = random.uniform(-ECHO, ECHO)
-        values[:, place] = random.normal(size=days)
-    values[0] /= np.sqrt(1 - echo**2)  # as if there had been days before
+        echo[index] = random.uniform(-ECHO, ECHO)
+        values[:, index] = random.normal(size=days)
+    values[0] /= np.sqrt(1 - echo**2)  # the stationary distribution
     for day in range(1, days):
         values[day] += echo * values[day - 1]
     return values.T.astype(np.float32)
 
 
 def series(ids, *, days: int, test_days: int, window: int, seed: int) -> dict[str, Any]:
-    """What `turbanet.cluster.fit` reads of these ids: x [member, row, window, 1], y [member, row, 1], predict as x.
+    """Make `turbanet.cluster.fit`'s data of these ids: x [member, row, window, 1], y [member, row, 1], predict as x.
 
-    The last `test_days` days are those that are predicted; the others are trained on.
+    The last `test_days` days are predicted, the others are for training.
     """
     x, y = _windows(returns(ids, days=days, seed=seed), window)
     return {"x": x[:, :-test_days], "y": y[:, :-test_days], "per_member": True, "predict": x[:, -test_days:]}
 
 
 def networks(ids, *, hidden: int, window: int, learning_rate: float, seed: int):
-    """The LSTMs of these ids, before their training."""
+    """Make the untrained LSTMs of these ids."""
     import optax
 
     import turbanet as tn
@@ -55,27 +55,27 @@ def networks(ids, *, hidden: int, window: int, learning_rate: float, seed: int):
     return tn.TurbaTrainState.swarm(tn.LSTM(hidden), optax.adam(learning_rate), ids, sample_input=sample, seed=seed)
 
 
-def one_process(make: Callable, data: Callable, ids, **how: Any):
-    """(trained swarm, `History`, predictions [member, row, 1]): what a worker does of a shard, in this process."""
+def one_process(make: Callable, data: Callable, ids, **kwargs: Any):
+    """Train as a worker does, in this process: (trained swarm, `History`, predictions [member, row, 1])."""
     import turbanet as tn
 
     parts = data(ids)
-    x, y, wanted = (parts.pop(name) for name in ("x", "y", "predict"))
-    swarm, history = tn.fit(make(ids), x, y, tn.mse, progress=False, **parts, **how)
-    return swarm, history, np.asarray(tn.predict(swarm, wanted, per_member=True))
+    x, y, predict = (parts.pop(name) for name in ("x", "y", "predict"))
+    swarm, history = tn.fit(make(ids), x, y, tn.mse, progress=False, **parts, **kwargs)
+    return swarm, history, np.asarray(tn.predict(swarm, predict, per_member=True))
 
 
 def timed(call: Callable) -> tuple[float, Any]:
-    """(seconds, what it returns) of a call."""
+    """Time a call: (seconds, its result)."""
     begin = time.perf_counter()
     found = call()
     return time.perf_counter() - begin, found
 
 
 def errors(predictions, ids, *, days: int, window: int, seed: int) -> dict[str, np.ndarray]:
-    """Mean squared errors on the predicted days, {forecast: [series]}: the networks', of no change, of the last return.
+    """Compute mean squared errors of the networks, of zero and of the last return: {forecast: [series]}.
 
-    predictions : [series, day, 1], of the last days
+    predictions : [series, day, 1], the networks', of the last days
     """
     x, y = (part[:, -predictions.shape[1] :] for part in _windows(returns(ids, days=days, seed=seed), window))
     forecasts = {"LSTM": predictions, "zero": np.zeros_like(y), "persistence": x[:, :, -1]}
@@ -83,35 +83,35 @@ def errors(predictions, ids, *, days: int, window: int, seed: int) -> dict[str, 
 
 
 def difference(one, other) -> float:
-    """The largest difference between two swarms' parameters."""
+    """Return the largest absolute difference between two swarms' parameters."""
     import jax
 
     pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
 
 
-def killed(there: "Nodes", run: Callable, folder: Path, *, done: int) -> tuple[Any, float]:
-    """(what `run()` returns, when a node was killed in it, seconds since 1970); another one takes its place.
+def killed(cluster: "Nodes", run: Callable, folder: Path, *, done: int) -> tuple[Any, float]:
+    """Kill and replace a node during `run()`: (result of `run()`, time of the kill in seconds since 1970).
 
-    The kill comes once so many shards in the run's folder are done and all nodes' own have kept a checkpoint.
+    The kill comes once `done` shards in the run's folder are complete and the nodes' current ones have checkpoints.
     Raises RuntimeError where the run ends before that.
     """
     with contextlib.redirect_stdout(io.StringIO()), ThreadPoolExecutor() as pool:  # Ray prints a dead node's last lines
-        under_way = pool.submit(run)  # a test cluster is changed by the main thread alone
-        while not under_way.done() and not _is_in_the_middle(folder, done, len(there.nodes)):
+        future = pool.submit(run)  # Ray changes a test cluster only in the main thread
+        while not future.done() and not _is_in_the_middle(folder, done, len(cluster.nodes)):
             time.sleep(0.02)
-        if under_way.done():
-            under_way.result()
+        if future.done():
+            future.result()
             raise RuntimeError(f"The run ended before {done} shards were done and others under way: make it longer.")
         when = time.time()
-        there.replace_one()
-        return under_way.result(), when
+        cluster.replace_one()
+        return future.result(), when
 
 
 def attempts(history, *, killed_at: float = np.inf):
-    """All attempts of a run over a cluster, a pandas table: shard, worker, begin, end, lost (whether a kill ended it).
+    """Tabulate all attempts of a run on a cluster: shard, worker, begin, end, lost (whether a kill ended it).
 
-    Seconds count from the first attempt's begin. killed_at : when a node was killed, seconds since 1970
+    Seconds count from the first attempt's begin. killed_at : time of the kill in seconds since 1970
     """
     import pandas as pd
 
@@ -120,9 +120,9 @@ def attempts(history, *, killed_at: float = np.inf):
     lines = []
     for one in history.table.itertuples():
         lines.append((one.shard, one.process, one.begin, one.begin + one.seconds, False))
-        counted = (history.folder / "shards" / f"{one.shard:06d}" / ATTEMPTS).iterdir()
-        lost = sorted(file.stat().st_mtime for file in counted)[:-1]  # each was made when its attempt began
-        lines += [(one.shard, _of_the_dead(history.table, killed_at), begin, killed_at, True) for begin in lost]
+        files = (history.folder / "shards" / f"{one.shard:06d}" / ATTEMPTS).iterdir()
+        lost = sorted(file.stat().st_mtime for file in files)[:-1]  # each file was made when its attempt began
+        lines += [(one.shard, _killed_process(history.table, killed_at), begin, killed_at, True) for begin in lost]
     table = pd.DataFrame(lines, columns=["shard", "process", "begin", "end", "lost"]).sort_values("begin")
     table["worker"] = 1 + pd.factorize(table.process)[0]
     table[["begin", "end"]] -= table.begin.min()
@@ -130,29 +130,29 @@ def attempts(history, *, killed_at: float = np.inf):
 
 
 def _windows(values, window):
-    """Windows [series, row, window, 1] of returns [series, day], and the return after each, [series, row, 1]."""
+    """Make windows [series, row, window, 1] of returns [series, day] and the return after each, [series, row, 1]."""
     whole = np.lib.stride_tricks.sliding_window_view(values, window + 1, axis=1)
     return whole[..., :-1, None].copy(), whole[..., -1:].copy()
 
 
 def _is_in_the_middle(folder, done, workers):
-    """Whether so many shards in a run's folder are done, and so many others have kept a checkpoint."""
+    """Whether `done` shards in a run's folder are complete and as many others as workers have checkpoints."""
     ended = {file.parent.name for file in folder.glob("shards/*/shard.json")}
     kept = {file.parts[-3] for file in folder.glob("shards/*/training/*") if file.name.isdigit() and file.name != "0"}
     return len(ended) >= done and len(kept - ended) >= workers
 
 
-def _of_the_dead(table, killed_at):
-    """The process that ended a shard before the kill and began none after it; -1 where none has."""
+def _killed_process(table, killed_at):
+    """Find the process that ended no shard after the kill; -1 where there is none."""
     last = table.assign(end=table.begin + table.seconds).groupby("process").end.max()
     gone = last[last < killed_at]
     return int(gone.idxmax()) if len(gone) else -1
 
 
 class Nodes:
-    """A Ray cluster on this machine, of this process: its own node without a CPU, and nodes with one worker each.
+    """A Ray cluster on this machine: the driver's node without a CPU, and nodes with one worker each.
 
-    startup_seconds : what it took to begin
+    startup_seconds : seconds to start it
     """
 
     def __init__(self, count: int):
@@ -169,12 +169,12 @@ class Nodes:
         return started(self.cluster.add_node, num_cpus=1, **STORE)
 
     def replace_one(self) -> None:
-        """Kill a node, and add another in its place."""
+        """Kill a node and add another one."""
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
         self.nodes.append(self._another())
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """End all processes of the cluster."""
         import ray
 
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""Processes that train one PyTorch network through torch.distributed: in step (DDP), or by a parameter server."""
+"""Processes that train one PyTorch network by torch.distributed: synchronously (DDP) or with a parameter server."""
 
 import argparse
 import copy
@@ -21,25 +21,25 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from study.data_parallel import workers
 
 DDP, DOWNPOUR = "ddp", "downpour"
-PACKAGES = ("torch", "numpy")  # that all workers must have in one version
-PATIENCE = datetime.timedelta(minutes=10)  # with a worker that does not answer, on another host
+PACKAGES = ("torch", "numpy")  # must have the same version in all workers
+PATIENCE = datetime.timedelta(minutes=10)  # until a worker that does not answer is an error
 
 
 @dataclasses.dataclass
 class Job:
-    """A training of one network by several workers, all of them started with the same job.
+    """A training of one network by several workers, which all start with the same job.
 
-    way : "ddp", where each step takes the mean gradient of all workers' batches, or "downpour", where one more process
-        serves the weights: a worker sends what it changed since it last asked, and gets the weights of that moment
+    method : "ddp", where each step takes the mean gradient of all workers' batches, or "downpour", where one more
+        process serves the weights: a worker sends its changes since the last exchange and receives the current weights
         (Dean et al. 2012)
     model : a PyTorch network on the CPU, trained in place
     dataset : of (x, y)
-    order : int64 [worker, epoch, step, batch], as `turbanet.data.sampling.deal` deals rows out
-    criterion, optimizer, scheduler : as `workers.train` takes them, the latter two as functions
+    order : int64 [worker, epoch, step, batch], from `turbanet.data.sampling.deal`
+    criterion, optimizer, scheduler : as for `workers.train`; the latter two are functions
     every : steps of a worker between two exchanges with the server
     """
 
-    way: str
+    method: str
     model: Any
     dataset: Any
     order: Any
@@ -49,91 +49,95 @@ class Job:
     every: int = 16
 
     def __post_init__(self):
-        if self.way not in (DDP, DOWNPOUR):
-            raise ValueError(f"way must be {DDP!r} or {DOWNPOUR!r}, got {self.way!r}.")
-        if self.way == DOWNPOUR and next(self.model.buffers(), None) is not None:
+        if self.method not in (DDP, DOWNPOUR):
+            raise ValueError(f"method must be {DDP!r} or {DOWNPOUR!r}, got {self.method!r}.")
+        if self.method == DOWNPOUR and next(self.model.buffers(), None) is not None:
             raise ValueError("A parameter server carries no running statistics: train a network with BatchNorm by DDP.")
 
     @property
     def processes(self) -> int:
-        """Workers, and the server."""
-        return len(self.order) + (self.way == DOWNPOUR)
+        """The number of processes: workers, and a server if there is one."""
+        return len(self.order) + (self.method == DOWNPOUR)
 
 
 def train(job: Job):
-    """Train `job.model` in place on this machine: (a table of the steps, as `workers.table`; seconds until the first).
+    """Train `job.model` in place on this machine: (table of the steps, see `workers.table`; startup seconds).
 
-    Errors are those of `workers.together`.
+    Errors are those of `workers.spawn`.
     """
     job.model.share_memory()
     job.order = job.order.share_memory_()
     record = _record(job).share_memory_()
     started = multiprocessing.get_context("spawn").Value("d", 0.0)
-    called = time.perf_counter()
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        where = f"file://{folder}/meet"
-        workers.together(_local, job, record, where, started, count=job.processes)
-    return workers.table(record), started.value - called
+        address = f"file://{folder}/meet"
+        workers.spawn(_local, job, record, address, started, count=job.processes)
+    return workers.table(record), started.value - begin
 
 
-def _local(rank, job, record, where, started):
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=job.processes, timeout=PATIENCE)
+def _local(rank, job, record, address, started):
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=job.processes, timeout=PATIENCE)
     _work(rank, job, record, started)
     dist.destroy_process_group()
 
 
 def _record(job):
-    """Room for what the workers record: float64 [worker, step, 3]."""
+    """Allocate the workers' record: float64 [worker, step, 3]."""
     count, *steps, _ = job.order.shape
     return torch.full((count, steps[0] * steps[1], len(workers.COLUMNS)), torch.nan, dtype=torch.float64)
 
 
 def _work(rank, job, record, started=None):
-    """What the process of this rank does, in a group: the first one ends with the trained weights in `job.model`."""
+    """Do this rank's part of the job in a process group; rank 0 copies the trained weights to `job.model`."""
     torch.set_num_threads(1)
     _check_versions({package: importlib.metadata.version(package) for package in PACKAGES})
-    model = copy.deepcopy(job.model)  # of its own, not in shared memory
+    model = copy.deepcopy(job.model)  # private, not in shared memory
     dist.barrier()
     if rank == 0 and started is not None:
-        started.value = time.perf_counter()  # of a clock that all processes of a machine share
-    how = {"criterion": job.criterion, "optimizer": job.optimizer, "scheduler": job.scheduler}
-    if job.way == DDP:
-        workers.train(
-            DistributedDataParallel(model), job.dataset, job.order[rank], record=record[rank], worker=rank, **how
-        )
-    elif rank == 0:
+        started.value = time.perf_counter()  # all processes of a machine share this clock
+    if job.method == DOWNPOUR and rank == 0:
         _serve(model, exchanges=len(job.order) * -(-record.shape[1] // job.every))
     else:
-        worker = rank - 1
-        exchange = _Exchange(model, record[worker], job.every)
+        worker = rank - (job.method == DOWNPOUR)
+        network = DistributedDataParallel(model) if job.method == DDP else model
+        after = None if job.method == DDP else _Exchange(model, record[worker], job.every)
         workers.train(
-            model, job.dataset, job.order[worker], record=record[worker], worker=worker, after=exchange, **how
+            network,
+            job.dataset,
+            job.order[worker],
+            criterion=job.criterion,
+            optimizer=job.optimizer,
+            scheduler=job.scheduler,
+            record=record[worker],
+            worker=worker,
+            after=after,
         )
     if rank == 0:
         job.model.load_state_dict(model.state_dict())
 
 
 def _serve(model, exchanges):
-    """Add what the workers send to the weights, and answer each with the sum and how many others came between."""
+    """Add each worker's changes to the weights and answer with the weights and the number of others' updates since."""
     weights = parameters_to_vector(model.parameters()).detach()
     change = torch.empty_like(weights)
-    known = [0] * dist.get_world_size()
+    versions = [0] * dist.get_world_size()  # of the weights that each worker has
     for version in range(exchanges):
         sender = dist.recv(change)
         weights += change
-        dist.send(torch.cat([weights, weights.new_tensor([version - known[sender]])]), sender)
-        known[sender] = version + 1
+        dist.send(torch.cat([weights, weights.new_tensor([version - versions[sender]])]), sender)
+        versions[sender] = version + 1
     vector_to_parameters(weights, model.parameters())
 
 
 class _Exchange:
-    """After each step of a worker: every few of them, what changed goes to the server and its weights come back."""
+    """Called after each step of a worker; every few steps it sends changes to the server and receives the weights."""
 
     def __init__(self, model, record, every):
         self.model = model
         self.record = record
         self.every = every
-        self.weights = parameters_to_vector(model.parameters()).detach()  # as the server last sent them
+        self.weights = parameters_to_vector(model.parameters()).detach()  # the server's at the last exchange
 
     def __call__(self, step):
         if (step + 1) % self.every and step + 1 < len(self.record):
@@ -147,36 +151,36 @@ class _Exchange:
         self.record[step, workers.BEHIND] = behind
 
 
-def _check_versions(mine):
-    """RuntimeError where the processes of a group have different packages."""
+def _check_versions(versions):
+    """Raise RuntimeError where the processes of a group have different packages."""
     every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    dist.all_gather_object(every, versions)
     if found := _difference(every):
         raise RuntimeError(found)
 
 
 def _difference(every):
-    """A sentence on the first package whose version is not the same everywhere, or None."""
+    """Describe the first package whose versions differ in a sentence; None if there is none."""
     for package, version in every[0].items():
         for rank, other in enumerate(every):
             if other[package] != version:
-                came = f"process 0 has {package} {version}, process {rank} has {other[package]}"
-                return f"All workers need the same packages: {came}; install one version everywhere."
+                problem = f"process 0 has {package} {version}, process {rank} has {other[package]}"
+                return f"All workers need the same packages: {problem}; install one version everywhere."
     return None
 
 
 def main(arguments=None):
-    """One worker of a job on several hosts: on each, `torchrun ... -m study.data_parallel.group job.pt results/`.
+    """Run one worker of a job on several hosts: on each, `torchrun ... -m study.data_parallel.group job.pt results/`.
 
-    job.pt is a `Job` that torch.save wrote; the first process leaves checkpoint.pt and losses.csv in the folder.
+    job.pt is a `Job` that torch.save wrote; the first process writes checkpoint.pt and losses.csv into the folder.
     """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("job", type=Path)
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if "RANK" not in os.environ:
-        parser.error("start it by torchrun, which says who the workers are")
-    job = torch.load(given.job, weights_only=False)
+        parser.error("start it by torchrun, which numbers the workers")
+    job = torch.load(options.job, weights_only=False)
     if int(os.environ["WORLD_SIZE"]) != job.processes:
         parser.error(f"the job is for {job.processes} processes, torchrun started {os.environ['WORLD_SIZE']}")
     dist.init_process_group("gloo", timeout=PATIENCE)
@@ -186,11 +190,11 @@ def main(arguments=None):
     every = [None] * job.processes if rank == 0 else None
     dist.gather_object(record, every)
     if rank == 0:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        own = slice(job.way == DOWNPOUR, None)  # the server records nothing
-        whole = torch.stack([each[worker] for worker, each in enumerate(every[own])])
-        workers.table(whole).to_csv(given.folder / "losses.csv", index=False)
-        torch.save(job.model.state_dict(), given.folder / "checkpoint.pt")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        first = int(job.method == DOWNPOUR)  # the server records nothing
+        whole = torch.stack([each[worker] for worker, each in enumerate(every[first:])])
+        workers.table(whole).to_csv(options.folder / "losses.csv", index=False)
+        torch.save(job.model.state_dict(), options.folder / "checkpoint.pt")
     dist.destroy_process_group()
     return 0
 

@@ -21,9 +21,10 @@ CHECKPOINT, LOSSES, SCORES = "checkpoint.pt", "losses.csv", "scores.csv"
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """losses: a table of worker, step, seconds, loss and behind (updates by others during the step), by time.
+    """The record of a training.
 
-    startup_seconds: from the call to the first step, the start of the processes above all.
+    losses : a table of worker, step, seconds, loss and behind (updates by others during the step), by time
+    startup_seconds : from the call to the first step, mostly the start of the processes
     """
 
     losses: Any
@@ -32,16 +33,16 @@ class Trained:
 
 @dataclasses.dataclass
 class DistributedTrainer:
-    """Train one network by several processes of one thread each, which share its weights and take no locks.
+    """Trains one network by several processes of one thread each, which share its weights without locks.
 
     Parameters
     ----------
-    processes : how many; None: one per core
-    criterion : criterion(prediction, y) -> the loss of a batch, such as nn.CrossEntropyLoss()
-    root_dir : the folder that checkpoint.pt (the weights) and losses.csv are left in
-    batch_size : rows of a process's step
-    shared_state : whether the processes share the optimizer's state too; otherwise each has its own
-    seed : of the order of the rows
+    processes : their number; None takes one per core
+    criterion : criterion(prediction, y) -> loss of a batch, such as nn.CrossEntropyLoss()
+    root_dir : the folder for checkpoint.pt (the weights) and losses.csv
+    batch_size : rows in a process's step
+    shared_state : whether the processes also share the optimizer's state
+    seed : of the order of rows
     """
 
     processes: int | None
@@ -52,21 +53,21 @@ class DistributedTrainer:
     seed: int = 0
 
     def __call__(self, model, dataset, optimizer, scheduler, epochs: int) -> Trained:
-        """Train `model` in place on the rows of `dataset`, which are dealt out anew to the processes in each epoch.
+        """Train `model` in place on `dataset`; each epoch deals its rows out to the processes anew.
 
         Parameters
         ----------
-        model : a PyTorch network on the CPU; it moves to shared memory and stays there
-        dataset : of (x, y), whole or row by row
-        optimizer : one of PyTorch's over the model's parameters, or a function of these that makes one
-        scheduler : None, one of PyTorch's for that optimizer, or a function of it; each process steps its own
-        epochs : how often each row is seen, by whichever process has it then
+        model : a PyTorch network on the CPU; it is moved to shared memory
+        dataset : of (x, y); a TensorDataset, or indexed row by row
+        optimizer : a PyTorch optimizer of the model's parameters, or a function of them that makes one
+        scheduler : None, a PyTorch scheduler of that optimizer, or a function of it; each process steps its own
+        epochs : passes over all rows
 
         Raises
         ------
         ValueError : for more processes than rows, and numbers below 1
         FloatingPointError : for a loss that is NaN or infinite, with its step and learning rate
-        RuntimeError : for a process that fails, with its traceback, or is killed; no process is left behind, no file
+        RuntimeError : for a process that fails, with its traceback, or is killed; no process and no file remains
         """
         count = joblib.cpu_count() if self.processes is None else self.processes
         check_whole(processes=count)
@@ -75,7 +76,7 @@ class DistributedTrainer:
         folder = Path(self.root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (CHECKPOINT, LOSSES):
-            (folder / name).unlink(missing_ok=True)  # of the training before
+            (folder / name).unlink(missing_ok=True)  # from an earlier training
         dealt = deal(rows=len(dataset), workers=count, epochs=epochs, batch_size=self.batch_size, seed=self.seed)
         order = torch.from_numpy(dealt).long().share_memory_()
         record = torch.full((count, order[0, :, :, 0].numel(), 3), torch.nan, dtype=torch.float64).share_memory_()
@@ -83,26 +84,26 @@ class DistributedTrainer:
         model.share_memory()
         if self.shared_state:
             optimizer = _with_shared_state(optimizer, model)
-        called = time.perf_counter()
+        begin = time.perf_counter()
         started = multiprocessing.get_context("spawn").Value("d", 0.0)
         ready = multiprocessing.get_context("spawn").Barrier(count)
         job = (model, dataset, optimizer, scheduler, self.criterion, order, record, updates, ready, started)
-        workers.together(workers.train_shared, *job, count=count)
+        workers.spawn(workers.train_shared, *job, count=count)
         losses = workers.table(record)
         torch.save(model.state_dict(), folder / CHECKPOINT)
         losses.to_csv(folder / LOSSES, index=False)
-        return Trained(losses, started.value - called)
+        return Trained(losses, started.value - begin)
 
 
 @dataclasses.dataclass
 class DistributedTester:
-    """Score a classifier on all batches of `loader`, (x, y) each; root_dir is where scores.csv is left, if not None."""
+    """Scores a classifier on all batches (x, y) of `loader`; writes scores.csv into root_dir unless that is None."""
 
     loader: Any
     root_dir: Any = None
 
     def __call__(self, model):
-        """(accuracy over all rows; a table of each class's rows, right ones and accuracy; the confusion matrix).
+        """Return (accuracy; a table of class, rows, right, accuracy; the confusion matrix).
 
         The matrix is int [true class, predicted class].
         """
@@ -125,18 +126,18 @@ class DistributedTester:
 
 
 def _with_shared_state(optimizer, model):
-    """The optimizer with the state that its first step makes, zero and in shared memory."""
+    """Give the optimizer the state of its first step, zeroed and in shared memory, and return it."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model.parameters())
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    tried = copy.deepcopy(optimizer)  # with parameters of its own, which a step may change
-    theirs = [parameter for group in tried.param_groups for parameter in group["params"]]
-    for parameter in theirs:
+    trial = copy.deepcopy(optimizer)  # its parameters are copies, so a step may change them
+    copies = [parameter for group in trial.param_groups for parameter in group["params"]]
+    for parameter in copies:
         parameter.grad = torch.zeros_like(parameter)
-    tried.step()
-    for parameter, other in zip(parameters, theirs, strict=True):
+    trial.step()
+    for parameter, other in zip(parameters, copies, strict=True):
         optimizer.state[parameter] = {
             name: torch.zeros_like(value).share_memory_() if torch.is_tensor(value) else value
-            for name, value in tried.state[other].items()
+            for name, value in trial.state[other].items()
         }
     return optimizer

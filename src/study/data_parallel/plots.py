@@ -1,4 +1,4 @@
-"""Figures of many workers on one network: who talks to whom, losses, staleness, speed-ups; arrays and an Axes in."""
+"""Figures of many workers on one network: communication, losses, staleness, speed-ups; functions take an Axes."""
 
 import numpy as np
 import seaborn as sns
@@ -9,7 +9,7 @@ from study.figures import plots
 from study.figures.labels import DDP, DOWNPOUR, HOGWILD, LOCAL, MARKERS
 from study.figures.plots import COLOURS, SMALL
 
-ARCHITECTURES = {  # the way: what stands above the workers, what an arrow is
+ARCHITECTURES = {  # method: the box above the workers, the meaning of an arrow
     HOGWILD: ("weights in shared memory", "every step, no lock"),
     DOWNPOUR: ("parameter server", "every few steps, own pace"),
     DDP: ("mean of the gradients", "every step, all wait"),
@@ -18,26 +18,26 @@ ARCHITECTURES = {  # the way: what stands above the workers, what an arrow is
 
 
 def architectures(axes):
-    """Who talks to whom, a schematic of four ways in as many Axes: two workers with rows of their own below."""
-    for ax, (way, (above, arrow)) in zip(axes, ARCHITECTURES.items(), strict=True):
-        _box(ax, 0.5, 0.82, above, COLOURS[way])
+    """Draw the communication of four methods, a schematic of two workers with their own rows in each Axes."""
+    for ax, (method, (above, arrow)) in zip(axes, ARCHITECTURES.items(), strict=True):
+        _box(ax, 0.5, 0.82, above, COLOURS[method])
         for x, worker in ((0.23, "worker 1"), (0.77, "worker 2")):
-            own = f"{worker}\n" + ("one set of weights" if way == HOGWILD else "own copy")
-            _box(ax, x, 0.42, worker if way == HOGWILD else own, "0.45", width=0.42)
+            own = f"{worker}\n" + ("one set of weights" if method == HOGWILD else "own copy")
+            _box(ax, x, 0.42, worker if method == HOGWILD else own, "0.45", width=0.42)
             _box(ax, x, 0.08, "own rows", "0.75", width=0.42, height=0.12)
             _arrow(ax, (x, 0.15), (x, 0.32), "->")
             _arrow(ax, (x, 0.53), (0.5 + 0.4 * (x - 0.5), 0.72), "<->")
-        ax.set_title(f"{way}\n{arrow}", fontsize=SMALL)
+        ax.set_title(f"{method}\n{arrow}", fontsize=SMALL)
         ax.set(xlim=(0, 1), ylim=(0, 0.95))
         ax.set_axis_off()
     return axes
 
 
 def losses(axes, runs, *, target=None):
-    """Mean training loss of the last epoch's batches, {way: (table of losses, batches of an epoch)}: time, epochs."""
-    for way, (table, window) in runs.items():
+    """Plot the moving mean loss over an epoch's batches against time and epochs: {method: (losses, batches)}."""
+    for method, (table, window) in runs.items():
         mean = workers.smoothed(table, window)
-        style = {"color": COLOURS[way], "lw": 1.1, "label": way}
+        style = {"color": COLOURS[method], "lw": 1.1, "label": method}
         axes[0].plot(table.seconds, mean, **style)
         axes[1].plot(np.arange(1, len(table) + 1) / window, mean, **style)
     for ax, name in zip(axes, ("seconds of training", "epochs of rows seen"), strict=True):
@@ -50,12 +50,12 @@ def losses(axes, runs, *, target=None):
 
 
 def staleness(ax, runs):
-    """How many updates of others came between a worker's reading and its writing: {way: table of losses}, shares."""
+    """Plot the distribution of others' updates between a worker's read and write: {method: table of losses}."""
     most = 0
-    for way, table in runs.items():
+    for method, table in runs.items():
         share = table.behind.value_counts(normalize=True).sort_index()
         most = max(most, share[share > 0.001].index.max())
-        ax.plot(share.index, 100 * share, MARKERS[way], ls="-", ms=3, lw=1, color=COLOURS[way], label=way)
+        ax.plot(share.index, 100 * share, MARKERS[method], ls="-", ms=3, lw=1, color=COLOURS[method], label=method)
     ax.set(xlabel="updates behind", ylabel="steps (%)", xlim=(-0.3, most + 0.3))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize=SMALL)
@@ -64,13 +64,12 @@ def staleness(ax, runs):
 
 
 def speed_ups(ax, table, base):
-    """Time of `base` over each way's, to the same loss: a table of way and speed-up, one bar each, 1 marked."""
+    """Plot the time of `base` over each method's to the same loss: bars for a table of way and speed-up, 1 marked."""
     table = table[::-1]
-    ax.barh(table.way, table["speed-up"], color=[COLOURS[way] for way in table.way], height=0.65)
-    for place, value in enumerate(table["speed-up"]):
-        ax.text(value, place, f" {value:.2f}", va="center", fontsize=SMALL)
+    bars = ax.barh(table.way, table["speed-up"], color=[COLOURS[method] for method in table.way], height=0.65)
+    ax.bar_label(bars, fmt=" {:.2f}", fontsize=SMALL)
     ax.axvline(1, color="0.3", lw=0.8, ls=":")
-    ax.set_xlabel(f"times as fast as {base}", loc="right")  # which is longer than the axis
+    ax.set_xlabel(f"times as fast as {base}", loc="right")  # the label is longer than the axis
     ax.set_xlim(0, 1.15 * table["speed-up"].max())
     ax.tick_params(axis="y", labelsize=SMALL)
     sns.despine(ax=ax)
@@ -90,12 +89,12 @@ def _arrow(ax, begin, end, style):
 
 
 def against_workers(ax, table):
-    """Times as fast to a loss as one thread, against workers; open where they share cores: [way, workers, speed-up]."""
-    for way, own in table.groupby("way", sort=False):
-        how = {"color": COLOURS[way], "marker": MARKERS[way], "ms": 4}
-        ax.plot(own.workers, own["speed-up"], lw=1, label=way, **how)
+    """Plot speed-ups over one thread against workers: a table of way, workers, speed-up, oversubscribed (open)."""
+    for method, own in table.groupby("way", sort=False):
+        kwargs = {"color": COLOURS[method], "marker": MARKERS[method], "ms": 4}
+        ax.plot(own.workers, own["speed-up"], lw=1, label=method, **kwargs)
         shared = own[own.oversubscribed]
-        ax.plot(shared.workers, shared["speed-up"], mfc="white", ls="", **how)
+        ax.plot(shared.workers, shared["speed-up"], mfc="white", ls="", **kwargs)
     ax.axhline(1, color="0.3", lw=0.8, ls=":")
     ax.set(xlabel="workers", ylabel="times as fast as one thread", xticks=sorted(table.workers.unique()))
     ax.legend(fontsize=SMALL)
@@ -104,13 +103,13 @@ def against_workers(ax, table):
 
 
 def seconds_of_seeds(ax, table):
-    """Seconds to a loss, logarithmic: a point a seed, the median as a line; a table of way and seconds_to_loss."""
-    ways = list(dict.fromkeys(table.way))[::-1]
-    for place, way in enumerate(ways):
-        seconds = table.seconds_to_loss[table.way == way]
-        ax.plot(seconds, np.full(len(seconds), place), MARKERS[way], ms=3.5, color=COLOURS[way], alpha=0.7)
-        ax.plot(2 * [seconds.median()], [place - 0.3, place + 0.3], color=COLOURS[way], lw=1.5)
-    ax.set(xlabel="seconds to the loss", yticks=range(len(ways)), yticklabels=ways)
+    """Plot seconds to a loss, logarithmic: seeds as points, the median as a line; a table of way, seconds_to_loss."""
+    methods = list(dict.fromkeys(table.way))[::-1]
+    for position, method in enumerate(methods):
+        seconds = table.seconds_to_loss[table.way == method]
+        ax.plot(seconds, np.full(len(seconds), position), MARKERS[method], ms=3.5, color=COLOURS[method], alpha=0.7)
+        ax.plot(2 * [seconds.median()], [position - 0.3, position + 0.3], color=COLOURS[method], lw=1.5)
+    ax.set(xlabel="seconds to the loss", yticks=range(len(methods)), yticklabels=methods)
     ax.tick_params(axis="y", labelsize=SMALL)
     plots.logarithmic(ax, "x")
     sns.despine(ax=ax)

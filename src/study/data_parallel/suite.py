@@ -1,14 +1,15 @@
-"""Ways to train one network by workers that a rebuild has no time for: learning rates, seeds, numbers of workers."""
+"""Long measurements of one network's workers for `make peers`: learning rates, seeds, numbers of workers."""
 
 import dataclasses
+import itertools
 import sys
 
 
 def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=6, target_epochs=4, workers=2):
-    """Every way to train the MNIST network by workers, each at each learning rate, with several seeds: a table.
+    """Train the MNIST network by every method at each learning rate with several seeds: a table.
 
-    Its `target` is the loss that serial training has after so many epochs at its best rate, by the median of the seeds;
-    every way is timed to it.
+    `target` is the loss of serial training after `target_epochs` at its best rate, by the median of the seeds; all
+    methods are timed to it.
     """
     import numpy as np
     import pandas as pd
@@ -23,26 +24,26 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=6,
     after = {rate: [serial[rate, seed].loss_after(target_epochs) for seed in range(seeds)] for rate in rates}
     target = min(float(np.median(each)) for each in after.values())
     lines = []
-    for way in one_network.WAYS:
+    for method in one_network.METHODS:
         for key, task in tasks.items():
-            if way == DOWNPOUR:
-                task = dataclasses.replace(task, every=1)  # with momentum, what is sent more rarely overshoots
+            if method == DOWNPOUR:
+                task = dataclasses.replace(task, every=1)  # rarer exchanges overshoot with momentum
             try:
-                run = serial[key] if way == SERIAL_ONE else one_network.run(way, task, count=workers)
+                run = serial[key] if method == SERIAL_ONE else one_network.run(method, task, count=workers)
             except FloatingPointError as failure:
-                print(f"{way}: {failure}", file=sys.stderr, flush=True)
+                print(f"{method}: {failure}", file=sys.stderr, flush=True)
                 continue
             costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
-            lines.append((way, *key, target, *costs, run.score(x_test, y_test)[0], run.cpu()))
-        print(f"{way}: {len(lines)} runs so far", flush=True)
+            lines.append((method, *key, target, *costs, run.score(x_test, y_test)[0], run.cpu()))
+        print(f"{method}: {len(lines)} runs so far", flush=True)
     columns = ["way", "learning_rate", "seed", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy"]
     return pd.DataFrame(lines, columns=[*columns, "cpu"])
 
 
 def at_its_best(table):
-    """Of a table as `learning_rates`' each way's lines at its best rate: where the median seed is at the loss first.
+    """Select each method's lines of a `learning_rates` table at its best rate, where the median seed is fastest.
 
-    A seed that diverged, which has no line, counts as one that never gets there.
+    A seed that diverged has no line and counts as infinite.
     """
     import numpy as np
 
@@ -52,7 +53,7 @@ def at_its_best(table):
 
 
 def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=0.01):
-    """LeNet on CIFAR-10 by one, two and more workers than cores: a table of way, workers, seconds to a loss."""
+    """Time LeNet on CIFAR-10 by one worker to more than the cores: a table of way, workers, seconds to a loss."""
     import pandas as pd
 
     from study.data_parallel import one_network
@@ -62,17 +63,18 @@ def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=
     serial = one_network.run(SERIAL_ONE, task)
     target = serial.loss_after(target_epochs)
     runs = {(SERIAL_ONE, 1): serial}
-    runs |= {(way, count): one_network.run(way, task, count=count) for count in counts for way in (HOGWILD, DDP, LOCAL)}
+    for count, method in itertools.product(counts, (HOGWILD, DDP, LOCAL)):
+        runs[method, count] = one_network.run(method, task, count=count)
     lines = []
-    for (way, count), run in runs.items():
+    for (method, count), run in runs.items():
         costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
-        lines.append((way, count, target, *costs, run.score(x_test, y_test)[0], run.cpu(), run.losses.behind.mean()))
+        lines.append((method, count, target, *costs, run.score(x_test, y_test)[0], run.cpu(), run.losses.behind.mean()))
     columns = ["way", "workers", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy", "cpu", "behind"]
     return pd.DataFrame(lines, columns=columns)
 
 
 def shared_state(*, epochs=6, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
-    """What sharing the optimizer's state does to LeNet under Hogwild, for momentum and for Adam: a table."""
+    """Measure the effect of sharing the optimizer's state under Hogwild on LeNet, for momentum and Adam: a table."""
     import pandas as pd
 
     from study.data_parallel import one_network
@@ -82,22 +84,22 @@ def shared_state(*, epochs=6, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
     for seed in range(seeds):
         for optimizer, rate in rates:
             task, x_test, y_test = _lenet(epochs=epochs, learning_rate=rate, optimizer=optimizer, seed=seed)
-            for way in (SERIAL_ONE, HOGWILD, SHARED):
-                run = one_network.run(way, task, count=2)
+            for method in (SERIAL_ONE, HOGWILD, SHARED):
+                run = one_network.run(method, task, count=2)
                 ended = run.loss_after(epochs), run.losses.seconds.max(), run.score(x_test, y_test)[0]
-                lines.append((optimizer, way, seed, *ended, run.losses.behind.mean()))
+                lines.append((optimizer, method, seed, *ended, run.losses.behind.mean()))
     columns = ["optimizer", "way", "seed", "loss", "seconds", "accuracy", "behind"]
     return pd.DataFrame(lines, columns=columns)
 
 
-def _mnist(*, rows, **how):
-    """The MNIST network of the study, trained by workers."""
+def _mnist(*, rows, **kwargs):
+    """Make the task of the study's MNIST network."""
     import turbanet as tn
     from study.baselines import twins
     from study.data_parallel import one_network
 
     (x, y), _, _ = _mnist_data(rows)
-    return one_network.Task(tn.MLP((64, 32, 10)), twins.mlp_twin, x, y, batch_size=8, **how)
+    return one_network.Task(tn.MLP((64, 32, 10)), twins.mlp_twin, x, y, batch_size=8, **kwargs)
 
 
 def _mnist_data(rows):
@@ -108,8 +110,8 @@ def _mnist_data(rows):
     return (flat["x_train"][:rows], arrays["y_train"][:rows]), flat["x_test"], arrays["y_test"]
 
 
-def _lenet(**how):
-    """(LeNet on CIFAR-10, trained by workers; test rows; their classes)."""
+def _lenet(**kwargs):
+    """Make the task of LeNet on CIFAR-10 and its test data: (task, x_test, y_test)."""
     import turbanet as tn
     from study.baselines import twins
     from study.data_parallel import one_network
@@ -117,8 +119,8 @@ def _lenet(**how):
     from study.sources import store
 
     arrays, _ = store.load("cifar10")
-    x = normalised(arrays["x_train"][:10_000])
-    task = one_network.Task(tn.networks.LeNet(), twins.lenet_twin, x, arrays["y_train"][:10_000], batch_size=32, **how)
+    x, y = normalised(arrays["x_train"][:10_000]), arrays["y_train"][:10_000]
+    task = one_network.Task(tn.networks.LeNet(), twins.lenet_twin, x, y, batch_size=32, **kwargs)
     return task, normalised(arrays["x_test"]), arrays["y_test"]
 
 

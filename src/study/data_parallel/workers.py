@@ -1,4 +1,4 @@
-"""Worker processes that train one PyTorch network: their steps, what they record of them, and how they end."""
+"""Worker processes that train one PyTorch network: their steps, records and errors."""
 
 import math
 import pickle
@@ -11,7 +11,7 @@ import torch
 from torch import multiprocessing
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-TOOK, LOSS, BEHIND = range(3)  # of a record: seconds since the start, a batch's loss, updates by others meanwhile
+SECONDS, LOSS, BEHIND = range(3)  # of a record: since the start, a batch's loss, others' updates during the step
 COLUMNS = ("seconds", "loss", "behind")
 
 
@@ -28,18 +28,18 @@ def train(
     others: Callable[[], int] | None = None,
     after: Callable[[int], None] | None = None,
 ):
-    """One worker's training, in place.
+    """Train one worker's model in place.
 
     Parameters
     ----------
-    dataset : (x, y) of rows at an index: a TensorDataset, or whatever is indexed by one row
+    dataset : a TensorDataset of (x, y), or any dataset that is indexed by one row
     order : int [epoch, step, batch], the rows of each step
-    criterion : criterion(prediction, y) -> the loss
-    optimizer, scheduler : PyTorch's, or functions that make them of the parameters and of the optimizer
-    record : float64 [step, 3], filled: see COLUMNS
+    criterion : criterion(prediction, y) -> loss
+    optimizer, scheduler : PyTorch's, or functions that make them from the parameters and from the optimizer
+    record : float64 [step, 3], filled with COLUMNS
     worker : its number, for errors
-    others : how many updates the others have made so far
-    after : called with the number of each step once it is made
+    others : returns the number of the other workers' updates so far
+    after : called with each step's number after the step
 
     Raises
     ------
@@ -55,19 +55,19 @@ def train(
     for batches in order:
         first = step
         for rows in batches:
-            seen = others() if others else 0
+            before = others() if others else 0
             x, y = _read(dataset, rows)
             optimizer.zero_grad()
             loss = criterion(model(x), y)
             loss.backward()
-            behind = others() - seen if others else 0
+            behind = others() - before if others else 0
             optimizer.step()
             value = loss.item()
             record[step] = torch.tensor([time.perf_counter() - begin, value, behind], dtype=torch.float64)
             if not math.isfinite(value):
                 rate = optimizer.param_groups[0]["lr"]
-                came = f"The loss of worker {worker} is {value} at step {step}, with learning rate {rate:g}"
-                raise FloatingPointError(f"{came}: take a smaller one, or fewer workers.")
+                problem = f"The loss of worker {worker} is {value} at step {step}, with learning rate {rate:g}"
+                raise FloatingPointError(f"{problem}: take a smaller one, or fewer workers.")
             if after:
                 after(step)
             step += 1
@@ -78,29 +78,29 @@ def train(
 
 
 def train_shared(worker, model, dataset, optimizer, scheduler, criterion, order, record, updates, ready, started):
-    """`train` in a process that shares the model's weights with others, which count their `updates` [worker].
+    """Run `train` in a process that shares the model's weights with others; each counts its `updates` [worker].
 
     order : int [worker, epoch, step, batch]; record : float64 [worker, step, 3]
-    ready : a barrier before the first step; started : a number for when that was, on the clock of all processes
+    ready : a barrier before the first step; started : set to its time, on the clock of all processes
     """
     torch.set_num_threads(1)
-    not_mine = torch.arange(len(updates)) != worker
+    is_other = torch.arange(len(updates)) != worker
 
     def others():
-        return int(updates[not_mine].sum())
+        return int(updates[is_other].sum())
 
     def after(step):
         updates[worker] += 1
 
-    how = {"criterion": criterion, "optimizer": optimizer, "scheduler": scheduler, "record": record[worker]}
+    kwargs = {"criterion": criterion, "optimizer": optimizer, "scheduler": scheduler, "record": record[worker]}
     ready.wait()
     if worker == 0:
         started.value = time.perf_counter()
-    train(model, dataset, order[worker], worker=worker, others=others, after=after, **how)
+    train(model, dataset, order[worker], worker=worker, others=others, after=after, **kwargs)
 
 
 def table(record):
-    """A record float64 [worker, step, 3] as a pandas table, in the order of time: worker, step and COLUMNS."""
+    """Turn a record, float64 [worker, step, 3], into a pandas table in time order: worker, step and COLUMNS."""
     import pandas as pd
 
     record = np.asarray(record)
@@ -112,35 +112,35 @@ def table(record):
 
 
 def smoothed(losses, window: int):
-    """The mean loss of the last `window` batches of all workers, NaN before there are as many."""
+    """Return the moving mean of `window` batches of all workers, NaN for the first ones."""
     return losses.loss.rolling(window).mean()
 
 
 def seconds_to(losses, target: float, window: int) -> float:
-    """When the mean loss of the last `window` batches first is at most `target`; infinite if it never is.
+    """Return the first time at which the moving mean loss is at most `target`; infinite if it never is.
 
-    losses: a table of seconds and loss in the order of time.
+    losses : a table of seconds and loss in time order
     """
-    there = losses.seconds[smoothed(losses, window) <= target]
-    return float(there.iloc[0]) if len(there) else math.inf
+    reached = losses.seconds[smoothed(losses, window) <= target]
+    return float(reached.iloc[0]) if len(reached) else math.inf
 
 
-def together(work: Callable[..., Any], *arguments: Any, count: int) -> None:
-    """work(worker, *arguments) in `count` new processes, which all end with the first that fails.
+def spawn(work: Callable[..., Any], *arguments: Any, count: int) -> None:
+    """Run work(worker, *arguments) in `count` new processes; all end when one fails.
 
-    What they are to give back they write into shared tensors among the arguments.
+    Results are written into shared tensors among the arguments.
 
     Raises
     ------
-    TypeError : before anything starts, for arguments that no other process can read
-    FloatingPointError : where a worker raised one
+    TypeError : before anything starts, for arguments that cannot be pickled
+    FloatingPointError : from a worker
     RuntimeError : for any other error in a worker, with its traceback, and for a worker that was killed
     """
     try:
         context = multiprocessing.start_processes(work, arguments, nprocs=count, join=False, start_method="spawn")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         advice = "name it at the top of a module, or use functools.partial"
-        raise TypeError(f"No other process can be handed a lambda or what a function defines: {advice}.") from error
+        raise TypeError(f"Another process cannot unpickle a lambda or a nested function: {advice}.") from error
     try:
         while not context.join():
             pass
@@ -151,8 +151,8 @@ def together(work: Callable[..., Any], *arguments: Any, count: int) -> None:
         raise RuntimeError(f"A worker failed, and the others were stopped.\n{error}") from None
     except multiprocessing.ProcessExitedException as error:
         ended = error.signal_name or f"exit code {error.exit_code}"
-        came = f"Worker {error.error_index} was ended by {ended}, and the others were stopped"
-        raise RuntimeError(f"{came}: nothing of this training is kept.") from None
+        problem = f"Worker {error.error_index} was ended by {ended}, and the others were stopped"
+        raise RuntimeError(f"{problem}: nothing of this training is kept.") from None
     finally:
         for process in context.processes:
             if process.is_alive():

@@ -1,4 +1,4 @@
-"""Forecasts judged from several origins: examples without look-ahead, the usual forecasts, differences over days."""
+"""Volatility forecasts from several origins: examples without look-ahead, usual forecasts, tests of differences."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from scipy import stats
 from scipy.fft import dct
 from statsmodels.stats.multitest import multipletests
 
-FLOOR = 0.05  # percent a day: an absolute return below it is about the price's own grain, and 0 has no logarithm
-DECAYS = (0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99)  # of the exponentially weighted average, tried
-HAR_DAYS = (1, 5, 22)  # of the averages that the HAR regression sees (Corsi 2009)
+FLOOR = 0.05  # percent a day: smaller absolute returns are rounding of prices, and 0 has no logarithm
+DECAYS = (0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99)  # grid of the exponentially weighted average
+HAR_DAYS = (1, 5, 22)  # windows of the HAR regression's averages (Corsi 2009)
 
 
 class Rolling(NamedTuple):
-    """What `rolling` returns; an example is the day whose close is the last that is known."""
+    """The result of `rolling`; an example is the day whose close is the last known one."""
 
     x: np.ndarray  # float32 [origin, ticker, example, window, 1], standardised
     y: np.ndarray  # float32 [origin, ticker, example, 1], standardised
@@ -25,18 +25,18 @@ class Rolling(NamedTuple):
     test: np.ndarray  # int32 [origin, row]
     centre: np.ndarray  # float64 [origin, ticker], what was subtracted from the target
     spread: np.ndarray  # float64 [origin, ticker], what it was divided by
-    truth: np.ndarray  # float64 [ticker, example], the target as it is
-    day: np.ndarray  # int64 [example], index of the last day that is known
+    truth: np.ndarray  # float64 [ticker, example], the target, not standardised
+    day: np.ndarray  # int64 [example], index of the last known day
 
 
 def returns(close) -> np.ndarray:
-    """Daily log returns in percent [day, ticker] of closes [day, ticker]; the first day has none, NaN."""
+    """Compute daily log returns in percent [day, ticker] of closes [day, ticker]; the first day's is NaN."""
     logs = np.log(np.asarray(close, np.float64))
     return 100 * np.diff(logs, axis=0, prepend=np.nan)
 
 
 def log_volatility(close, horizon: int) -> np.ndarray:
-    """Log of the mean absolute return of the next `horizon` days [day, ticker], NaN where they are not known yet."""
+    """Compute the log of the next `horizon` days' mean absolute return [day, ticker]; NaN where days are missing."""
     absolute = np.abs(returns(close))
     ahead = np.full(absolute.shape, np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(absolute, horizon, axis=0).mean(-1)  # from each day on
@@ -45,20 +45,20 @@ def log_volatility(close, horizon: int) -> np.ndarray:
 
 
 def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, validation_days: int):
-    """Examples of tickers that were listed throughout, split anew at each origin, standardised by its training days.
+    """Make examples of fully listed tickers, split at each origin and standardised by its training days.
 
     Parameters
     ----------
     close : US dollars [day, ticker], no NaN
-    horizon : the target is `log_volatility` of so many next days, off logs of absolute returns
-    window : days that a network sees
-    origins : how often the future is forecast, each time for the `test_days` that follow, the last ones of the data
-    validation_days : the last examples before an origin, to stop by
+    horizon : days of the target, `log_volatility`; inputs are logs of absolute returns
+    window : days of an input
+    origins : the number of forecasts, each of the next `test_days` days; they end with the data
+    validation_days : the last examples before an origin, for early stopping
 
     Returns
     -------
-    Rolling. A training example's target ends no later than the first validation example's last known day, and a
-    validation example's no later than the origin's: nothing reaches over an edge.
+    Rolling. A training example's target ends no later than the first validation example's last known day, a validation
+    example's no later than the origin's: no example straddles two sets.
 
     Raises
     ------
@@ -67,10 +67,10 @@ def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, v
     close = np.asarray(close, np.float64)
     if np.isnan(close).any():
         raise ValueError("close has NaN: give tickers that were listed throughout.")
-    seen = np.log(np.maximum(np.abs(returns(close)), FLOOR))
+    inputs = np.log(np.maximum(np.abs(returns(close)), FLOOR))
     truth = log_volatility(close, horizon)
     day = np.arange(max(window, *HAR_DAYS), len(close) - horizon)  # the first return is that of the second day
-    x = np.lib.stride_tricks.sliding_window_view(seen, window, axis=0)[day - window + 1].swapaxes(0, 1)
+    x = np.lib.stride_tricks.sliding_window_view(inputs, window, axis=0)[day - window + 1].swapaxes(0, 1)
     y = truth[day].T
     parts = {"train": [], "validation": [], "test": []}
     for origin in range(origins):
@@ -82,10 +82,10 @@ def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, v
         parts["test"].append(np.arange(first, first + test_days))
     if min(len(rows) for rows in parts["train"]) < validation_days or not validation_days:
         raise ValueError(f"{len(close)} days are too few for {origins} origins of {test_days} test days.")
-    centre, spread = (np.stack([how(y[:, rows], axis=1) for rows in parts["train"]]) for how in (np.mean, np.std))
+    centre, spread = (np.stack([f(y[:, rows], axis=1) for rows in parts["train"]]) for f in (np.mean, np.std))
     inner = [x[:, rows] for rows in parts["train"]]
     x_centre, x_spread = (
-        np.stack([how(part, axis=(1, 2)) for part in inner])[..., None, None] for how in (np.mean, np.std)
+        np.stack([f(part, axis=(1, 2)) for part in inner])[..., None, None] for f in (np.mean, np.std)
     )
     return Rolling(
         ((x - x_centre) / x_spread).astype(np.float32)[..., None],
@@ -99,16 +99,16 @@ def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, v
 
 
 def pooled(rows, *, tickers: int, examples: int) -> np.ndarray:
-    """The rows [origin, row] of every ticker, of examples laid ticker after ticker: int32 [origin, ticker x row]."""
+    """Number the rows [origin, row] of all tickers' concatenated examples: int32 [origin, ticker x row]."""
     firsts = examples * np.arange(tickers)[:, None]
     return _padded([(firsts + own[own >= 0]).ravel() for own in rows])
 
 
 def usual_forecasts(close, examples: Rolling, *, horizon: int) -> dict[str, np.ndarray]:
-    """What a volatility forecast is judged by: {name: [origin, ticker, example]}, fitted to what each origin knows.
+    """Make the usual volatility forecasts, fitted to each origin's known examples: {name: [origin, ticker, example]}.
 
-    Persistence (the last `horizon` days), an exponentially weighted average with a constant, whose decay is the best on
-    known examples, and the HAR regression (1, 5 and 22 days; Corsi 2009) for each ticker and for all together.
+    They are persistence (the last `horizon` days), an exponentially weighted average plus a constant with the best
+    decay on known examples, and the HAR regression (1, 5 and 22 days; Corsi 2009) for each ticker and for all tickers.
     """
     absolute = np.abs(returns(close))[1:]
     days = examples.day - 1  # of `absolute`, which begins a day later
@@ -132,7 +132,7 @@ def usual_forecasts(close, examples: Rolling, *, horizon: int) -> dict[str, np.n
 
 
 def daily_loss(forecast, examples: Rolling) -> np.ndarray:
-    """Each test day's mean squared error over tickers, origin after origin: [origin, ticker, example] -> [day]."""
+    """Compute each test day's mean squared error over tickers: forecast [origin, ticker, example] -> [day]."""
     days = []
     for own, rows in zip(forecast, examples.test, strict=True):
         days.append(((own[:, rows] - examples.truth[:, rows]) ** 2).mean(0))
@@ -140,9 +140,10 @@ def daily_loss(forecast, examples: Rolling) -> np.ndarray:
 
 
 def qlike(forecast, examples: Rolling) -> np.ndarray:
-    """QLIKE of each test day, the mean over tickers: a log forecast becomes exp(forecast + variance / 2).
+    """Compute each test day's QLIKE, the mean over tickers, of log forecasts [origin, ticker, example] -> [day].
 
-    The variance is that of its errors on the origin's validation examples, over all tickers: the mean of a lognormal.
+    A log forecast becomes exp(forecast + variance / 2), a lognormal's mean; the variance is that of its errors on the
+    origin's validation examples of all tickers.
     """
     days = []
     for own, validation, rows in zip(forecast, examples.validation, examples.test, strict=True):
@@ -154,12 +155,12 @@ def qlike(forecast, examples: Rolling) -> np.ndarray:
 
 
 def compared(losses: Mapping[str, np.ndarray], pairs, *, horizon: int) -> pd.DataFrame:
-    """Diebold and Mariano's test of pairs of forecasts, over days: one, other, difference, dm, p, holm.
+    """Test pairs of forecasts over days by Diebold and Mariano: a table of one, other, difference, dm, p, holm.
 
-    losses: {forecast: [day]}, each the mean over tickers, which share their days and are not independent. dm is the
-    classical p: Newey and West's errors with `horizon` lags, corrected as by Harvey, Leybourne and Newbold (1997). On
-    few days with targets that overlap it rejects too often: p has the equal-weighted periodogram's errors and their
-    degrees of freedom (Lazarus, Lewis, Stock and Watson 2018), holm is Holm's correction of p for all pairs.
+    losses : {forecast: [day]}, means over tickers, as tickers of one day are not independent. dm is the classical p
+    with Newey and West's errors of `horizon` lags, corrected as by Harvey, Leybourne and Newbold (1997). On few days
+    with overlapping targets it rejects too often. So p uses the equal-weighted periodogram's errors and degrees of
+    freedom (Lazarus, Lewis, Stock and Watson 2018); holm is Holm's correction of p for all pairs.
     """
     lines = []
     for one, other in pairs:
@@ -177,29 +178,28 @@ def compared(losses: Mapping[str, np.ndarray], pairs, *, horizon: int) -> pd.Dat
 
 
 def over_days(loss, *, block: int, resamples: int, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high) of a loss [day]: a 95 % bootstrap over blocks of so many whole days in a row."""
+    """Compute (mean, low, high) of a loss [day] by a 95 % bootstrap over blocks of `block` consecutive days."""
     loss = np.asarray(loss, float)
     blocks = [part.mean() for part in np.array_split(loss, max(2, len(loss) // block))]
-    how = {"n_resamples": resamples, "method": "percentile", "rng": seed}
-    low, high = stats.bootstrap((blocks,), np.mean, **how).confidence_interval
-    return float(loss.mean()), float(low), float(high)
+    bootstrap = stats.bootstrap((blocks,), np.mean, n_resamples=resamples, method="percentile", rng=seed)
+    return tuple(float(value) for value in (loss.mean(), *bootstrap.confidence_interval))
 
 
 def _trailing(absolute, count):
-    """Log of the mean of the last `count` days [day, ticker], NaN before there are so many."""
+    """Compute the log of the last `count` days' mean [day, ticker]; NaN for the first days."""
     mean = np.full(absolute.shape, np.nan)
     mean[count - 1 :] = np.lib.stride_tricks.sliding_window_view(absolute, count, axis=0).mean(-1)
     return np.log(np.maximum(mean, FLOOR))
 
 
 def _weighted(absolute, decay):
-    """Log of the exponentially weighted average up to each day."""
+    """Compute the log of the exponentially weighted average up to each day."""
     average = pd.DataFrame(absolute).ewm(alpha=1 - decay, adjust=True).mean().to_numpy()
     return np.log(np.maximum(average, FLOOR))
 
 
 def _padded(rows):
-    """Index arrays of several lengths as one [origin, row], padded at the end with -1; as they are if equal."""
+    """Join index arrays of several lengths to one [origin, row], padded with -1."""
     table = np.full((len(rows), max(map(len, rows))), -1, np.int32)
     for line, own in zip(table, rows):
         line[: len(own)] = own

@@ -11,10 +11,9 @@ import turbanet as tn
 
 
 def score_table(outputs: Mapping[str, np.ndarray], y, *, resamples: int, seed: int = 0) -> pd.DataFrame:
-    """Each model's scores in percent, the mean of its members', each beside its 95 % interval over the test rows.
+    """Tabulate each model's mean scores over members in percent with 95 % intervals over the test rows.
 
-    outputs: {model: [member, row, class]}, y: int [row]. The intervals are percentiles of a bootstrap with `resamples`
-    draws.
+    outputs : {model: [member, row, class]}; y : int [row]; resamples : draws of the percentile bootstrap
     """
     lines = []
     for model, output in outputs.items():
@@ -28,22 +27,21 @@ def score_table(outputs: Mapping[str, np.ndarray], y, *, resamples: int, seed: i
 
 
 def differences(right: Mapping[str, np.ndarray], pairs, *, resamples: int, seed: int = 0) -> pd.DataFrame:
-    """By how many percentage points of the same test rows one model is better, with a 95 % bootstrap over the rows.
+    """Compare models' accuracies on the same test rows with a 95 % bootstrap over rows, in percentage points.
 
-    right: {model: [row], the share of its networks that are right}; pairs: (one, other). A table of one, other,
-    points, low, high: the rows are drawn together for both models, the networks are these.
+    right : {model: [row], the share of its networks that classify the row correctly}; pairs : (one, other). Returns a
+    table of one, other, points, low, high. Rows are drawn jointly for both models; the networks are fixed.
     """
     lines = []
     for one, other in pairs:
         gap = 100 * (np.asarray(right[one], float) - np.asarray(right[other], float))
-        how = {"n_resamples": resamples, "method": "percentile", "rng": seed}
-        low, high = stats.bootstrap((gap,), np.mean, **how).confidence_interval
-        lines.append((one, other, gap.mean(), low, high))
+        bootstrap = stats.bootstrap((gap,), np.mean, n_resamples=resamples, method="percentile", rng=seed)
+        lines.append((one, other, gap.mean(), *bootstrap.confidence_interval))
     return pd.DataFrame(lines, columns=["one", "other", "points", "low", "high"])
 
 
 def calibration(probability, y) -> dict[str, float]:
-    """Expected calibration error, log loss and Brier score, the means over members: [member, row, class], int [row]."""
+    """Compute calibration error, log loss and Brier score, means over members: [member, row, class], y int [row]."""
     return {
         "calibration_error": float(np.mean([tn.ensembles.expected_calibration_error(one, y) for one in probability])),
         "log_loss": float(tn.ensembles.negative_log_likelihood(probability, y).mean()),
@@ -52,9 +50,9 @@ def calibration(probability, y) -> dict[str, float]:
 
 
 def reliability(probability, y, *, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """(mean confidence, share right) in equal-width bins of the confidence, rows of all members together, by sklearn.
+    """Compute (mean confidence, accuracy) in equal-width bins of confidence over all members' rows.
 
-    probability: [member, row, class], y: int [row]; bins that no row falls into are left out.
+    probability : [member, row, class]; y : int [row]; empty bins are left out
     """
     probability = np.asarray(probability)
     right = (probability.argmax(-1) == y).ravel()
@@ -63,11 +61,11 @@ def reliability(probability, y, *, bins: int = 10) -> tuple[np.ndarray, np.ndarr
 
 
 def against_persistence(errors: Mapping[str, tuple[np.ndarray, np.ndarray]], *, block: int = 5) -> pd.DataFrame:
-    """On how many tickers each forecast beats persistence, with a 95 % interval by a jackknife over blocks of days.
+    """Count the tickers on which forecasts beat persistence, with a 95 % jackknife interval over blocks of days.
 
-    errors: {forecast: (its errors, persistence's on the same tickers)}, percent [ticker, day]. Tickers share their
-    days, and a day's errors are like the last one's: left out are `block` days in a row, for all tickers at once. A
-    bootstrap would add noise to each ticker's mean and draw every share towards one half.
+    errors : {forecast: (its errors, persistence's on the same tickers)}, percent [ticker, day]. Errors depend across
+    tickers and from day to day, so the jackknife leaves out `block` consecutive days of all tickers. A bootstrap would
+    add noise to each ticker's mean and draw every share towards one half.
     """
     lines = []
     for forecast, (error, naive) in errors.items():

@@ -1,4 +1,4 @@
-"""Splits without look-ahead: forecasting windows by day, rows by class, and pixels as networks take them."""
+"""Splits without look-ahead: forecasting windows by day, rows by class; pixels scaled for networks."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Windows(NamedTuple):
-    """What `forecast_windows` returns, of the tickers that it kept; an example is the same calendar days for all."""
+    """The result of `forecast_windows` for the kept tickers; an example is the same calendar days for all."""
 
     x: np.ndarray  # float32 [ticker, example, window, 1], scaled
     y: np.ndarray  # float32 [ticker, example, 1], scaled
@@ -18,8 +18,8 @@ class Windows(NamedTuple):
     scale: np.ndarray  # float64 [ticker], US dollars
     last: np.ndarray  # float32 [ticker, example], the last scaled close: the persistence forecast
     target_date: np.ndarray  # int64 [example], index of the target's day
-    kept: np.ndarray  # int64 [ticker], the columns of the prices that these are
-    left_out: dict[str, str]  # the other columns' tickers: why
+    kept: np.ndarray  # int64 [ticker], the columns of the prices
+    left_out: dict[str, str]  # {ticker: reason} of the other columns
 
 
 def forecast_windows(
@@ -31,23 +31,22 @@ def forecast_windows(
     target: str = "level",
     tickers: Sequence[str] | None = None,
 ) -> Windows:
-    """Each ticker's examples: some closes in a row and the one after them, split by calendar day, no look-ahead.
+    """Make each ticker's examples, consecutive closes and the next one, split by calendar day without look-ahead.
 
     Parameters
     ----------
     prices : closes in US dollars [day, ticker], NaN before a listing
-    validation_days : the days before the test days that are the validation set; those before them are for training
-    test_days : the last days, the test set; no example straddles two of the three sets
-    window : the closes of an example's x, days
-    target : "level", where y is the next scaled close, in US dollars y * scale; or "change", where x and y are less
-        the last close, in US dollars (y + last) * scale
-    tickers : their names; None for the numbers of their columns
+    validation_days : days of the validation set, before the test days; earlier days are for training
+    test_days : days of the test set, the last ones; no example straddles two sets
+    window : closes in an example's x, days
+    target : "level", where y is the next scaled close, y * scale in US dollars; or "change", where the last close is
+        subtracted from x and y, (y + last) * scale in US dollars
+    tickers : names; None takes column numbers
 
     Returns
     -------
     Windows. Closes are divided by the ticker's highest training close. Examples that reach back before a listing are
-    zeros in x and y, NaN in last, and in no split. A ticker without a training example, because it was listed too
-    late, is left out, and named in `left_out`.
+    zero in x and y, NaN in last, and in no split. Tickers without a training example are listed in `left_out`.
 
     Raises
     ------
@@ -93,13 +92,13 @@ def forecast_windows(
 
 
 def split_rows(y: np.ndarray, *, rows: int, held_out: float, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Some of the rows, stratified by class and split by scikit-learn.
+    """Choose rows stratified by class and split them, by scikit-learn.
 
     Parameters
     ----------
     y : classes [row]
-    rows : how many to take; all where there are fewer
-    held_out : the share of them for validation, and again for test
+    rows : the number of rows; all where there are fewer
+    held_out : the share for validation, and again for test
     seed : of the draw
 
     Returns
@@ -127,14 +126,13 @@ def split_rows(y: np.ndarray, *, rows: int, held_out: float, seed: int = 0) -> t
 def normalised(
     images: np.ndarray, *, mean: float = 0.5, deviation: float = 0.25, size: int | None = None
 ) -> np.ndarray:
-    """Pixels as networks take them, of about unit size; no row tells another anything.
+    """Scale pixels for networks to about unit size, each row by itself.
 
     Parameters
     ----------
     images : uint8 [row, height, width] or [row, height, width, channel]
-    mean : what is subtracted from pixels of 0 to 1; it comes from no data
-    deviation : what they are divided by; nor does this
-    size : height and width to fill up to with zeros around the images, or None
+    mean, deviation : constants that are subtracted from pixels of 0 to 1, and divide the difference
+    size : height and width to pad the images to with zeros, or None
 
     Returns
     -------
@@ -156,7 +154,7 @@ def normalised(
 
 
 def _without_training(prices, left_out, length, tickers):
-    """{ticker: why} of the columns that are `left_out`; ValueError if that is all of them."""
+    """Return {ticker: reason} of the columns that are `left_out`; ValueError if that is all of them."""
     names = [str(name) for name in (range(prices.shape[1]) if tickers is None else tickers)]
     columns = np.flatnonzero(left_out)
     if len(columns) == prices.shape[1]:
@@ -172,6 +170,6 @@ def _without_training(prices, left_out, length, tickers):
 
 
 def _rows(chosen):
-    """Boolean [ticker, example] -> int32 [ticker, row]: the examples that are chosen, padded at the end with -1."""
+    """Turn chosen examples, bool [ticker, example], into their indices, int32 [ticker, row], padded with -1."""
     order = np.argsort(~chosen, axis=1, kind="stable")[:, : chosen.sum(axis=1).max()]
     return np.where(np.take_along_axis(chosen, order, axis=1), order, -1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Figures of evolution: what generations are worth, who descends from whom, what hyperparameters became; an Axes in."""
+"""Figures of evolution: fitness, descent, hyperparameters; functions take an Axes and return it."""
 
 import numpy as np
 import seaborn as sns
@@ -12,7 +12,7 @@ from turbanet.evolution.genealogy import NOBODY
 
 
 def fitness(ax, curves):
-    """Mean fitness against generation, {rule: [seed, generation]}: the mean over seeds in the range of them."""
+    """Plot mean fitness against generation, {rule: [seed, generation]}: the mean over seeds within their range."""
     palette = sns.color_palette("colorblind", len(curves))
     for (name, found), colour in zip(curves.items(), palette, strict=True):
         generation = np.arange(found.shape[1])
@@ -26,17 +26,17 @@ def fitness(ax, curves):
 
 
 def genealogy(ax, history):
-    """Every member by its rank, the fittest on top, joined to its parents; and the line of the best one."""
+    """Plot all members by rank, the fittest on top, joined to their parents, and the best member's line of descent."""
     rank = np.argsort(np.argsort(-history.fitness, axis=1), axis=1)
     ids, parents = history.member.tolist(), history.parents.tolist()
-    places = [dict(zip(*of_generation, strict=True)) for of_generation in zip(ids, rank, strict=True)]
+    ranks = [dict(zip(*of_generation, strict=True)) for of_generation in zip(ids, rank, strict=True)]
     lines = []
     for generation in range(1, len(ids)):
         for member, of_member in zip(ids[generation], parents[generation], strict=True):
-            here = generation, places[generation][member]
-            lines += [((generation - 1, places[generation - 1][one]), here) for one in of_member if one != NOBODY]
+            end = generation, ranks[generation][member]
+            lines += [((generation - 1, ranks[generation - 1][one]), end) for one in of_member if one != NOBODY]
     best = history.lineage()
-    line = [(generation, places[generation][member]) for generation, member in zip(best.generation, best.member)]
+    line = [(generation, ranks[generation][member]) for generation, member in zip(best.generation, best.member)]
     ax.add_collection(LineCollection(lines, colors=[(*COLOURS["member"][:3], 0.35)], linewidths=0.4))
     ax.plot(*np.transpose(line), "o-", color=COLOURS[OURS], ms=3, lw=1.5)
     ax.set(xlabel="generation", ylabel="rank by fitness", xlim=(-0.3, len(rank) - 0.7), ylim=(rank.shape[1], -1))
@@ -45,8 +45,8 @@ def genealogy(ax, history):
 
 
 def founders(history):
-    """How many members of each generation descend, by first parents, from each of the first, [generation, founder]."""
-    founder = {int(member): place for place, member in enumerate(history.member[0])}
+    """Count the members of each generation that descend, by first parents, from each founder: [generation, founder]."""
+    founder = {int(member): number for number, member in enumerate(history.member[0])}
     counts = [np.ones(len(founder), int)]
     for members, parents in zip(history.member[1:], history.parents[1:, :, 0], strict=True):
         founder = {int(member): founder[int(parent)] for member, parent in zip(members, parents, strict=True)}
@@ -55,7 +55,7 @@ def founders(history):
 
 
 def descent(ax, counts):
-    """The share of each generation that descends from each founder, counts [generation, founder], the largest below."""
+    """Plot each founder's share of each generation, counts [generation, founder], the largest at the bottom."""
     shares = 100 * counts / counts.sum(1, keepdims=True)
     order = np.lexsort((-counts.sum(0), -counts[-1]))
     colours = sns.color_palette("colorblind", 10)
@@ -66,27 +66,27 @@ def descent(ax, counts):
     return ax
 
 
-def schedules(ax, history, name, what):
-    """A hyperparameter of each member in each round, on a logarithm, and along the line of the best one."""
+def schedules(ax, history, name, label):
+    """Plot a hyperparameter of all members against rounds, and along the best member's descent; logarithmic."""
     rounds = np.arange(len(history.fitness))
     ax.plot(rounds, history.values[name], color=COLOURS["member"], lw=0.6, alpha=0.6)
     ax.plot(rounds, history.lineage()[name], "o-", color=COLOURS[OURS], ms=3, lw=1.5)
     plots.logarithmic(ax, "y")
-    ax.set(xlabel="round", ylabel=what)
+    ax.set(xlabel="round", ylabel=label)
     sns.despine(ax=ax)
     return ax
 
 
 def paired(ax, differences):
-    """Differences to a baseline {what: [seed]}, in percentage points: a point a seed, their mean and 95 % interval."""
+    """Plot differences to a baseline {label: [seed]} in percentage points, with mean and 95 % interval."""
     from study.measurement.timing import interval
 
-    for place, found in enumerate(differences.values()):
+    for position, found in enumerate(differences.values()):
         low, high = interval(found)
-        ax.plot(found, np.full(len(found), place) + 0.18, ".", color=COLOURS["member"], ms=4)
+        ax.plot(found, np.full(len(found), position) + 0.18, ".", color=COLOURS["member"], ms=4)
         ax.errorbar(
             found.mean(),
-            place,
+            position,
             xerr=[[found.mean() - low], [high - found.mean()]],
             fmt="o",
             ms=4,
@@ -103,7 +103,7 @@ def paired(ax, differences):
 
 
 def quantiles(ax, table):
-    """A line for each column of a table that has a line for each generation."""
+    """Plot each column of a table with a line for each generation."""
     for name, column in table.items():
         ax.plot(column.to_numpy(), "o-", ms=3, lw=1, label=name)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -114,7 +114,7 @@ def quantiles(ax, table):
 
 
 def reward_map(fig, ax, pays, first, second, names):
-    """What a reward network pays, [second, first], over two of what is observed, the others at 0."""
+    """Map a reward network's reward [second, first] over two observed numbers, the others at 0."""
     extent = (first[0], first[-1], second[0], second[-1])
     image = ax.imshow(pays, origin="lower", extent=extent, aspect="auto", cmap="cividis")
     fig.colorbar(image, ax=ax, label="reward")

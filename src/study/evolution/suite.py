@@ -4,14 +4,14 @@ import numpy as np
 
 from study.agents.suite import CLEANRL
 
-GENERATION_STEPS = 500  # of a generation that is timed, by every agent
+GENERATION_STEPS = 500  # steps of every agent in a timed generation
 SEARCHES = "population-based", "random", "random, cosine"
-# As long a training as shows a reward's worth, of an agent that one of thousands can be.
+# Long enough to show a reward's value, short enough for thousands of agents.
 BRIEF = CLEANRL._replace(lr=1e-3, anneal=(), clip_values=False, normalize_observations=True, normalize_rewards=True)
 
 
 def agents(members, hidden, *, seed=0):
-    """A swarm of perceptrons that choose between cart pole's two actions; no optimizer, as nobody trains them."""
+    """Make a swarm of perceptrons that choose between cart pole's two actions; they have no optimizer."""
     import optax
 
     import turbanet as tn
@@ -20,19 +20,19 @@ def agents(members, hidden, *, seed=0):
 
 
 def endless(params):
-    """Cart pole's parameters in which no episode ends before its time, so that every agent acts all of its steps."""
+    """Change cart pole's parameters so that no episode ends early and every agent acts in all steps."""
     return params.replace(theta_threshold_radians=1e9, x_threshold=1e9)
 
 
 def layers(swarm):
-    """[(kernel [member, input, output], bias [member, output]), ...] of a swarm of multilayer perceptrons."""
+    """Return the layers of a swarm of perceptrons: [(kernel [member, input, output], bias [member, output]), ...]."""
     params = swarm.params
     names = sorted(params, key=lambda name: int(name.rpartition("_")[2]))
     return [tuple(np.asarray(params[name][kind]) for kind in ("kernel", "bias")) for name in names]
 
 
 def actions(weights, observations):
-    """The greedy actions [member] of perceptrons on observations [member, feature]: one batched product a layer."""
+    """Compute greedy actions [member] on observations [member, feature], one batched product a layer."""
     x = observations[:, None]
     for number, (kernel, bias) in enumerate(weights):
         x = np.maximum(x, 0) if number else x
@@ -41,9 +41,9 @@ def actions(weights, observations):
 
 
 def in_gymnasium(weights, *, steps=GENERATION_STEPS, seed=0):
-    """Returns [member] of every network's first episode, by Gymnasium's own vectorised cart poles and NumPy.
+    """Play every network's first episode in Gymnasium's vectorised cart poles by NumPy: returns [member].
 
-    Every member acts `steps` times: where its episode has ended, in others, which no longer count.
+    Every member acts `steps` times; episodes after its first do not count.
     """
     import gymnasium
 
@@ -60,11 +60,11 @@ def in_gymnasium(weights, *, steps=GENERATION_STEPS, seed=0):
 
 
 def searches(data, *, members, rounds, share, widths, batch_size, distributions, seed):
-    """Three searches over the same draws of hyperparameters, as many networks for as many epochs: (table, history).
+    """Run three searches of equal networks and epochs over the same draws of hyperparameters: (table, history).
 
-    Population-based training, and random search at constant rates and at rates that fall along a cosine. The networks
-    and what they begin with are equal. The table has a line a search: the test accuracy, and the validation loss, of
-    its network of the least validation loss.
+    The searches are population-based training and random search, with constant rates and with cosine schedules. They
+    start from equal weights. The table has a line a search: test accuracy and validation loss of its network with the
+    least validation loss.
 
     data : ((x, y), (x_val, y_val), (x_test, y_test)); distributions : {hyperparameter of AdamW: SciPy distribution}
     """
@@ -81,12 +81,12 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
     optimizer = adamw(learning_rate=0.001, weight_decay=0.0)
     swarm = tn.TurbaTrainState.swarm(tn.MLP(widths), optimizer, members, sample_input=x[:1], seed=seed)
     values, _ = tn.draw(members, seed=seed, **distributions)
-    how = {"batch_size": batch_size, "validation": validation, "progress": False}
+    kwargs = {"batch_size": batch_size, "validation": validation, "progress": False}
 
     def train(swarm, round, values):
         swarm = tn.with_hyperparameters(swarm, **values)
-        swarm, seen = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, **how)
-        return swarm, -seen.validation_loss[-1]
+        swarm, metrics = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, **kwargs)
+        return swarm, -metrics.validation_loss[-1]
 
     found = {}
     tuned, history = tn.evolution.population_based(
@@ -96,8 +96,8 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
     drawn = tn.with_hyperparameters(swarm, **values)
     falling = tn.with_schedule(drawn, partial(cosine, period=rounds))
     for name, start in zip(SEARCHES[1:], (drawn, falling), strict=True):
-        trained, seen = tn.fit(start, x, y, tn.softmax_cross_entropy, epochs=rounds, **how)
-        found[name] = trained, seen.validation_loss[-1]
+        trained, metrics = tn.fit(start, x, y, tn.softmax_cross_entropy, epochs=rounds, **kwargs)
+        found[name] = trained, metrics.validation_loss[-1]
     lines = []
     for name, (trained, loss) in found.items():
         best = trained[[int(trained.id[np.nanargmin(loss)])]]
@@ -107,10 +107,12 @@ def searches(data, *, members, rounds, share, widths, batch_size, distributions,
 
 
 class RewardSearch:
-    """Agents by PPO, each paid by a reward network of its own, whose fitness is what they earn in the environment.
+    """Agents by PPO, each rewarded by its own reward network, whose fitness is the agent's true return.
 
-    env : the true environment; rewards : swarm of reward networks, as many as agents train in every call, so that one
-        program is compiled; timesteps : of an agent's training; episodes : that it is scored by, greedy
+    env : the true environment
+    rewards : a swarm of reward networks; every call trains as many agents, so that one program is compiled
+    timesteps : of an agent's training
+    episodes : greedy episodes that score an agent
     """
 
     def __init__(self, env, rewards, *, timesteps, hidden, episodes, plan=None):
@@ -123,39 +125,39 @@ class RewardSearch:
         self.model = Agent(env.action_space(env.default_params).n, hidden=tuple(hidden))
 
     def returns(self, params, *, seed):
-        """True mean returns [member] of new agents, each paid by the network of its `params` [member, ...]."""
+        """Train new agents, each rewarded by the network of its `params` [member, ...]: true mean returns [member]."""
         import turbanet as tn
 
-        how = {"plan": self.plan, "seed": seed}
+        kwargs = {"plan": self.plan, "seed": seed}
         paid = self.rewarded.default_params.replace(reward=params)
         agents, _ = tn.rl.train_agents(
-            self.rewarded, self.config, self.members, model=self.model, params=paid, progress=False, **how
+            self.rewarded, self.config, self.members, model=self.model, params=paid, progress=False, **kwargs
         )
-        return np.asarray(tn.rl.evaluate_agents(self.env, agents, episodes=self.episodes, **how)).mean(axis=1)
+        return np.asarray(tn.rl.evaluate_agents(self.env, agents, episodes=self.episodes, **kwargs)).mean(axis=1)
 
     def __call__(self, rewards, generation):
-        """A generation of `evolve`: every reward network is worth what one new agent, paid by it, then earns."""
+        """Evaluate a generation of `evolve`: a reward network's fitness is the true return of its new agent."""
         return rewards, self.returns(rewards.params, seed=generation)
 
     def all_paid_by(self, weights):
-        """One network's weights [...] for every agent, [member, ...]."""
+        """Repeat one network's weights [...] for all agents, [member, ...]."""
         import jax
 
         return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], self.members, axis=0), weights)
 
     def chosen(self, rewards, fitness, *, finalists, seed):
-        """The weights [...] of the best of the fittest rewards, each judged by an equal share of new agents."""
+        """Choose the best of the fittest reward networks by equal shares of new agents: its weights [...]."""
         import jax
 
         judged = np.argsort(-fitness)[np.arange(self.members) * finalists // self.members]
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[judged], rewards.params)
         returns = self.returns(params, seed=seed)
-        best = max(dict.fromkeys(judged), key=lambda place: returns[judged == place].mean())
+        best = max(dict.fromkeys(judged), key=lambda index: returns[judged == index].mean())
         return jax.tree.map(lambda leaf: np.asarray(leaf)[best], rewards.params)
 
 
 def always_one(weights):
-    """A reward network's weights [...] that pay 1 whatever is observed, as the true cart pole does in each step."""
+    """Return a reward network's weights [...] that always give 1, as the true cart pole does in each step."""
     import jax
 
     last = max(weights, key=lambda name: int(name.rpartition("_")[2]))

@@ -1,1 +1,1 @@
-"""Federated learning by the published protocol, PyTorch's clients and Flower's beside it."""
+"""Federated learning by the published protocol, compared with PyTorch's clients and Flower's."""

@@ -1,7 +1,7 @@
-"""Logistic regression by Flower's simulation, in an environment of its own: `python flower_clients.py FOLDER JOB`.
+"""Logistic regression by Flower's simulation in its own environment: `python flower_clients.py FOLDER JOB`.
 
-It knows nothing of this library, and prints what it measured as one line of JSON. The clients compute in NumPy, which
-for so small a network is faster than a framework with automatic derivatives: what is measured is Flower.
+It does not import this library and prints its measurements as one line of JSON. The clients compute in NumPy, which is
+faster for so small a network than a framework with automatic derivatives, so that the time is Flower's.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 
-def learned(weights, bias, x, y, random, *, local_epochs, batch_size, learning_rate):
-    """Plain SGD, in place, on the mean cross-entropy of logits x @ weights + bias: the weights and the bias."""
+def train_client(weights, bias, x, y, random, *, local_epochs, batch_size, learning_rate):
+    """Train in place by SGD on the mean cross-entropy of logits x @ weights + bias: (weights, bias)."""
     for _ in range(local_epochs):
         for rows in np.array_split(random.permutation(len(x)), -(-len(x) // batch_size)):
             logits = x[rows] @ weights + bias
@@ -28,7 +28,7 @@ def learned(weights, bias, x, y, random, *, local_epochs, batch_size, learning_r
 
 
 def main(folder, clients, sampled, rounds, **local):
-    """Train by the clients' rows, clients.npy, of x.npy and y.npy in a folder: {what was measured}."""
+    """Train on the clients' rows, clients.npy, of x.npy and y.npy in a folder: {measurement: value}."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -43,16 +43,16 @@ def main(folder, clients, sampled, rounds, **local):
     @client.train()
     def train(message, context):
         x, y, rows = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in ("x", "y", "clients"))
-        own = rows[context.node_config["partition-id"]]
+        client_rows = rows[context.node_config["partition-id"]]
         start = [array.copy() for array in message.content["arrays"].to_numpy_ndarrays()]
-        after = learned(*start, np.asarray(x[own]), y[own], np.random.default_rng(), **local)
-        counted = MetricRecord({"num-examples": len(own)})
-        return Message(RecordDict({"arrays": ArrayRecord(list(after)), "metrics": counted}), reply_to=message)
+        after = train_client(*start, np.asarray(x[client_rows]), y[client_rows], np.random.default_rng(), **local)
+        metrics = MetricRecord({"num-examples": len(client_rows)})
+        return Message(RecordDict({"arrays": ArrayRecord(list(after)), "metrics": metrics}), reply_to=message)
 
     @server.main()
     def serve(grid, context):
-        how = {"min_train_nodes": sampled, "min_available_nodes": clients}
-        strategy = FedAvg(fraction_train=sampled / clients, fraction_evaluate=0.0, **how)
+        kwargs = {"min_train_nodes": sampled, "min_available_nodes": clients}
+        strategy = FedAvg(fraction_train=sampled / clients, fraction_evaluate=0.0, **kwargs)
         zeros = [np.zeros((784, 10), np.float32), np.zeros(10, np.float32)]
         begin = time.perf_counter()
         result = strategy.start(grid=grid, initial_arrays=ArrayRecord(zeros), num_rounds=rounds)

@@ -1,24 +1,24 @@
-"""Federated learning that a rebuild has no time for: rounds to a target by the published protocol, and Flower."""
+"""Long federated measurements of `make peers`: rounds to a target by the published protocol, and Flower."""
 
 import dataclasses
 import json
-import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from study.federated.suite import IID, LOGISTIC, SHARDS, TWO, Protocol, images
+from study.pipeline import programs
 from study.pipeline.environments import build
 
-RATES = (0.05, 0.1, 0.2, 0.4)  # of SGD in batches of ten, among which the best is taken
+RATES = (0.05, 0.1, 0.2, 0.4)  # SGD's grid for batches of ten
 
 
 def rounds(*, most=1500, seeds=5, rates=RATES):
-    """Rounds of the 2NN to 97 %, by E, B and how rows are dealt, each with some seeds at its best rate: a table.
+    """Count rounds of the 2NN to 97 % by E, B and partition of rows, for some seeds at the best rate: a table.
 
-    The rate is the one of the grid that needs fewest rounds with the first seed; for batches of all of a client's rows
-    the grid lies three times as far up.
+    The best rate needs the fewest rounds with the first seed; for batches of all of a client's rows the grid is three
+    times as high.
     """
     import pandas as pd
 
@@ -40,7 +40,7 @@ def rounds(*, most=1500, seeds=5, rates=RATES):
 
 
 def flower(*, rounds=100, clients=1000, repeats=1):
-    """Logistic regression, 1 000 clients of which 10 a round, by Flower's simulation in its environment: a table."""
+    """Time logistic regression with 1 000 clients, 10 a round, by Flower's simulation in its environment: a table."""
     import pandas as pd
 
     python = build("flower")
@@ -52,15 +52,12 @@ def flower(*, rounds=100, clients=1000, repeats=1):
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for (x, y), name in ((train, ""), (test, "_test")):
-            np.save(f"{folder}/x{name}.npy", protocol.seen(x))
+            np.save(f"{folder}/x{name}.npy", protocol.inputs(x))
             np.save(f"{folder}/y{name}.npy", y)
         np.save(f"{folder}/clients.npy", protocol.rows(train[1]))
         for repeat in range(repeats):
-            done = subprocess.run([python, script, folder, json.dumps(job)], capture_output=True, text=True)
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-                raise RuntimeError(f"Flower ended with {done.returncode}: {last}")
-            lines.append({"repeat": repeat, "rounds": rounds, **json.loads(done.stdout.strip().splitlines()[-1])})
+            printed = programs.output([python, script, folder, json.dumps(job)], "Flower")
+            lines.append({"repeat": repeat, "rounds": rounds, **json.loads(printed.strip().splitlines()[-1])})
     return pd.DataFrame(lines)
 
 

@@ -1,4 +1,4 @@
-"""Figures of federated learning: who has which rows, rounds against accuracy, what each client gets; an Axes in."""
+"""Figures of federated learning: rows by client, accuracy by round and by client; functions take an Axes."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from study.figures.plots import COLOURS, SMALL
 
 
 def dealt(ax, rows, labels, title):
-    """How many rows of each class the first clients have: rows int [client, row], -1 at the end; labels int [row]."""
+    """Plot the first clients' rows of each class: rows int [client, row], padded with -1; labels int [row]."""
     counts = np.array([np.bincount(labels[own[own >= 0]], minlength=labels.max() + 1) for own in np.asarray(rows)[:20]])
     left = np.zeros(len(counts))
     for number, share in enumerate(counts.T):
@@ -24,7 +24,7 @@ def dealt(ax, rows, labels, title):
 
 
 def accuracies(ax, curves, target=None):
-    """Test accuracy against rounds: {what: (rounds, accuracies)}, each a line with its name."""
+    """Plot test accuracy against rounds: {label: (rounds, accuracies)}."""
     for name, (rounds, values) in curves.items():
         ax.plot(rounds, 100 * np.asarray(values), lw=1.2, label=name)
     if target is not None:
@@ -37,13 +37,12 @@ def accuracies(ax, curves, target=None):
 
 
 def clients(ax, found):
-    """The accuracy of each client on its own held-out rows: {what: accuracies [client]}, a point a client."""
-    table = pd.DataFrame(
-        [(name, 100 * value) for name, each in found.items() for value in each], columns=["who", "value"]
-    )
-    sns.stripplot(table, x="value", y="who", hue="who", ax=ax, size=2, alpha=0.6, jitter=0.3, legend=False)
-    for place, each in enumerate(found.values()):
-        ax.plot([100 * np.mean(each)] * 2, [place - 0.35, place + 0.35], color="black", lw=1.2)
+    """Plot each client's accuracy on its own held-out rows and the mean: {label: accuracies [client]}."""
+    lines = [(name, 100 * value) for name, each in found.items() for value in each]
+    table = pd.DataFrame(lines, columns=["label", "value"])
+    sns.stripplot(table, x="value", y="label", hue="label", ax=ax, size=2, alpha=0.6, jitter=0.3, legend=False)
+    for position, each in enumerate(found.values()):
+        ax.plot([100 * np.mean(each)] * 2, [position - 0.35, position + 0.35], color="black", lw=1.2)
     ax.set(xlabel="accuracy on own held-out rows (%)", ylabel="")
     ax.tick_params(axis="y", labelsize=SMALL)
     sns.despine(ax=ax)
@@ -51,11 +50,12 @@ def clients(ax, found):
 
 
 def seconds(ax, table):
-    """Milliseconds of a round by way and network, one training a point; logarithmic: a table of these and seconds."""
-    for place, network in enumerate(table.network.unique()):
-        for way, colour, shift in ((OURS, COLOURS[OURS], -0.12), ("PyTorch", COLOURS["PyTorch"], 0.12)):
-            each = 1000 * table[(table.network == network) & (table.way == way)].seconds
-            ax.plot(each, [place + shift] * len(each), "o", color=colour, ms=4, label=way if not place else None)
+    """Plot milliseconds of a round on a logarithmic axis, a point for each line of a table of network, way, seconds."""
+    for position, network in enumerate(table.network.unique()):
+        for method, colour, shift in ((OURS, COLOURS[OURS], -0.12), ("PyTorch", COLOURS["PyTorch"], 0.12)):
+            each = 1000 * table[(table.network == network) & (table.way == method)].seconds
+            label = None if position else method
+            ax.plot(each, [position + shift] * len(each), "o", color=colour, ms=4, label=label)
     ax.set(yticks=range(table.network.nunique()), yticklabels=table.network.unique(), xlabel="milliseconds a round")
     ax.invert_yaxis()
     plots.logarithmic(ax, "x")
@@ -65,16 +65,16 @@ def seconds(ax, table):
 
 
 def privacy(ax, table):
-    """Accuracy against epsilon, logarithmic, with the noise of each point: a table of noise, accuracy and epsilons.
+    """Plot accuracy against epsilon, logarithmic, annotated with the noise: a table of noise, accuracy, epsilons.
 
-    Columns that begin with "epsilon" are a line each; of more clients the noise on their mean is the same.
+    Each column that begins with "epsilon" is a line, for one number of clients with the same noise on their mean.
     """
     for name in table.filter(like="epsilon"):
-        who = name.removeprefix("epsilon").removeprefix(" of ") or "these clients"
-        ax.plot(table[name], 100 * table.accuracy, "o-", ms=4, lw=1, label=who)
+        label = name.removeprefix("epsilon").removeprefix(" of ") or "these clients"
+        ax.plot(table[name], 100 * table.accuracy, "o-", ms=4, lw=1, label=label)
     for line in table.itertuples():
-        place = (line.epsilon, 100 * line.accuracy)
-        ax.annotate(f"{line.noise:g}", place, (-2, 4), textcoords="offset points", fontsize=SMALL, ha="right")
+        point = (line.epsilon, 100 * line.accuracy)
+        ax.annotate(f"{line.noise:g}", point, (-2, 4), textcoords="offset points", fontsize=SMALL, ha="right")
     ax.set_xscale("log")
     ax.margins(x=0.12, y=0.25)
     ax.set(xlabel="epsilon of a client", ylabel="test accuracy (%)")

@@ -1,4 +1,4 @@
-"""Federated learning on MNIST by the published protocol: networks, how rows are dealt, rounds to a target, seconds."""
+"""Federated learning on MNIST by the published protocol: networks, partition of rows, rounds to a target."""
 
 import dataclasses
 from typing import Any
@@ -12,13 +12,13 @@ IID, SHARDS = "IID", "two classes"
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """One training.
+    """The settings of one training.
 
-    network : its name
-    dealt : "IID", "two classes" (McMahan's shards), or the alpha of a Dirichlet distribution
-    sampled : clients of a round
-    batch_size : None for all of a client's rows
-    seed : of the weights, of how rows are dealt, of who is sampled
+    network : a name: LOGISTIC, TWO or CNN
+    dealt : the partition of rows: "IID", "two classes" (McMahan's shards), or the alpha of a Dirichlet distribution
+    sampled : clients in a round
+    batch_size : None takes all of a client's rows
+    seed : of the weights, the partition of rows and the sampled clients
     side : pixels of an image's side
     """
 
@@ -33,24 +33,24 @@ class Protocol:
     side: int = 28
 
     def model(self):
-        """The network, before it has weights."""
+        """Make the Flax module."""
         import turbanet as tn
 
         cnn = tn.networks.LeNet(features=(32, 64), padding=2, hidden=(512,))
         return {LOGISTIC: tn.MLP((10,)), TWO: tn.MLP((200, 200, 10)), CNN: cnn}[self.network]
 
     def swarm(self):
-        """The server's network, whose optimizer is the clients'."""
+        """Make the server's network; its optimizer is the clients'."""
         import optax
 
         import turbanet as tn
 
-        sample = self.seen(np.zeros((1, self.side, self.side, 1), np.float32))
+        sample = self.inputs(np.zeros((1, self.side, self.side, 1), np.float32))
         optimizer = optax.sgd(self.learning_rate)
         return tn.TurbaTrainState.swarm(self.model(), optimizer, 1, sample_input=sample, seed=self.seed)
 
     def rows(self, labels):
-        """Each client's rows of these labels, int [client, row]."""
+        """Partition the rows of these labels: int [client, row]."""
         import jax
 
         import turbanet as tn
@@ -63,33 +63,33 @@ class Protocol:
             return tn.shards(key, labels=labels, clients=self.clients, per_client=2)
         return tn.dirichlet(key, labels=labels, clients=self.clients, alpha=self.dealt)
 
-    def train(self, data, *, rounds, swarm=None, **how):
-        """`turbanet.federated.train` for so many rounds on (x, y), of images [row, side, side, 1]: (swarm, history)."""
+    def train(self, data, *, rounds, swarm=None, **kwargs):
+        """Call `turbanet.federated.train` on data (x, y) with images [row, side, side, 1]: (swarm, history)."""
         import turbanet as tn
 
         x, y = data
         job = {"clients": self.rows(y), "rounds": rounds, "sampled": self.sampled, "local_epochs": self.local_epochs}
         job |= {"batch_size": self.batch_size, "seed": self.seed, "progress": False}
-        return tn.federated.train(swarm or self.swarm(), self.seen(x), y, tn.softmax_cross_entropy, **job, **how)
+        return tn.federated.train(swarm or self.swarm(), self.inputs(x), y, tn.softmax_cross_entropy, **job, **kwargs)
 
-    def seen(self, x):
-        """Images as the network takes them."""
+    def inputs(self, x):
+        """Reshape images to the network's input."""
         return x if self.network == CNN else x.reshape(len(x), -1)
 
     def rounds_to(self, train, test, *, target=None, most, piece=20):
-        """Rounds until the test accuracy reaches a target: (rounds, accuracy [round]).
+        """Count rounds until the test accuracy reaches a target: (rounds, accuracy [round]).
 
-        The training ends with the piece, of so many rounds, that reaches it. Infinite are more than the `most`, and a
-        training that diverges.
+        Training goes on in pieces of `piece` rounds until one reaches the target. The count is infinite after `most`
+        rounds and for a training that diverges.
         """
         import turbanet as tn
 
         target = TARGETS[self.network] if target is None else target
-        how = {"validation": (self.seen(test[0]), test[1]), "metric": tn.accuracy, "score_every": 1}
+        kwargs = {"validation": (self.inputs(test[0]), test[1]), "metric": tn.accuracy, "score_every": 1}
         swarm, found = self.swarm(), np.zeros(0)
         while len(found) < most and found.max(initial=0) < target:
             try:
-                swarm, history = self.train(train, rounds=min(piece, most - len(found)), swarm=swarm, **how)
+                swarm, history = self.train(train, rounds=min(piece, most - len(found)), swarm=swarm, **kwargs)
             except FloatingPointError:
                 return np.inf, found
             found = np.concatenate([found, history.validation_metric])
@@ -98,25 +98,25 @@ class Protocol:
 
 
 def order(swarm, rows, clients, *, local_epochs, batch_size):
-    """The rows of each step of the clients of each round, as the server has them: int64 [round, sampled, step, batch].
+    """Return the server's order of rows for the sampled clients: int64 [round, sampled, step, batch].
 
-    swarm : as it began; rows : int [client, row] without padding; clients : int [round, sampled]
+    swarm : the initial one; rows : int [client, row] without padding; clients : int [round, sampled]
     """
     import turbanet as tn
 
-    epochs = len(clients) * local_epochs
-    every = tn.batch_order(swarm.copies(len(rows)), rows, epochs=epochs, batch_size=batch_size)
+    settings = {"epochs": len(clients) * local_epochs, "batch_size": batch_size}
+    every = tn.batch_order(swarm.copies(len(rows)), rows, **settings)
     found = []
     for number, sampled in enumerate(clients):
-        own = every[sampled, number * local_epochs : (number + 1) * local_epochs]
-        found.append(own.reshape(len(sampled), -1, own.shape[-1]))
+        epochs = slice(number * local_epochs, (number + 1) * local_epochs)
+        found.append(every[sampled, epochs].reshape(len(sampled), -1, every.shape[-1]))
     return np.stack(found).astype(np.int64)
 
 
 def halves(rows, *, held_out, least=10, seed=0):
-    """Each client's rows in two, of which a share is held out: (ids, training rows, held-out rows), the latter ragged.
+    """Split each client's rows: (ids, training rows, held-out rows), the rows padded with -1.
 
-    Left out are clients with fewer rows than the `least`; ids are the others' places in `rows`.
+    `held_out` is a share. Clients with fewer than `least` rows are left out; ids are the others' positions in `rows`.
     """
     import turbanet as tn
 
@@ -129,7 +129,7 @@ def halves(rows, *, held_out, least=10, seed=0):
 
 
 def client_accuracies(swarm, x, y, held_out):
-    """Each client's accuracy on its own held-out rows, [client]; `swarm` of a network each, or of one for all."""
+    """Compute each client's accuracy on its own held-out rows, [client]; `swarm` has a network each or one for all."""
     import turbanet as tn
 
     swarm = swarm.copies(len(held_out)) if len(swarm) == 1 else swarm
@@ -139,7 +139,7 @@ def client_accuracies(swarm, x, y, held_out):
 
 
 def twin(swarm, network):
-    """The server's network in PyTorch."""
+    """Make the server's network in PyTorch."""
     import jax
 
     from study.baselines import twins
@@ -149,11 +149,11 @@ def twin(swarm, network):
 
 
 def beside_pytorch(protocol, data, *, rounds, repeats=3):
-    """Seconds of a round by this library and by a PyTorch loop with a process per core, in turn: a table.
+    """Time a round by this library and by a PyTorch loop with a process per core, in turn: a table.
 
-    Both train the same clients on the same batches; that they learn the same is asserted after one round, as roundings
-    grow in longer trainings. A line is one training of so many rounds; `seconds` of a round are the mean,
-    `startup_seconds` what came before the first.
+    Both train the same clients on the same batches. Equality is asserted after one round, as roundings grow in longer
+    trainings. A line is one training of `rounds` rounds; `seconds` is the mean of a round, `startup_seconds` the time
+    before the first.
     """
     import joblib
     import pandas as pd
@@ -174,15 +174,15 @@ def beside_pytorch(protocol, data, *, rounds, repeats=3):
 
 
 def by_pytorch(protocol, data, clients, *, processes):
-    """Train these clients, int [round, sampled], in PyTorch: (network, seconds [round], seconds before them)."""
+    """Train these clients, int [round, sampled], in PyTorch: (network, seconds [round], startup seconds)."""
     from study.baselines import twins
     from study.federated import torch_clients as federated_torch
 
-    x, y = protocol.seen(data[0]), data[1]
+    x, y = protocol.inputs(data[0]), data[1]
     most = len(y) // protocol.clients
-    how = {"local_epochs": protocol.local_epochs, "batch_size": min(protocol.batch_size or most, most)}
-    small = dataclasses.replace(protocol, network=LOGISTIC).swarm()  # of the same shuffles
-    steps = order(small, protocol.rows(y), clients, **how)
+    kwargs = {"local_epochs": protocol.local_epochs, "batch_size": min(protocol.batch_size or most, most)}
+    small = dataclasses.replace(protocol, network=LOGISTIC).swarm()  # any network has the same shuffles
+    steps = order(small, protocol.rows(y), clients, **kwargs)
     tensors = map(twins.tensor, (x, y.astype(np.int64), steps))
     network = twin(protocol.swarm(), protocol.network)
     job = federated_torch.Job(network, *tensors, protocol.learning_rate)
@@ -190,27 +190,26 @@ def by_pytorch(protocol, data, clients, *, processes):
 
 
 def _both(protocol, data, *, rounds, processes):
-    """(Our swarm, PyTorch's network, our history, PyTorch's seconds as `by_pytorch` has them)."""
+    """Train by both: (our swarm, PyTorch's network, our history, PyTorch's [seconds, startup seconds])."""
     swarm, history = protocol.train(data, rounds=rounds)
     network, *seconds = by_pytorch(protocol, data, history.clients, processes=processes)
     return swarm, network, history, seconds
 
 
 def _check_equal(protocol, swarm, network, *, within=0.1):
-    """AssertionError unless both learned the same up to this share of it: another batch makes more than a tenth."""
+    """Raise AssertionError where both differ by more than this share of what was learned; another batch exceeds 0.1."""
     import jax
 
     from study.baselines import twins
 
-    ours, begun = (jax.device_get(one.get_state(0).params) for one in (swarm, protocol.swarm()))
-    trees = ours, twins.variables(network)["params"], begun
-    ours, theirs, begun = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in trees)
-    far = np.linalg.norm(ours - theirs) / np.linalg.norm(ours - begun)
-    assert far < within, f"TurbaNet and PyTorch differ by {far:.2g} of what was learned."
+    trees = swarm.get_state(0).params, twins.variables(network)["params"], protocol.swarm().get_state(0).params
+    ours, torch, start = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in trees)
+    difference = np.linalg.norm(ours - torch) / np.linalg.norm(ours - start)
+    assert difference < within, f"TurbaNet and PyTorch differ by {difference:.2g} of what was learned."
 
 
 def images(arrays):
-    """((x, y) for training, (x, y) for testing) of the MNIST arrays in `data/`, x [row, side, side, 1] in 0 to 1."""
+    """Make [(x, y) for training, (x, y) for test] of MNIST's arrays in `data/`, x [row, side, side, 1] in 0 to 1."""
     parts = []
     for part in ("train", "test"):
         x = np.asarray(arrays[f"x_{part}"], np.float32)[..., None] / 255

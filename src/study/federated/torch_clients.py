@@ -1,4 +1,4 @@
-"""Federated averaging in PyTorch, the clients of a round dealt out to a process per core."""
+"""Federated averaging in PyTorch; the clients of a round are dealt out to processes, one per core."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ from study.data_parallel import workers
 
 @dataclasses.dataclass
 class Job:
-    """A network, and the rows that the clients of each round train it on.
+    """A network and the rows on which the clients of each round train it.
 
     model : a PyTorch network on the CPU, trained in place
     x, y : tensors [row, ...], int64 [row]
@@ -30,9 +30,9 @@ class Job:
 
 
 def train(job: Job, *, processes: int):
-    """Train `job.model`: (float64 [round], seconds of each after the processes have started; those until then).
+    """Train `job.model`: (seconds of each round, float64 [round]; startup seconds until the processes are ready).
 
-    All clients have as many rows, so that they count alike. The shuffles are in `order`, and cost nothing here.
+    All clients have equally many rows and so equal weights. The shuffles in `order` are made before.
     """
     job = dataclasses.replace(job, model=job.model.share_memory())
     for name in ("x", "y", "order"):
@@ -41,13 +41,13 @@ def train(job: Job, *, processes: int):
     sums = torch.zeros((processes, count)).share_memory_()
     ticks = torch.zeros(len(job.order) + 1, dtype=torch.float64).share_memory_()
     barrier = multiprocessing.get_context("spawn").Barrier(processes)
-    called = time.perf_counter()
-    workers.together(_work, job, sums, ticks, barrier, count=processes)
-    return ticks.diff().numpy(), float(ticks[0]) - called
+    begin = time.perf_counter()
+    workers.spawn(_work, job, sums, ticks, barrier, count=processes)
+    return ticks.diff().numpy(), float(ticks[0]) - begin
 
 
 def _work(rank, job, sums, ticks, barrier):
-    """The part of every round that falls to this process; the first one keeps the server's weights."""
+    """Train this process's clients in every round; the first process keeps the server's weights."""
     torch.set_num_threads(1)
     model = copy.deepcopy(job.model)
     loss_fn = torch.nn.CrossEntropyLoss()
@@ -59,15 +59,15 @@ def _work(rank, job, sums, ticks, barrier):
     if rank == 0:
         ticks[0] = time.perf_counter()
     for number in range(len(job.order)):
-        there = parameters_to_vector(server).detach()
+        start = parameters_to_vector(server).detach()
         sums[rank].zero_()
-        for place in range(rank, sampled, processes):
-            vector_to_parameters(there.clone(), model.parameters())
-            for rows in job.order[number, place]:
+        for client in range(rank, sampled, processes):
+            vector_to_parameters(start.clone(), model.parameters())
+            for rows in job.order[number, client]:
                 optimizer.zero_grad()
                 loss_fn(model(job.x[rows]), job.y[rows]).backward()
                 optimizer.step()
-            sums[rank] += parameters_to_vector(model.parameters()).detach() - there
+            sums[rank] += parameters_to_vector(model.parameters()).detach() - start
         barrier.wait()
         if rank == 0:
             with torch.no_grad():

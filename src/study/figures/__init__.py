@@ -1,1 +1,1 @@
-"""What every figure has in common: names, colours, markers, and how arrays become curves and maps."""
+"""Figures that stages share: names, colours and markers, curves and maps."""

@@ -1,10 +1,10 @@
-"""What the ways of training are called, in figures, tables and metrics, and the colour each has in every figure."""
+"""Names, colours and markers of training methods, frameworks and workloads in figures, tables and metrics."""
 
 from typing import NamedTuple
 
 
 class Label(NamedTuple):
-    """One way: `key` is its name in CSV files and in the names of metrics."""
+    """A method's label: `key` is its name in CSV files and in metrics."""
 
     key: str
     colour: str
@@ -33,8 +33,8 @@ DDP = "DistributedDataParallel"
 DOWNPOUR = "parameter server"
 LOCAL = "TurbaNet, local SGD"
 DILOCO = "TurbaNet, DiLoCo"
-SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep's stage; the suite shows the sweeps' others
-WAYS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `ways.runs`
+SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep stage; the suite measures the others
+METHODS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `methods.runs`
 
 LABELS = {
     OURS: Label("turbanet", "#0173b2", "o"),
@@ -57,17 +57,17 @@ LABELS = {
     LOCAL: Label("local_sgd", "#0173b2", "o"),
     DILOCO: Label("diloco", "#56b4e9", "X"),
 }
-KEYS = {way: label.key for way, label in LABELS.items()}
-NAMES = {key: way for way, key in KEYS.items()}
-MARKERS = {way: label.marker for way, label in LABELS.items()}
-COLOURS = {way: label.colour for way, label in LABELS.items()} | {
+KEYS = {method: label.key for method, label in LABELS.items()}
+NAMES = {key: method for method, key in KEYS.items()}
+MARKERS = {method: label.marker for method, label in LABELS.items()}
+COLOURS = {method: label.colour for method, label in LABELS.items()} | {
     "PyTorch": LABELS[LOOP].colour,
     "persistence": "#595959",
     "truth": "#1a1a1a",
     "member": "#999999",
 }
 
-FRAMEWORKS = {  # data-parallel training of one network, and, of the last two and "no sums", of a network each
+FRAMEWORKS = {  # data-parallel training of one network; the last two and "no sums" train a network on each worker
     "PyTorch DDP": Label("pytorch_ddp", "#de8f05", "s"),
     "PyTorch DDP, 16 bits": Label("pytorch_ddp_fp16", "#ece133", "D"),
     "PyTorch, no sums": Label("pytorch_alone", "#d55e00", "v"),
@@ -97,4 +97,4 @@ WORKLOADS = {
     "resnet": "ResNet-20",
     "lenet5": "LeNet-5",
     "alexnet": "AlexNet",
-}  # what figures and tables call a network or a workload
+}  # names of networks and workloads in figures and tables

@@ -1,4 +1,4 @@
-"""The study's figures: arrays and an Axes in, the Axes out; one colour for one thing in all of them."""
+"""Figures that stages share: functions take arrays and an Axes and return the Axes; colours are the same everywhere."""
 
 import itertools
 
@@ -13,26 +13,26 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from study.figures import labels
 from study.figures.labels import LOOP, MARKERS, OURS
 
-COLUMN, PAGE = 3.5, 7.2  # inches: one column of a paper, two columns
-SMALL = 7  # points, at print size: no type is smaller
+COLUMN, PAGE = 3.5, 7.2  # inches: widths of one and of two columns of a paper
+SMALL = 7  # points at print size, the smallest type
 COLOURS = {name: to_rgb(colour) for name, colour in labels.COLOURS.items()}
 
 
 def style():
-    """Readable at column width; the fonts of a figure are the fonts of the page."""
+    """Set a style that is readable at column width without scaling."""
     sns.set_theme(style="ticks", context="paper", font_scale=0.9, palette="colorblind")
     plt.rcParams.update({"figure.constrained_layout.use": True, "legend.frameon": False, "savefig.dpi": 200})
 
 
 def concept(axes, lanes=8):
-    """The idea, a schematic in two Axes: as many networks as the device has lanes, one after the other and together."""
-    for ax, title, way in zip(axes, ("one after the other", "together"), (LOOP, OURS), strict=True):
+    """Draw the idea in two Axes: as many networks as the device has lanes, one after the other and together."""
+    for ax, title, method in zip(axes, ("one after the other", "together"), (LOOP, OURS), strict=True):
         for lane in range(lanes):
             ax.add_patch(Rectangle((0, lane), lanes, 0.8, facecolor="0.95", edgecolor="0.8", lw=0.6))
         for network in range(lanes):
-            x, lane = (0, network) if way == OURS else (network, 0)
+            x, lane = (0, network) if method == OURS else (network, 0)
             shape = "round,pad=0,rounding_size=0.15"
-            ax.add_patch(FancyBboxPatch((x + 0.08, lane + 0.1), 0.84, 0.6, shape, color=COLOURS[way], lw=0))
+            ax.add_patch(FancyBboxPatch((x + 0.08, lane + 0.1), 0.84, 0.6, shape, color=COLOURS[method], lw=0))
         ax.set(xlim=(-0.1, lanes + 0.1), ylim=(-0.2, lanes), xticks=[], yticks=[])
         ax.set_title(f"{lanes} networks,\n{title}", fontsize=SMALL + 1)
         ax.set_xlabel("time (schematic)", fontsize=SMALL + 1)
@@ -42,13 +42,13 @@ def concept(axes, lanes=8):
 
 
 def spirals(ax, x, y):
-    """The two classes of points x [row, 2]."""
+    """Plot the two classes of points x [row, 2]."""
     ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=8, linewidths=0)
     return ax.set(xticks=[], yticks=[], aspect="equal") and ax
 
 
 def decision(ax, probability, x, y, extent):
-    """One network's probability of class 1 on a grid [row, column], with its training points."""
+    """Plot one network's probability of class 1 on a grid [row, column] with its training points."""
     ax.imshow(probability, origin="lower", extent=extent, cmap="coolwarm", vmin=0, vmax=1, interpolation="bilinear")
     ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=3, linewidths=0.2, edgecolors="white")
     ax.set(xticks=[], yticks=[])
@@ -56,7 +56,7 @@ def decision(ax, probability, x, y, extent):
 
 
 def decision_wall(fig, probability, x, y, extent):
-    """Every member's decision boundary, probability [member, row, column], as a wall of small pictures."""
+    """Plot all members' decision boundaries, probability [member, row, column], as a grid of small pictures."""
     columns = int(np.ceil(np.sqrt(len(probability))))
     grid = fig.subplots(-(-len(probability) // columns), columns, squeeze=False)
     for ax, one in zip(grid.flat, probability, strict=False):
@@ -68,7 +68,7 @@ def decision_wall(fig, probability, x, y, extent):
 
 
 def losses(ax, frame, **kwargs):
-    """Training loss against epoch: every member thin, their median thick; a `History.frame()`."""
+    """Plot training loss of a `History.frame()` against epochs: members thin, their median thick."""
     wide = frame.pivot_table(index="epoch", columns=["seed", "member"], values="train_loss")
     ax.plot(wide.index, wide, color=COLOURS["member"], lw=0.4, alpha=0.5)
     ax.plot(wide.index, wide.median(axis=1), color=COLOURS[OURS], lw=1.8, label="median member", **kwargs)
@@ -77,28 +77,38 @@ def losses(ax, frame, **kwargs):
 
 
 def time_against_size(ax, times):
-    """Median seconds against swarm size, both logarithmic, with the range of the repeats; ours with compilation dashed.
+    """Plot median seconds against swarm size, logarithmic, with the repeats' range; ours with compilation is dashed.
 
-    times: a frame [way, members, seconds, compile_seconds].
+    times : a table of way, members, seconds, compile_seconds
     """
-    for way, group in times.groupby("way", sort=False):
+    for method, group in times.groupby("way", sort=False):
         size = group.groupby("members")
         middle, low, high = size.seconds.median(), size.seconds.min(), size.seconds.max()
-        how = {"color": COLOURS[way], "lw": 1}
-        ax.errorbar(middle.index, middle, [middle - low, high - middle], marker=MARKERS[way], ms=3, label=way, **how)
-        if way == OURS:
+        kwargs = {"color": COLOURS[method], "lw": 1}
+        ax.errorbar(
+            middle.index, middle, [middle - low, high - middle], marker=MARKERS[method], ms=3, label=method, **kwargs
+        )
+        if method == OURS:
             cold = middle + size.compile_seconds.first()
-            ax.plot(cold.index, cold, ls="--", label=f"{way}, with its compilation", **how)
+            ax.plot(cold.index, cold, ls="--", label=f"{method}, with its compilation", **kwargs)
     ax.set(xlabel="networks trained", ylabel="training time (s)")
     return _against_size(ax)
 
 
 def ratio_against_size(ax, table, base=OURS):
-    """How many times longer each way takes than `base` at the same size: a frame [way, members, ratio, low, high]."""
-    for way, part in table[table.way != base].groupby("way", sort=False):
+    """Plot each method's time over that of `base` at the same size: a table of way, members, ratio, low, high."""
+    for method, part in table[table.way != base].groupby("way", sort=False):
         error = [part.ratio - part.low, part.high - part.ratio]
         ax.errorbar(
-            part.members, part.ratio, error, color=COLOURS[way], marker=MARKERS[way], ms=3, lw=1, capsize=1.5, label=way
+            part.members,
+            part.ratio,
+            error,
+            color=COLOURS[method],
+            marker=MARKERS[method],
+            ms=3,
+            lw=1,
+            capsize=1.5,
+            label=method,
         )
     ax.axhline(1, color=COLOURS[base], lw=1, label=base)
     ax.set(xlabel="networks trained", ylabel=f"time over {base}'s")
@@ -106,7 +116,7 @@ def ratio_against_size(ax, table, base=OURS):
 
 
 def _against_size(ax):
-    """Numbers of networks along x, in powers of two; a logarithmic y."""
+    """Scale x, a number of networks, in powers of two and y logarithmically."""
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     logarithmic(ax, "y")
@@ -116,7 +126,7 @@ def _against_size(ax):
 
 
 def logarithmic(ax, which="both"):
-    """The axes x, y or both logarithmic with plain numbers; at 1, 2 and 5 of each power where there are few."""
+    """Make the axes x, y or both logarithmic with plain numbers, at 1, 2 and 5 of each power on short axes."""
     for name in "xy" if which == "both" else which:
         ax.set(**{f"{name}scale": "log"})
         axis = getattr(ax, f"{name}axis")
@@ -132,19 +142,19 @@ def _plain(value, _):
 
 
 def ratios_by_workload(axes, table):
-    """Each workload's ways in an Axes of its own: time over TurbaNet's, with its interval, and the cold one, hollow.
+    """Plot each workload's methods in its own Axes: time over TurbaNet's, warm with interval, cold hollow.
 
-    axes: an array of Axes that share y; table: a frame [workload, way, ratio, low, high, cold_ratio].
+    axes : an array of Axes that share y; table : columns workload, way, ratio, low, high, cold_ratio
     """
-    ways = [way for way in labels.WAYS if way in set(table.way)]
+    methods = [method for method in labels.METHODS if method in set(table.way)]
     for ax, (workload, part) in zip(axes.flat, table.groupby("workload", sort=False)):
         for row in part.itertuples():
-            how = {"color": COLOURS[row.way], "marker": MARKERS[row.way], "ms": 4, "lw": 1}
+            kwargs = {"color": COLOURS[row.way], "marker": MARKERS[row.way], "ms": 4, "lw": 1}
             error = [[row.ratio - row.low], [row.high - row.ratio]]
-            ax.errorbar(row.ratio, ways.index(row.way), xerr=error, **how)
-            ax.plot(row.cold_ratio, ways.index(row.way), mfc="none", **how)
+            ax.errorbar(row.ratio, methods.index(row.way), xerr=error, **kwargs)
+            ax.plot(row.cold_ratio, methods.index(row.way), mfc="none", **kwargs)
         ax.axvline(1, color=COLOURS[OURS], lw=1)
-        ax.set(yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.5, -0.5))
+        ax.set(yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.5, -0.5))
         ax.set_title(labels.WORKLOADS.get(workload, workload), fontsize=SMALL + 1)
         logarithmic(ax, "x").tick_params(labelsize=SMALL)
         sns.despine(ax=ax)
@@ -155,10 +165,10 @@ def ratios_by_workload(axes, table):
 
 
 def confusion(ax, counts, title, *, limit=None):
-    """A confusion matrix [true, predicted] of row shares in percent.
+    """Plot a confusion matrix [true, predicted] of row shares in percent.
 
-    limit: that of the colours, for the difference of two in percentage points: red is less, blue more; one of less
-    than half a point has no number.
+    limit : the colours' limit for a difference of two matrices in percentage points: red is less, blue more; less than
+        half a point has no number
     """
     counts = np.asarray(counts)
     form, least, colours = ".0f", 0.05, {"vmin": 0, "vmax": 100, "cmap": "Blues"}
@@ -173,9 +183,9 @@ def confusion(ax, counts, title, *, limit=None):
 
 
 def roofline(ax, table, *, peak, bandwidths):
-    """Each workload under the machine's ceilings: a frame [workload, operations_per_byte, gflops].
+    """Plot each workload under the machine's ceilings: a table of workload, operations_per_byte, gflops.
 
-    peak: GFLOP/s of matrix products; bandwidths: {name: GB/s}, the fastest first.
+    peak : GFLOP/s of matrix products; bandwidths : {name: GB/s}, the fastest first
     """
     few, many = table.operations_per_byte.min() / 3, table.operations_per_byte.max() * 3
     intensity = np.geomspace(few, many)
@@ -193,7 +203,7 @@ def roofline(ax, table, *, peak, bandwidths):
 
 
 def median_and_range(ax, x, values, style, label):
-    """The median over members of values [x, member] as a line, all of them as a band."""
+    """Plot values [x, member]: the members' median as a line, their range as a band."""
     values = np.asarray(values)
     (line,) = ax.plot(x, np.median(values, axis=1), style, color=COLOURS[OURS], lw=1.2, label=label)
     ax.fill_between(x, values.min(1), values.max(1), color=line.get_color(), alpha=0.2, lw=0)
@@ -202,7 +212,7 @@ def median_and_range(ax, x, values, style, label):
 
 
 def reliability(ax, curves):
-    """How often a model is right against how sure it is: curves {model: (confidence, accuracy)}, shares of one."""
+    """Plot accuracy against confidence, both from 0 to 1: curves {model: (confidence, accuracy)}."""
     ax.plot([0, 1], [0, 1], color="0.6", lw=0.8)
     for (name, (confidence, accuracy)), marker in zip(curves.items(), "osD^v"):
         ax.plot(confidence, accuracy, marker=marker, ms=3, lw=1, label=name)
@@ -213,7 +223,7 @@ def reliability(ax, curves):
 
 
 def accuracy_against_size(ax, curve, member, label):
-    """Ensemble accuracy in percent [draw, size] against its size: mean and range; the average member's as a line."""
+    """Plot an ensemble's accuracy in percent [draw, size] against its size, and the average member's."""
     size = np.arange(1, curve.shape[1] + 1)
     (line,) = ax.plot(size, curve.mean(0), lw=1.5, label=label)
     ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, lw=0)
@@ -224,17 +234,23 @@ def accuracy_against_size(ax, curve, member, label):
 
 
 def error_distribution(ax, errors):
-    """Distributions of each ticker's error, overlaid: errors {name: percent [ticker]}, on a log axis."""
+    """Plot the distributions of the tickers' errors on a logarithmic axis: errors {name: percent [ticker]}."""
     every = np.concatenate(list(errors.values()))
     bins = np.geomspace(every[every > 0].min(), every.max(), 40)
     for name, values in errors.items():
-        way = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
+        method = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
         weights = np.full(len(values), 100 / len(values))
         label = f"{name} (median {np.median(values):.2f} %)"
         ax.hist(
-            np.maximum(values, bins[0]), bins, weights=weights, histtype="step", color=COLOURS[way], lw=1.2, label=label
+            np.maximum(values, bins[0]),
+            bins,
+            weights=weights,
+            histtype="step",
+            color=COLOURS[method],
+            lw=1.2,
+            label=label,
         )
-        ax.axvline(np.median(values), color=COLOURS[way], lw=0.8, ls=":")
+        ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
     ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
     _legend_above(logarithmic(ax, "x"))
     sns.despine(ax=ax)
@@ -242,11 +258,11 @@ def error_distribution(ax, errors):
 
 
 def forecast(ax, dates, truth, predictions, title):
-    """One ticker's test days: closes and predictions in US dollars; predictions {name: [day]}."""
+    """Plot one ticker's closes and predictions {name: [day]} on its test days in US dollars."""
     ax.plot(dates, truth, color=COLOURS["truth"], lw=1, label="truth")
     for name, values in predictions.items():
-        way = "persistence" if name == "persistence" else OURS
-        ax.plot(dates, values, color=COLOURS[way], lw=0.9, ls=":" if way == "persistence" else "-", label=name)
+        method = "persistence" if name == "persistence" else OURS
+        ax.plot(dates, values, color=COLOURS[method], lw=0.9, ls=":" if method == "persistence" else "-", label=name)
     ax.set_title(title, fontsize=SMALL)
     locator = AutoDateLocator(minticks=2, maxticks=6)
     ax.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
@@ -256,15 +272,15 @@ def forecast(ax, dates, truth, predictions, title):
 
 
 def seconds_by_model(ax, times):
-    """Seconds of every way for each model as bars with their range: a frame [model, way, seconds, low, high]."""
+    """Plot seconds by model and method as bars with their range: a table of model, way, seconds, low, high."""
     models = list(times.model.unique())
-    ways = list(times.way.unique())
-    width = 0.8 / len(ways)
-    for i, way in enumerate(ways):
-        part = times[times.way == way].set_index("model").reindex(models)
-        place = np.arange(len(models)) + (i - (len(ways) - 1) / 2) * width
+    methods = list(times.way.unique())
+    width = 0.8 / len(methods)
+    for i, method in enumerate(methods):
+        part = times[times.way == method].set_index("model").reindex(models)
+        position = np.arange(len(models)) + (i - (len(methods) - 1) / 2) * width
         error = [part.seconds - part.low, part.high - part.seconds]
-        ax.bar(place, part.seconds, width, color=COLOURS[way], label=way, yerr=error, error_kw={"lw": 0.8})
+        ax.bar(position, part.seconds, width, color=COLOURS[method], label=method, yerr=error, error_kw={"lw": 0.8})
     names = [labels.WORKLOADS.get(model, model) for model in models]
     ax.set(xticks=range(len(models)), xticklabels=names, ylabel="training time (s)")
     _legend_above(logarithmic(ax, "y"))
@@ -273,7 +289,7 @@ def seconds_by_model(ax, times):
 
 
 def use_of_cores(ax, frame, title):
-    """Every core's use against time, and their mean: `machine.utilisation().frame`."""
+    """Plot the cores' use and its mean against time: `machine.utilisation().frame`."""
     cores = frame.filter(like="core_")
     ax.plot(frame.seconds, cores, lw=0.5, color=COLOURS["member"])
     ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])
@@ -284,18 +300,18 @@ def use_of_cores(ax, frame, title):
 
 
 def fold_scores(ax, frame, intervals, chance=None):
-    """Each fold's accuracy in percent as a point, the mean and its interval beside: frame [model, schedule, accuracy].
+    """Plot each fold's accuracy in percent, the mean and its interval: a table of model, schedule, accuracy.
 
-    intervals: {(model, schedule): (mean, low, high)}, percent; chance: what guessing has right, as a line.
+    intervals : {(model, schedule): (mean, low, high)}, percent; chance : the accuracy of guessing, a line
     """
     if chance is not None:
         ax.axhline(chance, color="0.5", lw=0.8, ls=":", label="chance")
-    for place, ((model, schedule), (mean, low, high)) in enumerate(intervals.items()):
+    for position, ((model, schedule), (mean, low, high)) in enumerate(intervals.items()):
         own = frame[(frame.model == model) & (frame.schedule == schedule)].accuracy
-        said = [None, None] if place else ["one fold", "mean, 95 % interval"]
-        ax.plot(np.full(len(own), place - 0.12), own, "o", ms=2.5, color=COLOURS["member"], label=said[0])
-        how = {"fmt": "s", "ms": 3, "lw": 1, "color": COLOURS[OURS], "label": said[1]}
-        ax.errorbar(place + 0.12, mean, [[mean - low], [high - mean]], **how)
+        texts = [None, None] if position else ["one fold", "mean, 95 % interval"]
+        ax.plot(np.full(len(own), position - 0.12), own, "o", ms=2.5, color=COLOURS["member"], label=texts[0])
+        kwargs = {"fmt": "s", "ms": 3, "lw": 1, "color": COLOURS[OURS], "label": texts[1]}
+        ax.errorbar(position + 0.12, mean, [[mean - low], [high - mean]], **kwargs)
     names = [f"{labels.WORKLOADS.get(model, model)}\n{schedule}" for model, schedule in intervals]
     ax.set(xticks=range(len(names)), ylabel="accuracy on held-out rows (%)")
     ax.set_xticklabels(names, fontsize=SMALL)
@@ -305,7 +321,7 @@ def fold_scores(ax, frame, intervals, chance=None):
 
 
 def class_scores(ax, table):
-    """Percent right of each class: a frame, one line a network kind, one column a class."""
+    """Plot accuracies of classes in percent: a table with a line for each kind of network, a column for each class."""
     sns.heatmap(
         table, annot=True, fmt=".0f", cmap="Blues", vmin=0, vmax=100, cbar=False, ax=ax, annot_kws={"size": SMALL}
     )
@@ -315,5 +331,5 @@ def class_scores(ax, table):
 
 
 def _legend_above(ax):
-    """A legend that covers no line."""
+    """Put the legend above the Axes, where it covers no line."""
     ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)

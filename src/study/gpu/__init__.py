@@ -1,1 +1,1 @@
-"""The study on a GPU: what `make gpu` measures there in minutes, and the report's chapter on it."""
+"""The study on a GPU: the measurements of `make gpu` and the report's chapter on them."""

@@ -1,4 +1,4 @@
-"""`make gpu`: measure on the GPU of this machine, a file a section, written as soon as a row is there."""
+"""`make gpu`: measure on this machine's GPU; each section writes a file, row by row."""
 
 import argparse
 import datetime
@@ -16,67 +16,69 @@ from study.pipeline.paths import repository
 
 
 def main(arguments=None):
-    """Measure all sections, or some, into reports/gpu/<card>/; without a GPU, and tiny, into build/gpu/<card>/."""
+    """Measure all sections, or some, into reports/gpu/<card>/; without a GPU, or tiny, into build/gpu/<card>/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("sections", nargs="*", help="some of them, such as: sweep suite")
-    parser.add_argument("--tiny", action="store_true", help="a few networks and steps: whether it runs, no figures")
-    parser.add_argument("--share", type=float, default=1.0, help="of each section's seconds")
+    parser.add_argument("sections", nargs="*", help="a selection, such as: sweep suite")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a few networks and steps, to check that it runs; no figures"
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="the share of each section's seconds to use")
     parser.add_argument("--out", type=Path, help="the folder for the results")
-    parser.add_argument("--mnist", type=Path, help="a file that --pack wrote, on a machine that has no other")
+    parser.add_argument("--mnist", type=Path, help="a file that --pack wrote, for a machine without MNIST")
     parser.add_argument("--draw", type=Path, help="only draw the figure of a card's folder")
-    parser.add_argument("--pack", type=Path, help="only write the rows of MNIST that are trained on into this file")
-    given = parser.parse_args(arguments)
-    if given.draw:
-        _draw(given.draw)
+    parser.add_argument("--pack", type=Path, help="only write MNIST's training rows into this file")
+    options = parser.parse_args(arguments)
+    if options.draw:
+        _draw(options.draw)
         return 0
-    if given.pack:
+    if options.pack:
         x, y, source = _mnist()
-        np.savez_compressed(given.pack, x=(255 * x).round().astype(np.uint8), y=y, source=source)
+        np.savez_compressed(options.pack, x=(255 * x).round().astype(np.uint8), y=y, source=source)
         return 0
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", ".6")  # PyTorch needs some of the memory too
 
     from study.gpu import sections
     from study.measurement.machine import machine
 
-    if unknown := sorted(set(given.sections) - sections.SECTIONS.keys()):
+    if unknown := sorted(set(options.sections) - sections.SECTIONS.keys()):
         parser.error(f"unknown section {unknown[0]!r}; known: {', '.join(sections.SECTIONS)}")
     here = machine()
     is_gpu = here["jax_backend"] == "gpu"
-    if not is_gpu and not given.tiny:
-        parser.error("JAX has no GPU here; --tiny runs on a CPU, to see whether everything works.")
+    if not is_gpu and not options.tiny:
+        parser.error("JAX has no GPU here; --tiny checks on a CPU that everything runs.")
     card = re.sub(r"[^a-z0-9]+", "-", (here["gpu"] if is_gpu else "cpu").lower()).strip("-")
-    folder = given.out or repository() / ("reports" if is_gpu and not given.tiny else "build") / "gpu" / card
+    folder = options.out or repository() / ("reports" if is_gpu and not options.tiny else "build") / "gpu" / card
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"card": here["gpu"], **here, "driver": _driver(), "commit": _commit(), "tiny": given.tiny}
+    about = {"card": here["gpu"], **here, "driver": _driver(), "commit": _commit(), "tiny": options.tiny}
     about |= {"date": datetime.date.today().isoformat(), "left_out": [], "failed": {}, "seconds": {}}
-    about = _with_others(about, folder / "about.json", given.sections or sections.SECTIONS)
-    for name in given.sections or sections.SECTIONS:
+    about = _with_others(about, folder / "about.json", options.sections or sections.SECTIONS)
+    for name in options.sections or sections.SECTIONS:
         begin = time.perf_counter()
-        budget = sections.Budget(given.share * sections.SECTIONS[name][1])
+        budget = sections.Budget(options.share * sections.SECTIONS[name][1])
         try:
-            _measure(name, budget, folder / f"{name}.csv", about["commit"], tiny=given.tiny, packed=given.mnist)
-        except Exception as error:  # the others are measured all the same
+            _measure(name, budget, folder / f"{name}.csv", about["commit"], tiny=options.tiny, packed=options.mnist)
+        except Exception as error:  # the other sections are still measured
             about["failed"][name] = " ".join(str(error).split())[:300]
             print(f"{name} ended early: {about['failed'][name]}", file=sys.stderr, flush=True)
         about["left_out"] += [f"{name}: {what}" for what in budget.left_out]
         about["seconds"][name] = round(time.perf_counter() - begin, 1)
         (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
-    if not given.tiny and (folder / "sweep.csv").is_file():
+    if not options.tiny and (folder / "sweep.csv").is_file():
         _draw(folder)
     for what in about["left_out"]:
-        print(f"left out, as there was no time: {what}")
+        print(f"left out for lack of time: {what}")
     print(f"{sum(about['seconds'].values()):.0f} s; written to {folder}")
     return 1 if about["failed"] else 0
 
 
 def _with_others(about, file, sections):
-    """`about` with what the same code has left of other sections in this folder."""
+    """Merge into `about` the records of other sections that the same code has left in this folder."""
     before = json.loads(file.read_text()) if file.is_file() else {}
     if any(before.get(name) != about[name] for name in ("card", "commit", "tiny")):
         return about
     others = {name: seconds for name, seconds in before["seconds"].items() if name not in sections}
     left_out = [what for what in before["left_out"] if what.split(":")[0] in others]
-    failed = {name: why for name, why in before["failed"].items() if name in others}
+    failed = {name: reason for name, reason in before["failed"].items() if name in others}
     return about | {"seconds": others, "left_out": left_out, "failed": failed}
 
 
@@ -87,7 +89,7 @@ def _draw(folder):
 
 
 def _measure(name, budget, file, commit, *, tiny, packed):
-    """Write the rows of a section as they come, each with the commit that measured it."""
+    """Write the rows of a section as they are measured, each with its commit."""
     import pandas as pd
 
     from study.gpu import sections
@@ -102,10 +104,10 @@ def _measure(name, budget, file, commit, *, tiny, packed):
 
 
 def _mnist(packed=None):
-    """42 000 rows of MNIST, as many as were published on: x float32 [row, 784], y int [row], where they came from."""
+    """Load 42 000 rows of MNIST, the published number: x float32 [row, 784], y int [row], and their source."""
     if packed:
-        held = np.load(packed)
-        return held["x"].astype(np.float32) / 255, held["y"], str(held["source"])
+        stored = np.load(packed)
+        return stored["x"].astype(np.float32) / 255, stored["y"], str(stored["source"])
     from study.sources import store
 
     root = repository()
@@ -126,12 +128,12 @@ def _driver():
 
 
 def _commit():
-    """Of the code that measures: git's, or TURBANET_COMMIT where a copy without git is run."""
+    """Return git's commit of the code, or TURBANET_COMMIT for a copy without git."""
     if known := os.environ.get("TURBANET_COMMIT"):
         return known
     try:
-        ask = ["git", "rev-parse", "--short", "HEAD"]
-        return subprocess.run(ask, cwd=repository(), capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, cwd=repository(), capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -1,4 +1,4 @@
-"""What the report and the README say of a GPU: numbers and tables, out of what `make gpu` left in reports/gpu/."""
+"""Numbers and tables of the report and the README on a GPU, read from the results of `make gpu` in reports/gpu/."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ SMALL, WIDE = "sweep-small", "sweep-large"
 
 
 def cards(folder: Path) -> list[Path]:
-    """The folders of cards that were measured in full, the last one first."""
+    """List the folders of fully measured cards, the latest first."""
     found = {file.parent: json.loads(file.read_text()) for file in folder.glob("*/about.json")}
     full = [card for card, about in found.items() if not about["tiny"] and (card / "sweep.csv").is_file()]
     return sorted(full, key=lambda card: found[card]["date"], reverse=True)
 
 
 def read(card: Path, section: str) -> Any:
-    """A section's table, None if it was not measured there."""
+    """Read a section's table; None if it was not measured on this card."""
     import pandas as pd
 
     file = card / f"{section}.csv"
@@ -29,7 +29,7 @@ def read(card: Path, section: str) -> Any:
 
 
 def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
-    """Seconds a step of all networks, [networks] by [method]; where they train one after the other, one's times all."""
+    """Tabulate seconds a step of all networks, [networks, method]; serial methods are scaled from one network."""
     table = read(card, "sweep")
     table = table[(table.workload == workload) & (table.precision == precision)]
     wide = table.pivot(index="networks", columns="method", values="seconds_per_step")
@@ -40,7 +40,7 @@ def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
 
 
 def numbers(card: Path) -> dict[str, Any]:
-    """What the text says, {name: number or text}."""
+    """Collect the numbers and words of the chapter's text, {name: value}."""
     about = json.loads((card / "about.json").read_text())
     small, wide = (sweep(card, name) for name in (SMALL, WIDE))
     loop_one = small.loc[1, list(LOOPS)].min()
@@ -93,7 +93,7 @@ def _mnist(card):
 
 
 def _trained(card):
-    """Seconds of other trainings to the end."""
+    """Collect the numbers of the other complete trainings."""
     found = {}
     if (table := read(card, "stocks")) is not None:
         each = table.set_index("method").seconds
@@ -110,7 +110,7 @@ def _trained(card):
 
 
 def tables(card: Path) -> dict[str, Any]:
-    """{name: frame} of the chapter: the sweep, the suite, as people read them."""
+    """Make the chapter's tables {name: frame} in readable form: the sweep, the suite."""
     import pandas as pd
 
     found = {}

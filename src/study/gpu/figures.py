@@ -1,4 +1,4 @@
-"""The figure of the GPU chapter, drawn out of what `make gpu` measured, into the card's folder."""
+"""The figure of the GPU chapter, drawn from the results of `make gpu` into the card's folder."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ STEPS = 1024  # of the published sweep
 
 
 def growth(ax, card: Path):
-    """The hero: seconds of the published sweep's steps against the number of networks, three lines with their names."""
+    """Plot seconds of the published sweep's steps against the number of networks, a labelled line a method."""
     table = STEPS * chapter.sweep(card, chapter.SMALL)
     names = {LOOP: "PyTorch's loop", GRAPH: "PyTorch,\nCUDA graphs", OURS: "TurbaNet"}
     colours = COLOURS | {GRAPH: "#595959"}

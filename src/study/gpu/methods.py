@@ -1,8 +1,9 @@
-"""Every method of training a workload's networks on one device: each a function of a number of steps."""
+"""Methods that train a workload's networks on one device, each a function of a number of steps."""
 
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,12 +19,12 @@ from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCA
 from study.gpu import torch_steps
 from turbanet.training.fit import batch_order
 
-ONE_BY_ONE = (LOOP, FUSED, GRAPH)  # which train one network: all of them take as many times as long
+ONE_BY_ONE = (LOOP, FUSED, GRAPH)  # train one network; time for all is in proportion to their number
 
 
 @dataclasses.dataclass
 class Run:
-    """Some steps: the mean loss [network] over them, seconds without compilation, seconds of the whole call."""
+    """A run of some steps: mean loss [network], seconds without compilation, `wall` seconds of the whole call."""
 
     loss: np.ndarray
     seconds: float
@@ -32,9 +33,9 @@ class Run:
 
 
 def methods(work: Workload, names: tuple[str, ...]) -> dict[str, Callable[[int], Run]]:
-    """{method: run(steps)} of those named that can train the workload; all begin with the same weights and rows.
+    """Make {method: run(steps)} of the named methods; all start from the same weights and rows.
 
-    Steps are whole epochs. A CUDA graph is captured on a GPU alone, so on a CPU those are left out.
+    Steps are whole epochs. Methods with CUDA graphs are left out on a CPU.
     """
     swarm = work.swarm()
     order = None
@@ -65,7 +66,7 @@ def _ours(work, swarm, order, name):
 
 
 def _member_step(work):
-    """One member's step, plain Flax and Optax: ((params, moments), (x, y)) -> (the same, loss)."""
+    """Make one member's step in plain Flax and Optax: ((params, moments), (x, y)) -> ((params, moments), loss)."""
     optimizer = work.swarm().tx
 
     def step(state, batch):
@@ -129,21 +130,22 @@ def _device():
 
 
 def _data(work, network=None):
-    """x and y as tensors on the device, of one network where each has its own."""
+    """Return x and y as tensors on the device; with `network`, its own rows where networks have their own."""
     x, y = (work.x, work.y) if network is None or not work.per_member else (work.x[network], work.y[network])
     y = tensor(y).to(_device())
     return tensor(x).to(_device()), y if y.is_floating_point() else y.long()
 
 
 def _timed(make, order):
-    """run(steps) of the `torch_steps.Training` that `make()` returns, made once and reset; order [step, ...]."""
-    made = []
+    """Return run(steps) of the `torch_steps.Training` from `make()`, made once and reset; order [step, ...]."""
+    make = cache(make)
 
     def run(steps):
-        training = made[0] if made else made.append(make()) or made[0]
+        training = make()
         training.reset()
-        rows = None if order is None else torch.as_tensor(order, device=training.total.device).long()
-        _wait()
+        rows = _rows(order)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         begin = time.perf_counter()
         for number in range(steps):
             training.step(None if rows is None else rows[number % len(rows)])
@@ -154,13 +156,8 @@ def _timed(make, order):
     return run
 
 
-def _wait():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _first(work, swarm):
-    """The first network in PyTorch, with its weights."""
+    """Make the first network in PyTorch, with its weights, on the device."""
     return work.twin(jax.tree.map(lambda leaf: np.asarray(leaf[0]), swarm.params)).to(_device())
 
 
@@ -169,7 +166,7 @@ def _rows(order):
 
 
 def _loop(work, swarm, order, name):
-    own = None if order is None else order[0]
+    first = None if order is None else order[0]
 
     def make():
         adam: dict[str, Any] = {LOOP: {}, FUSED: {"fused": True}, GRAPH: {"fused": True, "capturable": True}}[name]
@@ -178,14 +175,14 @@ def _loop(work, swarm, order, name):
             _first(work, swarm), x, y, LOSSES[work.loss], learning_rate=work.learning_rate, **adam
         )
         if name == GRAPH:
-            training.capture(None if own is None else _rows(own[0]))
+            training.capture(None if first is None else _rows(first[0]))
         return training
 
-    return _timed(make, own)
+    return _timed(make, first)
 
 
 def _stacked_params(work, swarm):
-    """The parameters of all MLPs as PyTorch has them, {name: [network, ...]}: kernels transposed."""
+    """Return all MLPs' parameters by PyTorch's names, {name: [network, ...]}, with transposed kernels."""
     params = {}
     for number in range(len(swarm.params)):
         layer = swarm.params[f"Dense_{number}"]

@@ -1,4 +1,4 @@
-"""What `make gpu` measures, a section a function: each yields rows as soon as they are measured, within its seconds."""
+"""The sections of `make gpu`: each is a function that yields rows as they are measured, within its seconds."""
 
 import dataclasses
 import itertools
@@ -17,24 +17,25 @@ from study.baselines.benchmark import Workload, workloads
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
 from study.gpu.methods import ONE_BY_ONE, methods
 from study.gpu.torch_steps import PRECISIONS, TF32
+from study.measurement.compilation import compile_seconds
 
 REPEATS = 5
-TURN = 0.15  # seconds that a run takes, about
+TURN = 0.15  # seconds of a timed run, approximately
 CHECKED = 20  # steps after which losses must agree
 TOLERANCE = {TF32: 2e-2, "float32": 1e-3}  # relative, of their mean losses
-FUNC_MOST = 16_384  # networks
+FUNC_MOST = 16_384  # networks that torch.func is measured on at most
 FLOAT32 = "float32"
 
 
 class Budget:
-    """The seconds of a section: what does not fit into them is left out, and named."""
+    """A section's seconds; measurements that do not fit are left out and recorded in `left_out`."""
 
     def __init__(self, seconds: float):
         self.end = time.perf_counter() + seconds
         self.left_out: list[str] = []
 
     def allows(self, what: str, seconds: float) -> bool:
-        """Whether so many seconds are left for it."""
+        """Whether so many seconds are left for `what`."""
         if time.perf_counter() + seconds <= self.end:
             return True
         self.left_out.append(what)
@@ -42,9 +43,9 @@ class Budget:
 
 
 def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: int = REPEATS) -> list[dict]:
-    """A row for each method: seconds a step of all networks, in turns whose order is drawn; losses equal first.
+    """Check equal losses and time methods in turns of random order: a row for each, seconds a step of all networks.
 
-    A method that trains one network after the other is timed on one.
+    A serial method is timed on one network.
     """
     settings = PRECISIONS[precision]
     jax.config.update("jax_default_matmul_precision", settings.jax)
@@ -59,7 +60,7 @@ def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: 
         begin = time.perf_counter()
         try:
             found = run(steps)
-        except Exception as error:  # a method that cannot is a result
+        except Exception as error:  # that a method fails is a result too
             failed[name] = " ".join(str(error).split())[:150]
             del runs[name]
             continue
@@ -85,15 +86,15 @@ def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: 
             row |= {"seconds_per_step": np.median(each), "low": min(each), "high": max(each), "repeats": repeats}
             row |= {"steps": lengths[name], "networks_timed": work.members // times}
             row |= {"wall_per_step": np.median([times * run.wall / lengths[name] for run in timed[name]])}
-            apart = first[name][1]
             warm = pace[name] * epoch * -(-CHECKED // epoch)
-            row |= {"compile_seconds": apart if apart == apart else max(0.0, first[name][0] - warm)}
+            first_wall, reported = first[name]
+            row |= {"compile_seconds": compile_seconds(reported, first_wall, warm)}
         rows.append(row | {"error": failed.get(name, "")})
     return rows
 
 
 def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """The published sweep, 2-16-2 and 2-256-256-2 on 128 rows, from one network to as many as the card takes."""
+    """Measure the published sweep, 2-16-2 and 2-256-256-2 on 128 rows, from one network to the card's limit."""
     suite = workloads()
     small, wide = suite["sweep-small"], suite["sweep-large"]
     plans: list[tuple[Workload, int, str, float]] = []
@@ -103,7 +104,7 @@ def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
         plans += [(wide, size, precision, 9 if precision == TF32 else 18) for size in sizes]
     if tiny:
         plans = [(small, 1, TF32, 0), (small, 3, FLOAT32, 0)]
-    plans.sort(key=lambda plan: (plan[2] != TF32, plan[1] not in (1, 128)))  # what was published first
+    plans.sort(key=lambda plan: (plan[2] != TF32, plan[1] not in (1, 128)))  # published sizes first
     for work, size, precision, seconds in plans:
         names: list[str] = [OURS, SCAN]
         if size <= FUNC_MOST:
@@ -118,7 +119,7 @@ def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """The suite's workloads, at its own sizes and at those that fill a card."""
+    """Measure the suite's workloads at its own sizes and at sizes that fill a card."""
     works = workloads(quick=tiny)
     rng = np.random.default_rng(0)
     x, y = rng.random((512, 20), np.float32), rng.integers(0, 2, 512).astype(np.int32)
@@ -130,11 +131,11 @@ def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
         plans = [("mnist", 2, 0)]
     for name, members, seconds in plans:
         if budget.allows(f"{name} of {members}", seconds):
-            yield compare(_resized(works[name], members), _known(name, members), TF32, repeats=3)
+            yield compare(_resized(works[name], members), _methods_for(name, members), TF32, repeats=3)
 
 
-def _known(name, members):
-    """The methods that train a workload: torch.func where its networks are MLPs of its size."""
+def _methods_for(name, members):
+    """List the methods for a workload; torch.func only trains MLPs of limited number."""
     loops = (LOOP, FUSED, GRAPH) if members <= 500 else ()
     scan = (SCAN,) if name in ("mnist", "tabular") else ()
     return (OURS, *scan, *loops, *((FUNC, FUNC_GRAPH) if name == "mnist" and 1 < members <= 500 else ()))
@@ -143,21 +144,20 @@ def _known(name, members):
 def _resized(work, members):
     if members <= work.members:
         return work.first(members)
-    own = -(-members // work.members)
-    data = {"x": np.tile(work.x, (own, 1, 1, 1))[:members], "y": np.tile(work.y, (own, 1, 1))[:members]}
+    copies = -(-members // work.members)
+    data = {"x": np.tile(work.x, (copies, 1, 1, 1))[:members], "y": np.tile(work.y, (copies, 1, 1))[:members]}
     return dataclasses.replace(work, members=members, **(data if work.per_member else {}))
 
 
 def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """50 and 500 networks 784-64-32-10 trained to the end at the published settings, beside one network in PyTorch.
+    """Train 50 and 500 networks 784-64-32-10 to the end at the published settings, and one network in PyTorch.
 
-    x float32 [row, 784], y int [row]: the first 80 % train, the last 10 % test. The 50 train under both precisions,
-    each from ten seeds' worth of members, so that what TF32 changes shows in accuracies.
+    x float32 [row, 784], y int [row]: the first 80 % train, the last 10 % test. The 50 train under both precisions, so
+    that the effect of TF32 shows in accuracies.
     """
     epochs = 1 if tiny else 10
     train, held = int(0.8 * len(x)), int(0.9 * len(x))
     adam = optax.adam(5e-5)
-    accuracies = {}
     for members, precision in ((50, TF32), (50, FLOAT32), (500, TF32)) if not tiny else ((2, TF32),):
         if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 50):
             continue
@@ -169,7 +169,6 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
         seconds = time.perf_counter() - begin
         logits = tn.predict(trained, x[held:])
         each = np.asarray(tn.accuracy(logits, y[held:]))
-        accuracies[members, precision] = each
         row = {"method": OURS, "networks": members, "precision": precision, "seconds": seconds, "source": source}
         row |= {"compile_seconds": history.compile_seconds, "epochs": epochs, "rows": train, "accuracy": each.mean()}
         row |= {"loss": history.train_loss[-1].mean(), "accuracy_deviation": each.std(ddof=1)}
@@ -178,7 +177,7 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
     work = dataclasses.replace(work, learning_rate=5e-5)
     for name in (GRAPH, FUSED, LOOP):
         if budget.allows(f"one network on MNIST by {name}", 0 if tiny else 8):
-            steps = work.steps if tiny else 2 * work.steps // 10  # of the ten epochs, as each costs the same
+            steps = work.steps if tiny else 2 * work.steps // 10  # of ten epochs, which cost the same each
             for run in methods(work, (name,)).values():
                 run(min(200, work.steps))
                 seconds = run(steps).seconds * epochs * work.steps / steps
@@ -186,7 +185,7 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
 
 
 def stocks(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """An LSTM of 32 units for each of 500 series at the published settings: 1 000 epochs of 14 steps of 32 rows."""
+    """Train an LSTM of 32 units on each of 500 series at the published settings: 1 000 epochs, 14 steps, 32 rows."""
     networks, epochs, rows = (3, 2, 64) if tiny else (500, 1000, 436)
     rng = np.random.default_rng(0)
     series = rng.random((networks, rows, 21, 1), dtype=np.float32)
@@ -204,7 +203,7 @@ def stocks(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """CartPole by PPO at CleanRL's settings, 500 000 timesteps each."""
+    """Train CartPole agents by PPO at CleanRL's settings, 500 000 timesteps each."""
     import gymnax
 
     env, _ = gymnax.make("CartPole-v1")
@@ -222,7 +221,7 @@ def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """pfl-research's CIFAR-10 workload by its sizes: 1 000 clients of 50 rows, 50 a round, batches of 10, a CNN."""
+    """Train a CNN in pfl-research's CIFAR-10 sizes: 1 000 clients of 50 rows, 50 a round, batches of 10."""
     clients, sampled, rounds = (6, 2, 2) if tiny else (1000, 50, 100)
     rng = np.random.default_rng(0)
     x = rng.random((50 * clients, 32, 32, 3), dtype=np.float32)
@@ -237,7 +236,7 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """What the card could do at the most: launches, bandwidth, products; and what a step of the sweep needs of each."""
+    """Measure the card's limits (launches, bandwidth, products) and compute what a step of the sweep needs of each."""
     size = 64 if tiny else 8192
     x = jnp.ones((size, size), jnp.float32)
     rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
@@ -261,7 +260,7 @@ def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def _launch(tiny):
-    """Microseconds of one of many kernels that do nothing, launched one after the other by PyTorch."""
+    """Measure PyTorch's microseconds a launch over many kernels that do nothing."""
     x = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
     count = 100 if tiny else 10_000
     seconds = []

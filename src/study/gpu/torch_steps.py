@@ -1,4 +1,4 @@
-"""Training in PyTorch, of one network or of all at once, eager or as a CUDA graph; losses add up on the device."""
+"""Training in PyTorch of one network or all at once, eager or as a CUDA graph; losses accumulate on the device."""
 
 import copy
 import dataclasses
@@ -13,13 +13,13 @@ WARM_UP = 3  # steps before a graph is captured, as PyTorch's manual asks for
 
 
 class Training:
-    """Networks in training: `step(rows)` is a step on these rows of the data, an index tensor, or all of them for None.
+    """Networks in training: `step(rows)` takes a step on these rows, an index tensor, or on all rows for None.
 
-    total: the sum of the losses so far, [network].
+    total : the sum of the losses so far, [network]
     """
 
     def __init__(self, weights: list[torch.Tensor], losses: Callable, *, networks: int, learning_rate: float, **adam):
-        """losses(rows) -> [network]; `adam`: settings of PyTorch's Adam, such as fused=True."""
+        """losses(rows) -> [network]; `adam` : keyword arguments of PyTorch's Adam, such as fused=True."""
         self.weights = weights
         self.losses = losses
         self.optimizer = torch.optim.Adam(weights, lr=learning_rate, **adam)
@@ -34,7 +34,7 @@ class Training:
         self.total.add_(values.detach())
 
     def reset(self) -> None:
-        """Begin again: weights as they were made, moments and losses at zero."""
+        """Restart: initial weights, moments and losses at zero."""
         with torch.no_grad():
             for value, first in zip(self.weights, self.start, strict=True):
                 value.copy_(first)
@@ -44,28 +44,28 @@ class Training:
             self.total.zero_()
 
     def capture(self, rows: torch.Tensor | None = None) -> None:
-        """Make the step one CUDA graph, which is launched whole; its Adam is capturable."""
-        held = None if rows is None else rows.clone()
+        """Turn the step into one CUDA graph; its Adam must be capturable."""
+        static = None if rows is None else rows.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self.step(held)
+                self.step(static)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.step(held)
+            self.step(static)
 
         def replay(rows=None):
-            if held is not None:
-                held.copy_(rows)
+            if static is not None:
+                static.copy_(rows)
             graph.replay()
 
         self.step = replay  # type: ignore[method-assign]
 
 
 def one_network(network: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Callable, **settings: Any) -> Training:
-    """One network, trained the usual way."""
+    """Make the training of one network."""
 
     def losses(rows):
         batch = (x, y) if rows is None else (x[rows], y[rows])
@@ -82,7 +82,7 @@ def all_networks(
     loss: Callable,
     **settings: Any,
 ) -> Training:
-    """All networks by torch.func's vmap; params {name: [network, ...]}, rows [network, batch]."""
+    """Make the training of all networks by torch.func's vmap; params {name: [network, ...]}, rows [network, batch]."""
     skeleton = copy.deepcopy(skeleton).to("meta")
     params = {name: value.requires_grad_() for name, value in params.items()}
 
@@ -99,7 +99,7 @@ def all_networks(
 
 
 def stacked_products(params: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, **settings: Any) -> Training:
-    """All MLPs as batched products, their losses compiled by torch.compile(mode="reduce-overhead")."""
+    """Make the training of all MLPs as batched products, compiled by torch.compile(mode="reduce-overhead")."""
     weights = [value.requires_grad_() for value in params.values()]  # weight, bias, weight, bias, ...
     networks = len(weights[0])
 
@@ -117,7 +117,7 @@ def stacked_products(params: Mapping[str, torch.Tensor], x: torch.Tensor, y: tor
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """How float32 products are computed, in JAX's words and in PyTorch's."""
+    """The precision of float32 products, by JAX's and PyTorch's names."""
 
     jax: str | None
     torch: str

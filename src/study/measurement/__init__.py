@@ -1,1 +1,1 @@
-"""The clock, the machine's facts, what compilation costs, how fast the machine could be."""
+"""Clock, facts on the machine, time of compilation, the machine's peak rates."""

@@ -1,6 +1,7 @@
-"""What compiling costs, measured as in a new process on a machine that compiled nothing before."""
+"""The time of compilation, measured as in a new process on a machine without a compilation cache."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import jax
@@ -11,9 +12,9 @@ from turbanet.training import program
 
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
-    """Inside, whatever is called for the first time compiles: nothing from memory, nothing from JAX's cache on disk.
+    """Compile every program anew inside the block, without programs in memory and without JAX's cache on disk.
 
-    What was compiled inside stays in memory after it, and the cache on disk is used again, if it was before.
+    Afterwards programs compiled inside stay in memory, and the cache on disk is used again if it was before.
     """
     used = jax.config.jax_enable_compilation_cache
     program.forget()
@@ -24,11 +25,11 @@ def cold() -> Iterator[None]:
         _use_disk(used)
 
 
-def compile_seconds(apart: float, first: float, warm: float) -> float:
-    """What compiling took: as the way says itself (apart; NaN: it does not), else its first run beyond a warm one."""
-    return apart if apart == apart else max(0.0, first - warm)
+def compile_seconds(reported: float, first: float, warm: float) -> float:
+    """Return the reported seconds of compilation or, where these are NaN, the first run's beyond a warm one's."""
+    return max(0.0, first - warm) if math.isnan(reported) else reported
 
 
 def _use_disk(used):
     jax.config.update("jax_enable_compilation_cache", used)
-    compilation_cache.reset_cache()  # JAX asks only once whether it uses the cache
+    compilation_cache.reset_cache()  # JAX reads this setting only once

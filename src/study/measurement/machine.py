@@ -1,4 +1,4 @@
-"""The machine that numbers were measured on: its fingerprint in a caption, and how busy it was meanwhile."""
+"""The machine of a measurement: its description for captions, its use and peak memory during a block."""
 
 import contextlib
 import importlib.metadata
@@ -17,7 +17,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
 
 
 def machine() -> dict[str, str | int | float]:
-    """The machine's fingerprint: hardware, versions, JAX's devices; flat, of text and numbers.
+    """Describe the machine: hardware, versions, JAX's devices; {name: text or number}.
 
     Starts JAX's backend: the number of its devices cannot change afterwards.
     """
@@ -40,9 +40,9 @@ def machine() -> dict[str, str | int | float]:
 
 
 def machine_line(devices: Sequence = ()) -> str:
-    """The machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch.
+    """Describe the machine in one line for a caption: CPU, cores, GPU if there is one, versions of jax and torch.
 
-    devices: those of JAX that were trained on, if any; they come first.
+    devices : JAX's devices that were used, if any; they come first
     """
     here = machine()
     used = [f"{len(devices)} {devices[0].platform.upper()} device{'s' * (len(devices) > 1)}"] if devices else []
@@ -52,10 +52,10 @@ def machine_line(devices: Sequence = ()) -> str:
 
 
 class utilisation:
-    """With it: the machine's use, sampled every `every` seconds by a thread of its own; `frame` after it.
+    """Context manager that samples the machine's use every `every` seconds in a thread; `frame` holds it afterwards.
 
-    `frame` is a pandas table: seconds, core_0, core_1, ... (busy, in percent, whoever keeps it so), memory_gb (used, of
-    the machine), and where NVML finds GPUs, gpu_percent and gpu_memory_gb, summed over them.
+    `frame` is a pandas table: seconds, core_0, core_1, ... (percent busy, by any program), memory_gb (used on the
+    machine) and, where NVML finds GPUs, gpu_percent and gpu_memory_gb, summed over them.
     """
 
     def __init__(self, every: float = 0.2):
@@ -91,17 +91,17 @@ class utilisation:
                 self.rows.append(now | _gpu_use(gpus))
 
     def cpu(self) -> float:
-        """The mean share of the cores' time that was busy, 0 to 1, without the first and the last sample."""
+        """Return the mean share of busy core time, 0 to 1, without the first and the last sample."""
         inner = self.frame.iloc[1:-1] if len(self.frame) > 2 else self.frame
         return float(inner.filter(like="core_").to_numpy().mean() / 100)
 
 
 class peak_memory:
-    """With it: `peak_of()`, the most memory in MB that the process took inside beyond what it had; NaN off Linux."""
+    """Context manager that yields a function: the process's peak memory in MB beyond its initial; NaN off Linux."""
 
     def __enter__(self):
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         except OSError:
             self.before = float("nan")
         else:
@@ -119,7 +119,7 @@ class peak_memory:
 
 @contextlib.contextmanager
 def _gpus():
-    """The handles of the GPUs that NVML finds; none where there is no driver."""
+    """Yield the handles of the GPUs that NVML finds; none without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -132,7 +132,7 @@ def _gpus():
 
 
 def _gpu_use(gpus):
-    """Percent busy and gigabytes used, summed over the GPUs that tell: a part of one does not."""
+    """Return percent busy and gigabytes used, summed over the GPUs; a MIG partition reports neither."""
     found = []
     for gpu in gpus:
         with contextlib.suppress(pynvml.NVMLError):
@@ -142,7 +142,7 @@ def _gpu_use(gpus):
 
 
 def _cpu():
-    """The processor's name, with family and model where Linux tells them: very different ones share a name."""
+    """Return the processor's name, on Linux with family and model, as different processors share a name."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     named, family, model = (

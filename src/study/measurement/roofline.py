@@ -1,4 +1,4 @@
-"""How fast the machine could be: operations of a step, the matrix-product peak, the bandwidth of its memory."""
+"""A roofline model: operations of a step, the machine's peak of matrix products and bandwidth of memory."""
 
 import math
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from turbanet.core.plan import Plan
 
 
 def operations(function: Callable, *args) -> int:
-    """Floating-point operations of the matrix products and convolutions in one call, read from its trace.
+    """Count the floating-point operations of matrix products and convolutions in one call from its trace.
 
-    A product of [m, k] and [k, n] counts 2 m k n; a scan counts once per round. Nothing elementwise is counted, nor
-    what the result does not hang on.
+    A product of [m, k] and [k, n] counts 2 m k n; a scan counts once per round. Elementwise operations are not counted,
+    nor are those that the result does not depend on.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     return _count(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
 def matmul_peak(size: int = 2048, *, repeats: int = 5, plan: Plan | None = None) -> float:
-    """FLOP/s of float32 [size, size] matrix products, one on each device of the plan at once; the best of `repeats`."""
+    """Measure FLOP/s of float32 [size, size] matrix products on all devices of the plan at once; best of `repeats`."""
     plan = Plan((plan or Plan()).devices, 1)
     x = plan.place(jnp.ones((len(plan.devices), size, size), jnp.float32))
     run = jax.jit(plan.vectorise(lambda own, _: own @ own), compiler_options=plan.compiler_options)
@@ -31,9 +31,9 @@ def matmul_peak(size: int = 2048, *, repeats: int = 5, plan: Plan | None = None)
 
 
 def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -> float:
-    """Bytes/s read and written by adding 1 to `megabytes` of float32 on each device at once; the best of `repeats`.
+    """Measure bytes/s of an addition to `megabytes` of float32 on all devices at once; best of `repeats`.
 
-    As often as it takes to fill some milliseconds: what fits in a cache stays there.
+    Small arrays are added to repeatedly and stay in a cache.
     """
     plan = Plan((plan or Plan()).devices, 1)
     x = plan.place(jnp.zeros((len(plan.devices), int(megabytes * 2**20) // 4), jnp.float32))
@@ -47,7 +47,7 @@ def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -
 
 
 def ceilings() -> dict[str, float]:
-    """What this machine could do at the most: its matrix-product peak, its bandwidth in a cache and in memory."""
+    """Measure this machine's peak of matrix products and its bandwidth of cache and memory."""
     return {
         "matmul_peak_gflops": matmul_peak() / 1e9,
         "cache_gbytes_per_second": bandwidth(1) / 1e9,

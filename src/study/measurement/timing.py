@@ -1,4 +1,4 @@
-"""Seconds measured fairly: ways in turn, their spread, ratios with intervals, the line through them."""
+"""Fair timing: methods in turn, their spread, ratios with intervals, fitted lines."""
 
 import contextlib
 import math
@@ -12,25 +12,25 @@ from scipy import stats
 
 
 def interleave(
-    ways: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1, results: dict[str, list] | None = None
+    methods: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1, results: dict[str, list] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each way's calls: all ways warmed up first, then one call each in turn, `repeats` times.
+    """Time all methods: warm-up calls first, then one call each in turn, `repeats` times; {method: seconds [repeat]}.
 
-    Turns spread a machine's slow minutes over all ways. A call ends when its JAX arrays are ready. What the timed calls
-    returned is added to `results`, if that is given.
+    Turns spread a machine's slow minutes over all methods. A call ends when its JAX arrays are ready. With `results`,
+    the timed calls' results are appended to its lists.
     """
     import jax
 
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}.")
-    for way in ways.values():
+    for method in methods.values():
         for _ in range(warmup):
-            jax.block_until_ready(way())
-    seconds = {name: [] for name in ways}
+            jax.block_until_ready(method())
+    seconds = {name: [] for name in methods}
     for _ in range(repeats):
-        for name, way in ways.items():
+        for name, method in methods.items():
             with stopwatch() as watch:
-                result = jax.block_until_ready(way())
+                result = jax.block_until_ready(method())
             seconds[name].append(watch.seconds)
             if results is not None:
                 results.setdefault(name, []).append(result)
@@ -38,25 +38,25 @@ def interleave(
 
 
 def extrapolate(
-    ways: dict[str, Callable[[int], Any]],
+    methods: dict[str, Callable[[int], Any]],
     steps: int,
     *,
     units: dict[str, int] | None = None,
     repeats: int = 3,
     turn: float = 0.5,
 ):
-    """Seconds that each way takes for `steps` steps, read off shorter runs, as its cost per step is constant.
+    """Estimate each method's seconds for `steps` steps from shorter runs; its cost per step must be constant.
 
-    A turn times a run of one unit of steps and one of n units: their difference is what n - 1 units take, without what
-    a call costs by itself.
+    A turn times a run of one unit of steps and one of n units: their difference is the time of n - 1 units without the
+    overhead of a call.
 
     Parameters
     ----------
-    ways : {name: run(steps)}, each called before, so that what it compiles is there
+    methods : {name: run(steps)}, each already called, so that it is compiled
     steps : of the whole training
-    units : {name: steps} of the ways that run whole units of steps alone; 1 for the others
-    repeats : turns of each way
-    turn : seconds that n - 1 units are to take, and at least twice what a call costs by itself
+    units : {name: steps} of methods that run only whole units of steps; 1 for the others
+    repeats : turns of each method
+    turn : seconds for n - 1 units; they also take at least twice a call's overhead
 
     Returns
     -------
@@ -64,11 +64,11 @@ def extrapolate(
     """
     import pandas as pd
 
-    units = dict.fromkeys(ways, 1) | (units or {})
-    lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in ways.items()}
+    units = dict.fromkeys(methods, 1) | (units or {})
+    lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in methods.items()}
     rows = []
     for repeat in range(repeats):
-        for name, run in ways.items():
+        for name, run in methods.items():
             length = lengths[name]
             seconds = _seconds(run, length)
             if length < steps:
@@ -79,15 +79,15 @@ def extrapolate(
 
 
 def _turn_length(run, steps, unit, turn):
-    """Steps, in whole units, that take `turn` seconds longer than one unit, and twice what a call costs by itself."""
+    """Find the number of steps whose time beyond one unit's is `turn` seconds and twice a call's overhead."""
     length = 2 * unit
     if length >= steps:
         return steps
     short = _seconds(run, unit)
     while length < steps:
         longer = _seconds(run, length) - short
-        call = short - unit * longer / (length - unit)
-        if longer >= max(turn, 2 * call):
+        overhead = short - unit * longer / (length - unit)
+        if longer >= max(turn, 2 * overhead):
             return length
         length *= 2
     return steps
@@ -102,28 +102,28 @@ def _seconds(run, steps):
 
 
 def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Student's interval for the mean of repeated runs, (low, high); (nan, nan) for a single run."""
+    """Compute Student's interval for the mean of repeated runs, (low, high); (nan, nan) for a single run."""
     if len(seconds) < 2:
         return float("nan"), float("nan")
-    if np.ptp(seconds) == 0:  # which scipy has no interval for
+    if np.ptp(seconds) == 0:  # SciPy gives NaN
         return float(seconds[0]), float(seconds[0])
     low, high = stats.t.interval(level, len(seconds) - 1, np.mean(seconds), stats.sem(seconds))
     return float(low), float(high)
 
 
 def summary(seconds: dict[str, list[float]]):
-    """A table of `interleave`'s seconds: way, median, low (least), high (greatest), repeats."""
+    """Summarise `interleave`'s seconds: a table of way, median, low (least), high (greatest), repeats."""
     import pandas as pd
 
-    rows = [(way, float(np.median(s)), min(s), max(s), len(s)) for way, s in seconds.items()]
+    rows = [(method, float(np.median(s)), min(s), max(s), len(s)) for method, s in seconds.items()]
     return pd.DataFrame(rows, columns=["way", "median", "low", "high", "repeats"])
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as long `one` takes as `other`, (ratio, low, high): geometric mean over pairs, 95 % interval.
+    """Compute the time of `one` over `other`, geometric mean over pairs, with a 95 % interval: (ratio, low, high).
 
-    Both [repeat], run in turn: a slow minute hits both ways of a pair. What one of them has more of is left out. The
-    interval is Student's for the mean of the logarithms, which also three repeats allow; of one it is (nan, nan).
+    Both are [repeat], run in turn, so that a slow minute hits both of a pair; surplus repeats are left out. The
+    interval is Student's for the mean logarithm, which works for three repeats; for one it is (nan, nan).
     """
     count = min(len(one), len(other))
     logs = np.log(one[:count]) - np.log(other[:count])
@@ -132,43 +132,45 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, f
 
 
 def beyond(run: Callable[[int], Any], length: int, whole: int) -> float:
-    """Seconds of `whole` units of work, read off a run of `length` of them less a run of one: what a call costs by
-    itself, as handing data to processes does, is left out, of runs so short that it is all there is but a thousandth.
+    """Estimate the seconds of `whole` units of work from a run of `length` units less a run of one.
+
+    The difference leaves out a call's overhead, such as sending data to processes; it is at least a thousandth of the
+    longer run.
     """
     short, long = _seconds(run, 1), _seconds(run, length)
     return max(long - short, long / 1000) * whole / (length - 1)
 
 
 def against(each: dict[str, Sequence[float]], first: dict[str, float], *, base: str, units: int, unit: str) -> dict:
-    """The best of the other ways beside `base`, as metrics: what it takes over what `base` does.
+    """Compare the best of the other methods with `base`: metrics of its time over that of `base`.
 
     Parameters
     ----------
-    each : {way: seconds of the whole job [repeat]}, warm, in turn
-    first : {way: seconds before its first step}, compilation above all; a way that is not in it has none
-    units : steps or epochs of the job; `unit` is their name
+    each : {method: seconds of the whole job [repeat]}, warm, in turn
+    first : {method: seconds before its first step}, mostly compilation; 0 for methods that are not in it
+    units, unit : the job's number of steps or epochs, and their name
 
     Returns
     -------
-    metrics : warm_ratio, of the way that is best warm, and its interval, warm_ratio_low and _high, where there is one;
-        cold_ratio, of the way that is best cold; break_even_<unit>, from which `base` is ahead of every way, if ever
+    metrics : warm_ratio of the best warm method with its interval, warm_ratio_low and warm_ratio_high, if there is one;
+        cold_ratio of the best cold method; break_even_<unit> from which `base` is ahead of all methods, if ever
     """
-    others = {way: ratio(seconds, each[base]) for way, seconds in each.items() if way != base}
+    others = {method: ratio(seconds, each[base]) for method, seconds in each.items() if method != base}
     own = float(np.median(each[base]))
-    started = {way: first.get(way, 0.0) for way in each}
-    seconds = {way: own * times[0] for way, times in others.items()}  # of the whole job
+    started = {method: first.get(method, 0.0) for method in each}
+    seconds = {method: own * times[0] for method, times in others.items()}  # of the whole job
     warm, low, high = min(others.values())
-    cold = min(started[way] + seconds[way] for way in others) / (started[base] + own)
+    cold = min(started[method] + seconds[method] for method in others) / (started[base] + own)
     found = {"warm_ratio": warm, "cold_ratio": cold}
     found |= {"warm_ratio_low": low, "warm_ratio_high": high} if math.isfinite(low) else {}
-    ahead = max(break_even(started[base], own / units, started[way], seconds[way] / units) for way in others)
+    ahead = max(break_even(started[base], own / units, started[method], seconds[method] / units) for method in others)
     return found | ({f"break_even_{unit}": ahead} if math.isfinite(ahead) else {})
 
 
 def break_even(first: float, each: float, other_first: float, other_each: float) -> float:
-    """Units of work (steps, epochs) from which a way is ahead of another one for good: 0 from the start, inf never.
+    """Return the units of work (steps, epochs) from which a method stays ahead of another: 0 from the start, inf never.
 
-    A way costs `first` before it begins, compilation above all, and `each` for a unit of work.
+    A method costs `first` seconds before it begins, mostly compilation, and `each` seconds a unit of work.
     """
     if each >= other_each:
         return math.inf
@@ -176,13 +178,13 @@ def break_even(first: float, each: float, other_first: float, other_each: float)
 
 
 def power_fit(x, y) -> tuple[float, float, float]:
-    """The line through the logarithms, y = scale * x ** exponent: (exponent, scale, r2); exponent 1 is proportional."""
+    """Fit a line through the logarithms, y = scale * x ** exponent: (exponent, scale, r2)."""
     exponent, scale, r2 = linear_fit(np.log(x), np.log(y))
     return exponent, math.exp(scale), r2
 
 
 def linear_fit(x, y) -> tuple[float, float, float]:
-    """The least-squares line (slope, intercept, r2) by scipy; r2, the squared correlation, is nan for a constant y."""
+    """Fit a least-squares line: (slope, intercept, r2); r2, the squared correlation, is NaN for a constant y."""
     if np.unique(x).size < 2:
         raise ValueError(f"A line needs at least two different x, got {np.unique(x).tolist()}.")
     line = stats.linregress(x, y)

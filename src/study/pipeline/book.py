@@ -22,7 +22,7 @@ PAGES = (
     "docs/guide.md",
     "docs/cluster.md",
 )
-REFERENCE = {  # a page of the reference, and the modules or folders whose public names are on it
+REFERENCE = {  # page: the modules or folders whose public names it lists
     "swarms": ("turba_train_state",),
     "training": ("training", "data", "checkpoints", "core", "loss"),
     "networks": ("networks",),
@@ -37,23 +37,23 @@ REFERENCE = {  # a page of the reference, and the modules or folders whose publi
 
 
 def reference() -> dict[str, list[str]]:
-    """{page: the full names of what is public on it}; KeyError for a public name that no page has."""
+    """Collect {page: full public names}; KeyError for a public name that no page has."""
     top = [getattr(turbanet, name) for name in turbanet.__all__]
     packages = [package for package in top if inspect.ismodule(package)]
-    public = [thing for thing in top if not inspect.ismodule(thing)]
+    public = [item for item in top if not inspect.ismodule(item)]
     public += [getattr(package, name) for package in (*packages, estimators, forecasting) for name in package.__all__]
-    of = {folder: page for page, folders in REFERENCE.items() for folder in folders}
+    page_of = {folder: page for page, folders in REFERENCE.items() for folder in folders}
     pages = {page: [] for page in REFERENCE}
-    for thing in dict.fromkeys(public):  # what is public at two places stands there once
-        pages[of[thing.__module__.split(".")[1]]].append(f"{thing.__module__}.{thing.__qualname__}")
+    for item in dict.fromkeys(public):  # a name that is public in two modules is listed once
+        pages[page_of[item.__module__.split(".")[1]]].append(f"{item.__module__}.{item.__qualname__}")
     return pages
 
 
 def assemble(root: Path, folder: Path) -> list[str]:
-    """Put the site's pages into `folder`, made afresh; returns the notebooks that were not executed here.
+    """Write the site's pages into `folder`, made afresh, and return the notebooks that were not executed here.
 
-    A page lies where it lies in the repository, so that links stay what they are; a notebook that a stage ran is the
-    executed one.
+    Pages keep their paths in the repository, so that links stay valid. Executed notebooks replace those without
+    outputs.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name in PAGES:
@@ -81,12 +81,12 @@ def _copy(file, target):
 
 
 def main(arguments=None):
-    """Assemble the site's pages and let mkdocs build them; a link that leads nowhere ends it with an error."""
+    """Assemble the site's pages and build them by mkdocs; a broken link is an error."""
     argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
     root = repository()
     bare = assemble(root, root / "build/book-pages")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", root / "docs/mkdocs.yml"]
-    built = subprocess.run(command, cwd=root / "build")  # its cache lies where it runs
+    built = subprocess.run(command, cwd=root / "build")  # mkdocs writes its cache into the working directory
     if built.returncode:
         return built.returncode
     if bare:

@@ -1,7 +1,7 @@
 """Copies of code without comments, docstrings and blank lines, so that a reworded comment makes no stage stale.
 
-Needs nothing but Python itself and gives the same bytes under each version of it: what goes is cut out by position,
-what stays is not touched. The copies are there to be compared, not run.
+Uses only Python's standard library and gives the same bytes under each version: removed text is cut out by position,
+the rest is not touched. The copies are compared, not run.
 """
 
 import argparse
@@ -12,22 +12,22 @@ import sys
 import tokenize
 from pathlib import Path
 
-CODE = (".py", ".pyi")  # anything else is copied as it is
+CODE = (".py", ".pyi")  # other files are copied unchanged
 RUBBISH = {"__pycache__", ".ipynb_checkpoints"}
 
 
 def canonical(source: str) -> str:
-    """The text of one module without comments, docstrings and blank lines; the lines of other strings stay.
+    """Return a module's text without comments, docstrings and blank lines; other strings stay unchanged.
 
-    A body that was a docstring alone becomes `pass`. Raises SyntaxError for what is not Python.
+    A body of only a docstring becomes `pass`. Raises SyntaxError where the text is not Python.
     """
     lines = source.split("\n")
     tree = ast.parse(source)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     comments, in_strings = _comments_and_strings(tokens)
     cuts = comments + _docstrings(tree, tokens, lines)
-    for start, end, instead in sorted(cuts, reverse=True):
-        _cut(lines, start, end, instead)
+    for start, end, replacement in sorted(cuts, reverse=True):
+        _cut(lines, start, end, replacement)
     kept = []
     for number, line in enumerate(lines, 1):
         continued = bool(kept) and kept[-1].endswith("\\")  # here a blank line ends a statement
@@ -37,7 +37,7 @@ def canonical(source: str) -> str:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Make `target` afresh: the tree `source` with canonical code and all other files as they are."""
+    """Make `target` afresh: a copy of the tree `source` with canonical code."""
     shutil.rmtree(target, ignore_errors=True)
     for file in sorted(source.rglob("*")):
         inner = file.relative_to(source)
@@ -56,7 +56,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def _comments_and_strings(tokens):
-    """The cuts (start, end, nothing) of comments, and the numbers of the lines that begin within a string."""
+    """Find the cuts (start, end, "") of comments, and the numbers of lines that begin within a string."""
     cuts, in_strings, formatted = [], set(), []
     for kind, _, start, end, _ in tokens:
         name = tokenize.tok_name[kind]
@@ -72,7 +72,7 @@ def _comments_and_strings(tokens):
 
 
 def _docstrings(tree, tokens, lines):
-    """The cuts (start, end, `pass` where nothing else is in the body) of docstrings."""
+    """Find the cuts (start, end, replacement) of docstrings; the replacement is `pass` for an otherwise empty body."""
     cuts = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -96,17 +96,17 @@ def _docstrings(tree, tokens, lines):
 
 
 def _position(lines, number, offset):
-    """(line, column) in characters, as tokenize counts, of an offset in bytes, as ast counts."""
+    """Convert ast's offset in bytes to tokenize's (line, column) in characters."""
     return number, len(lines[number - 1].encode()[:offset].decode())
 
 
-def _cut(lines, start, end, instead):
-    """Replace what lies between two positions; lines that are gone become None."""
+def _cut(lines, start, end, replacement):
+    """Replace the text between two positions; removed lines become None."""
     (first, left), (last, right) = start, end
     before = lines[first - 1][:left]
     after = lines[last - 1][right:]
-    lines[first - 1 : last] = [before + instead + after] + [None] * (last - first)
-    if not (instead or after.strip()):
+    lines[first - 1 : last] = [before + replacement + after] + [None] * (last - first)
+    if not (replacement or after.strip()):
         lines[first - 1] = before.rstrip()
 
 
@@ -114,10 +114,10 @@ def main(arguments=None):
     """Copy a tree of Python code without comments, docstrings and blank lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("source", type=Path, help="a folder")
-    parser.add_argument("target", type=Path, help="where its copy goes; what is there is replaced")
-    given = parser.parse_args(arguments)
+    parser.add_argument("target", type=Path, help="the copy's folder; an existing one is replaced")
+    options = parser.parse_args(arguments)
     try:
-        copy(given.source, given.target)
+        copy(options.source, options.target)
     except (ValueError, OSError) as error:
         print(f"canonical: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What this machine gives a study: devices, versions, where the data comes from, what is stale."""
+"""A report on this machine and study: devices, versions, sources of data, stale stages."""
 
 import json
 import subprocess
@@ -7,25 +7,25 @@ from pathlib import Path
 
 
 def linked(root):
-    """The user's own files by data set: {set: [file names]} of `root`/data/external/<set>/."""
+    """List the user's own files by data set: {set: [file names]} of `root`/data/external/<set>/."""
     folders = sorted(folder for folder in Path(root, "data/external").glob("*") if folder.is_dir())
     return {f.name: sorted(p.name for p in f.iterdir() if not p.name.startswith(".")) for f in folders}
 
 
 def provenance(root):
-    """What each data set says of itself: {set: {key: short value}} of `root`/data/<set>.json."""
-    said = {file.stem: json.loads(file.read_text()) for file in sorted(Path(root, "data").glob("*.json"))}
+    """Read the data sets' provenance from `root`/data/<set>.json: {set: {key: short value}}."""
+    provenances = {file.stem: json.loads(file.read_text()) for file in sorted(Path(root, "data").glob("*.json"))}
     return {
         name: {key: value for key, value in facts.items() if len(str(value)) <= 60}
-        for name, facts in said.items()
+        for name, facts in provenances.items()
         if isinstance(facts, dict)
     }
 
 
 def stale(root):
-    """The stages that have changed themselves, or a sentence that says why there is no answer.
+    """List the stages whose own dependencies have changed, or explain in a sentence why that is unknown.
 
-    What depends on them is stale only if what they make changes, which nobody knows before.
+    Later stages are stale only if these stages' results change, which is not known before they run.
     """
     if not Path(root, "dvc.yaml").exists():
         return "no dvc.yaml here"
@@ -38,7 +38,7 @@ def stale(root):
 
 
 def torch_devices():
-    """The devices and CPU threads that the baselines have."""
+    """Describe PyTorch's devices and CPU threads."""
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -46,7 +46,7 @@ def torch_devices():
 
 
 def report(root):
-    """All of it as {section: {name: value}}."""
+    """Collect the whole report, {section: {name: value}}."""
     from study.measurement.machine import machine
 
     files = {name: ", ".join(found) or "nothing linked" for name, found in linked(root).items()}

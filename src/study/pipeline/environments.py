@@ -1,4 +1,4 @@
-"""An environment of its own for each framework that the study does not install, made of a pinned list in peers/."""
+"""Virtual environments for frameworks that the study does not install, each from a pinned list in peers/."""
 
 import os
 import subprocess
@@ -8,38 +8,38 @@ import tarfile
 
 from study.pipeline.paths import repository
 
-HOROVOD = {"horovod": "PYTORCH", "horovod_tensorflow": "TENSORFLOW"}  # environment: what it is built on, from source
-FLAGS = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_WITHOUT_MPI": "1"}  # of its build
+HOROVOD = {"horovod": "PYTORCH", "horovod_tensorflow": "TENSORFLOW"}  # environment: framework of the build from source
+FLAGS = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_WITHOUT_MPI": "1"}  # of Horovod's build
 
 
 def build(name, *, root=None):
-    """Make build/peers/<name> from peers/<name>.txt, unless it was made from that list before; returns its Python."""
+    """Make build/peers/<name> from peers/<name>.txt unless it is up to date, and return its Python."""
     root = root or repository()
-    wanted = root / "peers" / f"{name}.txt"
-    if not wanted.is_file():
+    packages = root / "peers" / f"{name}.txt"
+    if not packages.is_file():
         known = ", ".join(sorted(file.stem for file in (root / "peers").glob("*.txt")))
         raise ValueError(f"There is no list of packages for {name!r}; known: {known}.")
     folder = root / "build/peers" / name
     python, made = folder / "bin/python", folder / "made-from.txt"
-    if made.is_file() and made.read_text() == wanted.read_text():
+    if made.is_file() and made.read_text() == packages.read_text():
         return python
     print(f"Building {name} in build/peers", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     if name in HOROVOD:
-        lines = wanted.read_text().splitlines()
+        lines = packages.read_text().splitlines()
         others = [line for line in lines if not line.startswith("horovod==")]
         subprocess.run([*pip, "install", "-q", *others], check=True)
         horovod = next(line for line in lines if line.startswith("horovod=="))
         _build_horovod(folder, pip, horovod, on=HOROVOD[name])
     else:
-        subprocess.run([*pip, "install", "-q", "-r", wanted], check=True)
-    made.write_text(wanted.read_text())
+        subprocess.run([*pip, "install", "-q", "-r", packages], check=True)
+    made.write_text(packages.read_text())
     return python
 
 
 def _build_horovod(folder, pip, requirement, on):
-    """From source on this environment's own TensorFlow, or on the study's PyTorch."""
+    """Build Horovod from source on this environment's TensorFlow or on the study's PyTorch."""
     source = folder / "source"
     source.mkdir(exist_ok=True)
     download = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", source]
@@ -51,15 +51,15 @@ def _build_horovod(folder, pip, requirement, on):
         study = sysconfig.get_path("purelib")
         (next((folder / "lib").glob("python*")) / "site-packages/study.pth").write_text(f"{study}\n")
         for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-            _ask_for_newer_c(unpacked / name)
+            _require_cpp20(unpacked / name)
     flags = {f"HOROVOD_WITHOUT_{each}": "1" for each in ("PYTORCH", "TENSORFLOW", "MXNET") if each != on}
     own = {f"HOROVOD_WITH_{on}": "1", "PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])}
     command = [*pip, "install", "-q", "--no-build-isolation", "--no-deps", unpacked]
     subprocess.run(command, env=os.environ | FLAGS | flags | own, check=True)
 
 
-def _ask_for_newer_c(file):
-    """Horovod 0.28.1 asks for C++17, PyTorch's headers for 20."""
+def _require_cpp20(file):
+    """Replace Horovod 0.28.1's C++17 by C++20, which PyTorch's headers require."""
     lines = [
         "set(CMAKE_CXX_STANDARD 20)" if line.strip().startswith("set(CMAKE_CXX_STANDARD ") else line
         for line in file.read_text().splitlines()

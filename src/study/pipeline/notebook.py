@@ -1,4 +1,4 @@
-"""Run one stage's notebook through papermill, or the whole study at another size."""
+"""Run one stage's notebook by papermill, or the whole study at another size."""
 
 import argparse
 import ast
@@ -15,33 +15,33 @@ import yaml
 from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
-SECTIONS = ("data", "sizes")  # of params.yaml that are no notebook's
-ENCRYPTED = Config({"KernelManager": {"transport_encryption": "auto"}})  # or the kernel warns that it is not
+SECTIONS = ("data", "sizes")  # sections of params.yaml without a notebook
+ENCRYPTED = Config({"KernelManager": {"transport_encryption": "auto"}})  # the kernel warns without encryption
 PUBLIC = (
     "README.md",
     "report.html",
     "report.pdf",
     "report.docx",
     "published.csv",
-)  # what the report stage writes to reports/
+)  # files that the report stage writes to reports/ itself
 
 
 def parameters(params, stage, variant=None):
-    """What params.yaml, read into `params`, hands to the notebook of `stage`: {name: value}.
+    """Select the parameters of a stage's notebook from `params`, the content of params.yaml: {name: value}.
 
-    A section with mappings in it has one variant for each: the section's other values, those of section[variant],
-    and the variant's name as `network`. Raises ValueError for an unknown stage or variant.
+    Mappings in a section are its variants. A variant's parameters are the section's other values, those of
+    section[variant], and the variant's name as `network`. Raises ValueError for an unknown stage or variant.
     """
-    section = params[_known("stage", stage, [name for name in params if name not in SECTIONS])] or {}
+    section = params[_check_known("stage", stage, [name for name in params if name not in SECTIONS])] or {}
     variants = [name for name, value in section.items() if isinstance(value, dict)]
     if variants or variant is not None:
-        _known(f"variant of {stage}", variant, variants)
+        _check_known(f"variant of {stage}", variant, variants)
     common = {name: value for name, value in section.items() if name not in variants}
     return common | (section[variant] | {"network": variant} if variants else {})
 
 
 def defaults(notebook):
-    """The values that the cell tagged `parameters` of the file `notebook` assigns: {name: value}."""
+    """Read the values assigned in the cell tagged `parameters` of the file `notebook`: {name: value}."""
     cells = nbformat.read(notebook, as_version=4).cells
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if len(tagged) != 1:
@@ -51,13 +51,14 @@ def defaults(notebook):
 
 
 def run(stage, variant=None, *, root="."):
-    """Execute build/source/<stage>.ipynb with its parameters, then replace reports/<stage>[/<variant>]/.
+    """Execute build/source/<stage>.ipynb with its parameters and replace reports/<stage>[/<variant>]/.
 
-    root: the repository. The notebook runs there, with TURBANET_REPORTS naming the folder that its results go to:
-    they replace the old ones only when it ran to its end. All stages share JAX's compilation cache in build/compiled;
-    what is shown as compilation is measured in `study.measurement.compilation.cold()`. Raises ValueError where
-    params.yaml and the notebook's `parameters` cell differ in names, papermill's PapermillExecutionError for a cell
-    that failed.
+    root : the repository, where the notebook runs
+
+    TURBANET_REPORTS names the folder of its results; they replace the old ones only if the whole notebook succeeds. All
+    stages share JAX's compilation cache in build/compiled; reported compilation times are measured in
+    `study.measurement.compilation.cold()`. Raises ValueError where names in params.yaml and in the notebook's
+    `parameters` cell differ, papermill's PapermillExecutionError for a cell that fails.
     """
     root = Path(root).resolve()
     values = parameters(_read(root / "params.yaml"), stage, variant)
@@ -83,7 +84,7 @@ def run(stage, variant=None, *, root="."):
             notebook,
             folder / "executed.ipynb",
             parameters=values,
-            kernel_name="python3",  # named here, as the copies under build/source say nothing of a kernel
+            kernel_name="python3",  # the copies under build/source name no kernel
             language="python",
             cwd=root,
             progress_bar=False,
@@ -93,11 +94,11 @@ def run(stage, variant=None, *, root="."):
 
 
 def copy_study(root, folder, size):
-    """Make `folder` afresh, a DVC project of its own: the study of `root` at one of the sizes in its params.yaml."""
+    """Make `folder` afresh as a DVC project: the study of `root` at one of the sizes in its params.yaml."""
     root, folder = Path(root).resolve(), Path(folder)
     params = _read(root / "params.yaml")
     sizes = params.get("sizes") or {}
-    params = _overlay(params, sizes[_known("size", size, sizes)] or {}, f"sizes.{size}")
+    params = _overlay(params, sizes[_check_known("size", size, sizes)] or {}, f"sizes.{size}")
     shutil.rmtree(folder, ignore_errors=True)
     rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for name in ("src", "notebooks"):
@@ -107,7 +108,7 @@ def copy_study(root, folder, size):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    # What `make bench` and `make peers` measured, and for a stage that cannot run its committed results.
+    # Results of `make bench` and `make peers`, and committed results for stages that cannot run.
     made = shutil.ignore_patterns("executed.ipynb", "report.docx")
     shutil.copytree(root / "reports", folder / "reports", ignore=made)
     for file in root.glob("data/external/*/*"):
@@ -116,10 +117,10 @@ def copy_study(root, folder, size):
         link.symlink_to(file.resolve())
 
 
-def repro(folder, *arguments, quick=False, **how):
-    """`dvc repro` in `folder` with this interpreter and the folder's own src; `how` goes to subprocess.run.
+def repro(folder, *arguments, quick=False, **kwargs):
+    """Run `dvc repro` in `folder` with this interpreter and the folder's src; `kwargs` go to `subprocess.run`.
 
-    quick : whether programs are compiled fast instead of being fast, as where compilation is most of the work
+    quick : compile with fewer optimizations, for runs in which compilation takes most of the time
     """
     folder = Path(folder).resolve()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -128,27 +129,29 @@ def repro(folder, *arguments, quick=False, **how):
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
         environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, **how)
+    return subprocess.run(command, cwd=folder, env=environment, **kwargs)
 
 
-def rebuild(folder, targets=(), *arguments, quick=False, **how):
-    """`repro` of all that can run, then, if any stage failed, of the report by itself; what the first one ended with.
+def rebuild(folder, targets=(), *arguments, quick=False, **kwargs):
+    """Run `repro` for everything that can run and, if a stage failed, for the report: the first one's exit status.
 
-    A stage that fails takes those with it that need what it makes. But the report needs every stage: it is made of the
-    results that are there then, and says which stages did not run (`not_run`).
+    Stages that depend on a failed one do not run either, except the report: it is made of the existing results and says
+    which stages did not run (`not_run`).
 
-    targets : stages that the report does not wait for, as it is always made by itself then; without, the whole study
-    arguments : of `repro`, both times
+    targets : stages to run before the report, which is then always made; without targets the whole study
+    arguments : of both calls of `repro`
     """
-    done = repro(folder, "--keep-going", *targets, *arguments, quick=quick, **how)
+    done = repro(folder, "--keep-going", *targets, *arguments, quick=quick, **kwargs)
     if done.returncode or targets:
-        forced = ["--force"] * bool(done.returncode)  # as it may have changed in what it says of stages alone
-        repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **how)
+        forced = ["--force"] * bool(
+            done.returncode
+        )  # DVC does not see that the list of failed stages changes the report
+        repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **kwargs)
     return done
 
 
 def publish(folder, name, *, root="."):
-    """Move the results in `folder` to reports/<name>/ of the repository `root`; returns that folder."""
+    """Move the results in `folder` to reports/<name>/ of the repository `root` and return that folder."""
     reports = Path(root) / "reports"
     _publish(Path(folder), reports, name, None)
     return reports / name
@@ -166,7 +169,7 @@ def _publish(folder, reports, stage, variant):
 
 @contextlib.contextmanager
 def _environment(settings):
-    """The environment of this process, and of the kernel started in it, with `settings`."""
+    """Add `settings` to the environment of this process and of kernels that start inside the block."""
     before = dict(os.environ)
     os.environ.update(settings)
     try:
@@ -176,12 +179,12 @@ def _environment(settings):
         os.environ.update(before)
 
 
-def _overlay(values, changes, where):
-    """`values` with `changes`, mapping by mapping; a name that is not there yet is misspelt."""
+def _overlay(values, changes, section):
+    """Return `values` updated by `changes`, mapping by mapping; ValueError for a new name, as it is misspelt."""
     for name in changes:
-        _known(f"name in {where}", name, values)
+        _check_known(f"name in {section}", name, values)
     return values | {
-        name: _overlay(values[name], new, f"{where}.{name}") if isinstance(new, dict) else new
+        name: _overlay(values[name], new, f"{section}.{name}") if isinstance(new, dict) else new
         for name, new in changes.items()
     }
 
@@ -196,7 +199,7 @@ def _names(names):
     return ", ".join(names) or "none"
 
 
-def _known(what, name, names):
+def _check_known(what, name, names):
     if name not in names:
         raise ValueError(f"Unknown {what} {name!r}; known: {_names(names)}.")
     return name
@@ -208,24 +211,24 @@ def main(arguments=None):
     parser.add_argument("stage", nargs="?", help="a section of params.yaml")
     parser.add_argument("variant", nargs="?", help="where the section has variants, one of them")
     parser.add_argument("--size", help="one of the sizes of params.yaml")
-    given = parser.parse_args(arguments)
-    if (given.stage is None) == (given.size is None):
+    options = parser.parse_args(arguments)
+    if (options.stage is None) == (options.size is None):
         parser.error("give either a stage or --size")
-    name = given.size or " ".join(filter(None, (given.stage, given.variant)))
+    name = options.size or " ".join(filter(None, (options.stage, options.variant)))
     try:
-        if given.stage:
-            run(given.stage, given.variant)
+        if options.stage:
+            run(options.stage, options.variant)
             return 0
-        copy_study(".", folder := Path("build") / given.size, given.size)
+        copy_study(".", folder := Path("build") / options.size, options.size)
     except PapermillExecutionError as error:
-        executed = Path("build/run") / given.stage / (given.variant or "") / "executed.ipynb"
-        said = str(error.evalue).strip().partition("\n")[0]
-        print(f"notebook {name}: {error.ename}: {said} (all of it is in {executed})", file=sys.stderr)
+        executed = Path("build/run") / options.stage / (options.variant or "") / "executed.ipynb"
+        message = str(error.evalue).strip().partition("\n")[0]
+        print(f"notebook {name}: {error.ename}: {message} (all of it is in {executed})", file=sys.stderr)
         return 1
     except (ValueError, OSError, RuntimeError, yaml.YAMLError) as error:
         print(f"notebook {name}: {error}", file=sys.stderr)
         return 1
-    status = rebuild(folder, quick=given.size == "smoke").returncode
+    status = rebuild(folder, quick=options.size == "smoke").returncode
     print(f"The report at this size is {folder / 'reports/report.html'}" + ", but not all of it ran" * bool(status))
     return status
 

@@ -1,4 +1,4 @@
-"""The report's pages: a Jinja template over the stages' results, set by pandoc and, for the PDF, by typst."""
+"""The report's pages: a Jinja template over the stages' results, converted by pandoc and, for the PDF, typst."""
 
 import re
 from collections.abc import Collection
@@ -14,18 +14,18 @@ from study.pipeline import reports
 
 
 class _Numbers:
-    """The numbers of figures and tables, in the order in which they stand, and which of them the text mentions."""
+    """The numbers of figures and tables in their order, and the names that the text mentions."""
 
     def __init__(self, known):
         self.known = known
-        self.placed = {}
+        self.assigned = {}
         self.mentioned = set()
 
-    def place(self, kind, name):
-        if name in self.placed:
+    def assign(self, kind, name):
+        if name in self.assigned:
             raise ValueError(f"The report shows {name} twice.")
-        self.placed[name] = f"{kind} {1 + sum(label.startswith(kind) for label in self.placed.values())}"
-        return self.placed[name]
+        self.assigned[name] = f"{kind} {1 + sum(label.startswith(kind) for label in self.assigned.values())}"
+        return self.assigned[name]
 
     def see(self, name):
         self.mentioned.add(name)
@@ -42,35 +42,35 @@ def render(
     latex: Path | None = None,
     not_run: Collection[str] = (),
 ) -> str:
-    r"""The template's text in pandoc's Markdown, its figures and tables numbered.
+    r"""Render the template to pandoc's Markdown with numbered figures and tables.
 
-    Beside `values`, a template has `figure("mnist/losses", "What to see.")` for figures/losses.png of a stage and
-    `table("scores", "What it shows.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, the
-    filters `digits(n)` and `percent(decimals)`, the list `not_run`, and `as_committed("mnist")`, a sentence if that
-    stage is in it, else nothing. A figure's note ends its caption, which also says whether its stage was not run.
+    Beside `values`, a template has `figure("mnist/losses", "Caption.")` for figures/losses.png of a stage and
+    `table("scores", "Caption.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, the filters
+    `digits(n)` and `percent(decimals)`, the list `not_run`, and `as_committed("mnist")`, a sentence if that stage is in
+    the list, else "". A caption ends with the figure's note and says whether its stage was not run.
 
     Parameters
     ----------
-    template : a file of Jinja's
-    values : what the text may name
-    tables : {name: pandas frame}, columns named as people read them
-    pictures : the folder that the stages' folders lie in
-    latex : a folder, if any, for `<name>.tex` of each table that is shown, with its caption and \\label{tab:<name>}
-    not_run : stages whose results are not of this run but those that were committed, named as their folders are
+    template : a Jinja file
+    values : names for the text
+    tables : {name: pandas frame} with readable column names
+    pictures : the folder that contains the stages' folders
+    latex : a folder for `<name>.tex` of each shown table with caption and \\label{tab:<name>}, or None
+    not_run : stages, by their folders' names, whose results are the committed ones instead of this run's
 
     Raises
     ------
-    jinja2.UndefinedError : a value or a table that is not there
-    ValueError : a figure or table that stands there twice or is not mentioned, a mention of none
-    FileNotFoundError : a picture that is not there
+    jinja2.UndefinedError : a missing value or table
+    ValueError : a figure or table that is shown twice or not mentioned, or mentioned but not shown
+    FileNotFoundError : a missing picture
     """
-    how = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(**how, keep_trailing_newline=True, autoescape=False)
+    kwargs = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(**kwargs, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"digits": reports.number, "percent": _percent}
     source = environment.from_string(template.read_text())
     numbers = _Numbers({})
-    for _ in range(2):  # the first round finds the numbers that the second one mentions
-        numbers = _Numbers(numbers.placed)
+    for _ in range(2):  # the first round assigns the numbers that the second one mentions
+        numbers = _Numbers(numbers.assigned)
         shown = {
             "figure": partial(_figure, numbers, pictures, not_run),
             "table": partial(_table, numbers, tables, latex),
@@ -78,9 +78,9 @@ def render(
             "not_run": list(not_run),
         }
         text = source.render(values | shown, see=numbers.see)
-    if unknown := numbers.mentioned - numbers.placed.keys():
+    if unknown := numbers.mentioned - numbers.assigned.keys():
         raise ValueError(f"The report mentions {', '.join(sorted(unknown))}, which it does not show.")
-    if silent := numbers.placed.keys() - numbers.mentioned:
+    if silent := numbers.assigned.keys() - numbers.mentioned:
         raise ValueError(f"The report's text does not mention {', '.join(sorted(silent))}.")
     return text
 
@@ -88,8 +88,9 @@ def render(
 def pages(text: str, folder: Path, *, assets: Path, pictures: Path) -> None:
     """Write README.md, report.html, report.pdf and report.docx into `folder`.
 
-    text: pandoc's Markdown with one heading of the first level, the title. assets: the folder of page.yaml (pandoc's
-    metadata), page.css, page.typ and references.bib. pictures: where the text's pictures are.
+    text : pandoc's Markdown with one heading of the first level, the title
+    assets : the folder of page.yaml (pandoc's metadata), page.css, page.typ and references.bib
+    pictures : the folder of the text's pictures
     """
     folder.mkdir(parents=True, exist_ok=True)
     metadata = [f"--metadata-file={assets / 'page.yaml'}", f"--bibliography={assets / 'references.bib'}", "--citeproc"]
@@ -105,28 +106,28 @@ def pages(text: str, folder: Path, *, assets: Path, pictures: Path) -> None:
 
 
 def _as_committed(not_run, *stages):
-    """What a text that shows results of these stages begins with."""
+    """Return a note for results of these stages if some were not run, else ""."""
     found = [stage for stage in stages if stage in not_run]
     return f"**Not run here: {', '.join(found)}. Its results are those that were committed.**" if found else ""
 
 
 def _figure(numbers, pictures, not_run, name, caption, width=100):
-    """A figure: `name` is stage/name, `width` the share of the page's in percent."""
+    """Format the figure `name`, stage/figure; `width` is in percent of the page's."""
     stage, _, figure = name.rpartition("/")
     path = f"{stage}/figures/{figure}.png"
     if not (pictures / path).is_file():
         raise FileNotFoundError(f"There is no figure {path} in {pictures}.")
     note = (pictures / path).with_suffix(".txt")
-    number = numbers.place("Figure", name)
+    number = numbers.assign("Figure", name)
     whole = f"**{number}.** {caption} {note.read_text() if note.exists() else ''} {_as_committed(not_run, stage)}"
     return f"![{' '.join(whole.split())}]({path}){{#{_anchor(number, name)} width={width}%}}"
 
 
 def _table(numbers, tables, latex, name, caption, digits=3):
-    """A table; the frame's name is what `see` knows it by."""
+    """Format the table `name` and write its LaTeX."""
     if name not in tables:
         raise jinja2.UndefinedError(f"There is no table {name!r}; known: {', '.join(tables)}.")
-    number = numbers.place("Table", name)
+    number = numbers.assign("Table", name)
     if latex is not None:
         latex.mkdir(parents=True, exist_ok=True)
         (latex / f"{name}.tex").write_text(_latex(tables[name], name, caption, digits))
@@ -135,7 +136,7 @@ def _table(numbers, tables, latex, name, caption, digits=3):
 
 
 def _latex(frame, name, caption, digits):
-    """A table of booktabs with the cells of the pages; citations by natbib."""
+    """Format a table in LaTeX by booktabs, with citations by natbib."""
     cells, right = reports.readable(frame, digits)
     caption = pypandoc.convert_text(caption, "latex", format="markdown", extra_args=["--natbib"]).strip()
     form = {"index": False, "escape": True, "column_format": "".join("lr"[is_right] for is_right in right)}
@@ -144,7 +145,7 @@ def _latex(frame, name, caption, digits):
 
 
 def _anchor(number, name):
-    """figure-mnist-losses, table-data: a heading's own anchor never begins with its kind and is another."""
+    """Make an anchor such as figure-mnist-losses or table-data, which differs from all anchors of headings."""
     return f"{number.split()[0].lower()}-{name}".replace("/", "-").replace("_", "-")
 
 

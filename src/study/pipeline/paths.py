@@ -1,10 +1,10 @@
-"""Where the repository is."""
+"""The path of the repository."""
 
 from pathlib import Path
 
 
 def repository():
-    """The folder above the working directory that holds params.yaml."""
+    """Find the folder at or above the working directory that contains params.yaml."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "params.yaml").is_file():
             return folder

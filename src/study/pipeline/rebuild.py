@@ -1,4 +1,4 @@
-"""`make report`: rebuild what is stale, then say of each stage what it took and where its data came from."""
+"""`make report`: rebuild stale stages, then print each stage's time and source of data."""
 
 import argparse
 import datetime
@@ -12,12 +12,12 @@ import yaml
 from study.pipeline import doctor, notebook, reports
 from study.pipeline.paths import repository
 
-INPUTS = ("code", "source", "data")  # what the report needs, beside the results that are there, takes seconds
+INPUTS = ("code", "source", "data")  # quick stages that the report needs beside existing results
 BACK = "To get the committed reports back: git checkout -- reports dvc.lock"
 
 
 def stages(root: Path) -> list[str]:
-    """The stages of `root`/dvc.yaml that run a notebook; a group (sweep) before those in it (sweep@small)."""
+    """List the stages of `root`/dvc.yaml that run a notebook; a group (sweep) before its stages (sweep@small)."""
     found = []
     for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
         if name not in INPUTS:
@@ -26,7 +26,7 @@ def stages(root: Path) -> list[str]:
 
 
 def targets(stage: str | None, known: list[str]) -> list[str]:
-    """What `dvc repro` is told before the report: nothing for the whole study; one stage with what it needs.
+    """List the targets of `dvc repro` before the report: one stage with its inputs; none for the whole study.
 
     Raises ValueError for a stage that is not in `known`.
     """
@@ -38,24 +38,24 @@ def targets(stage: str | None, known: list[str]) -> list[str]:
 
 
 def lines(root: Path, since: datetime.datetime) -> list[str]:
-    """A line a stage: its seconds as papermill took them, if not run after `since` that it is from before, its data."""
+    """Format a line for each stage: papermill's seconds, "from before" if it ran before `since`, its source of data."""
     reports = root / "reports"
     folders = {file.parent for name in ("metrics.json", "executed.ipynb") for file in reports.rglob(name)}
-    said = []
+    found = []
     for folder in sorted(folders):
         metrics = folder / "metrics.json"
         source = json.loads(metrics.read_text()).get("data_source", "none") if metrics.exists() else "none"
-        said.append(f"{folder.relative_to(reports)!s:<14}{_seconds(folder, since):<24}{source}")
-    return said
+        found.append(f"{folder.relative_to(reports)!s:<14}{_seconds(folder, since):<24}{source}")
+    return found
 
 
 def unmade(known: list[str]) -> list[str]:
-    """What there is to say of those stages of `known` that nobody ran here, or that failed: at most two lines."""
+    """Format at most two lines on those stages of `known` that did not run here or failed."""
     groups = {name.partition("@")[0] for name in known if "@" in name}
     missing = reports.not_run(name.replace("@", "/") for name in known if name not in groups)
     others = [name for name in missing if name != "report"]
-    said = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
-    return said + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
+    found = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
+    return found + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
 
 
 def _seconds(folder, since):
@@ -68,22 +68,22 @@ def _seconds(folder, since):
 
 
 def main(arguments=None):
-    """Rebuild what is stale of the study, or one stage with what it needs and then the report alone."""
-    parser = argparse.ArgumentParser(description=main.__doc__, epilog="Other arguments are handed to `dvc repro`.")
+    """Rebuild the study's stale stages, or one stage with its inputs and then only the report."""
+    parser = argparse.ArgumentParser(description=main.__doc__, epilog="Other arguments are passed to `dvc repro`.")
     parser.add_argument("--stage", help="a stage of dvc.yaml that runs a notebook")
-    given, others = parser.parse_known_args(arguments)
-    begun, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
+    options, others = parser.parse_known_args(arguments)
+    begin, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
     try:
         root = repository()
         known = stages(root)
-        todo = targets(given.stage, known)
+        todo = targets(options.stage, known)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     status = notebook.rebuild(root, todo, *others).returncode
     print("\n".join(lines(root, since)))
-    print(f"{'all of it':<14}{time.perf_counter() - begun:6.0f} s")
-    if given.stage:
+    print(f"{'all of it':<14}{time.perf_counter() - begin:6.0f} s")
+    if options.stage:
         print(f"stale, and in the report as they were: {doctor.stale(root)}")
     for line in unmade(known):
         print(line)

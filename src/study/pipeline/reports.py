@@ -1,4 +1,4 @@
-"""What a stage leaves behind: metrics, tables and figures, the report and the numbers published before ours."""
+"""A stage's results, metrics, tables and figures, and the numbers that others have published."""
 
 import io
 import json
@@ -16,9 +16,9 @@ DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a 
 
 
 class Report:
-    """The folder of one stage's results; under the runner (TURBANET_REPORTS) or, by hand, below build/by_hand/.
+    """The folder of one stage's results: the runner's (TURBANET_REPORTS) or, by hand, a folder in build/by_hand/.
 
-    Only the runner's results reach reports/, and only when the whole notebook succeeded: running a notebook by hand
+    Only the runner's results reach reports/, and only if the whole notebook succeeds, so running a notebook by hand
     makes no stage stale.
     """
 
@@ -27,7 +27,7 @@ class Report:
         self.folder = Path(os.environ.get("TURBANET_REPORTS") or by_hand)
 
     def metrics(self, values):
-        """Write metrics.json: flat, name to number, `data_source` text; rounded to six significant digits."""
+        """Write metrics.json, {name: number rounded to six significant digits}; `data_source` is text."""
         clean = {}
         for name, value in values.items():
             if name != "data_source":
@@ -41,15 +41,15 @@ class Report:
         self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
 
     def table(self, frame, name):
-        """Write tables/<name>.csv without the index. Returns the frame."""
+        """Write tables/<name>.csv without the index and return the frame."""
         frame = frame.map(lambda cell: float(f"{cell:.{DIGITS}g}") if isinstance(cell, float) else cell)
         self._write(f"tables/{name}.csv", frame.to_csv(index=False))
         return frame
 
     def figure(self, fig, name, note=""):
-        """Write figures/<name>.png (of 256 colours) and .pdf, the same bytes from the same figure, and its note, .txt.
+        """Write figures/<name>.png (256 colours), .pdf and the note, .txt; equal figures give equal bytes.
 
-        note: whole sentences on data, sizes, machine and repeats, which the report puts into the caption.
+        note : whole sentences on data, sizes, machine and repeats, which the report adds to the caption
         """
         (self.folder / "figures").mkdir(parents=True, exist_ok=True)
         path = str(self.folder / "figures" / name)
@@ -61,7 +61,7 @@ class Report:
         return fig
 
     def text(self, name, text):
-        """Write one text file, the report itself."""
+        """Write one text file."""
         self._write(name, text)
 
     def _write(self, name, text):
@@ -71,19 +71,19 @@ class Report:
 
 
 def read_metrics(stage):
-    """The metrics of a stage, such as "mnist" or "sweep/small": a dict."""
+    """Read the metrics of a stage such as "mnist" or "sweep/small"."""
     return json.loads(_existing(stage, "metrics.json").read_text())
 
 
 def read_table(stage, name):
-    """A stage's table as a pandas frame."""
+    """Read a stage's table as a pandas frame."""
     import pandas as pd
 
     return pd.read_csv(_existing(stage, f"tables/{name}.csv"))
 
 
 def read_peers(part):
-    """A table that `make peers` left in reports/peers/, and {the machine then}: its `measured` is when and where."""
+    """Read a table of `make peers` and {the machine's facts}, of which `measured` is a sentence on when and where."""
     import pandas as pd
 
     table, record = (_existing("peers", f"{part}.{kind}", f"make peers ARGS={part}") for kind in ("csv", "json"))
@@ -92,7 +92,7 @@ def read_peers(part):
 
 
 def not_run(stages):
-    """Those of `stages`, named as for `read_metrics`, that nobody ran here, or that failed: what they have is older."""
+    """List those of `stages`, named as for `read_metrics`, that did not run here or failed; their results are older."""
     return [stage for stage in stages if not (repository() / "reports" / stage / "executed.ipynb").is_file()]
 
 
@@ -104,10 +104,10 @@ def _existing(stage, name, made_by="dvc repro"):
 
 
 def published(metrics):
-    """Every published number that compares with one of ours: study, what, published, here, ratio, why, source.
+    """Compare published numbers with ours: a table of study, what, published, here, ratio, why, source.
 
-    metrics: {stage: {name: number}}. The published numbers lie in published.csv beside this module; one without a stage
-    is there to be quoted alone. Where it names epochs, ours is scaled from our epochs to those.
+    metrics : {stage: {name: number}}. The published numbers are in published.csv beside this module; those without a
+    stage are only quoted. Where a line names epochs, our number is scaled from our epochs to them.
     """
     table = _published().dropna(subset="stage")
     here = []
@@ -121,7 +121,7 @@ def published(metrics):
 
 
 def published_numbers(study):
-    """{what: number} of one study in published.csv."""
+    """Read the numbers of one study in published.csv: {what: number}."""
     table = _published()
     return dict(table.loc[table.study == study, ["what", "published"]].itertuples(index=False))
 
@@ -133,7 +133,7 @@ def _published():
 
 
 def number(value, digits=3):
-    """To `digits` significant digits, without an exponent; `never` for what is infinite, nothing for what is NaN."""
+    """Format a number with `digits` significant digits, no exponent; "never" for infinity, "" for NaN and None."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float) and math.isinf(value):
@@ -145,7 +145,7 @@ def number(value, digits=3):
 
 
 def readable(frame, digits=3):
-    """The frame with its cells as text, and of each column whether it holds numbers: they stand to the right."""
+    """Format the frame's cells as text: (frame, for each column whether it is numeric and right-aligned)."""
 
     def cell(value):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -156,10 +156,10 @@ def readable(frame, digits=3):
 
 
 def markdown(frame, digits=3):
-    """A frame as a pipe table; numbers to `digits` significant digits and to the right, nothing for a missing one.
+    """Format a frame as a pipe table; numbers are right-aligned with `digits` significant digits, missing ones "".
 
-    pandoc shares out a page by the dashes below the columns' names: as many as the longest cell has letters, at most
-    36, but never fewer than its longest word, and a gap to the next column.
+    pandoc takes column widths from the dashes below the header: the length of the longest cell, at most 36, at least
+    that of the longest word, plus a gap.
     """
     cells, right = readable(frame, digits)
     columns = [[text.replace("|", "\\|") for text in (str(name), *cells[name])] for name in cells.columns]

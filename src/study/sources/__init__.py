@@ -1,1 +1,1 @@
-"""Data sets: where each comes from, how it is checked, what is written down of it; no training, no splits."""
+"""Data sets: sources, checks and provenance; no training, no splits."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 from the official archive or some of its batches, through tensorflow-datasets, and its stand-in."""
+"""CIFAR-10 by tensorflow-datasets from the official archive, or from some of its batches, and its stand-in."""
 
 import gzip
 import hashlib
@@ -18,15 +18,15 @@ ROWS, RECORD = 10_000, 1 + 3 * 32 * 32  # of a batch; bytes: a label, then red, 
 
 
 def address():
-    """The address that is asked to find out whether there is a network."""
+    """Return the address that is requested to check for a network."""
     return URL
 
 
 def from_file(folder):
-    """The official archive in `folder`, or some training batches and the test batch, as they are or by gzip.
+    """Read the official archive in `folder`, or the test batch and some training batches, plain or gzipped.
 
-    Batches may lie in a folder cifar-10-batches-bin in it. FileNotFoundError if there is none of these, ValueError if
-    one is bad or the test batch is missing.
+    Batches may lie in a folder cifar-10-batches-bin in it. Raises FileNotFoundError if there are none of these files,
+    ValueError if one is damaged or the test batch is missing.
     """
     if (folder / ARCHIVE).is_file():
         return _build(folder, f"put the original {ARCHIVE} into {folder}")
@@ -56,12 +56,12 @@ def from_file(folder):
 
 
 def from_network():
-    """The official archive, downloaded; ConnectionError if it does not come, ValueError if it is bad."""
+    """Download and read the official archive; ConnectionError if that fails, ValueError if it is damaged."""
     return _build(None, "run it again")
 
 
 def embedded(seed=0, rows=1000):
-    """Generated images, 32 x 32 x 3: a coarse pattern for each of ten classes, moved and under noise."""
+    """Generate images, 32 x 32 x 3: a coarse pattern for each of ten classes, shifted and with noise."""
     rng = np.random.default_rng(seed)
     patterns = rng.integers(0, 256, (10, 8, 8, 3)).repeat(4, axis=1).repeat(4, axis=2)
 
@@ -82,12 +82,12 @@ def embedded(seed=0, rows=1000):
 
 
 def _batch_file(folder, name):
-    places = [folder / inner / file for inner in ("", "cifar-10-batches-bin") for file in (name, f"{name}.gz")]
-    return next((path for path in places if path.is_file()), None)
+    paths = [folder / inner / file for inner in ("", "cifar-10-batches-bin") for file in (name, f"{name}.gz")]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _batch(path, name, folder):
-    """((images, labels), sha256 of the file as it would be unpacked)."""
+    """Read a batch: ((images, labels), sha256 of the uncompressed file)."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
@@ -102,7 +102,7 @@ def _batch(path, name, folder):
 
 
 def _images(raw):
-    """uint8 [row, 32, 32, 3], int32 [row] of the official layout."""
+    """Parse the official layout: images uint8 [row, 32, 32, 3], labels int32 [row]."""
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
     pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(pixels), records[:, 0].astype(np.int32)
@@ -117,7 +117,7 @@ def _builder():
     from tensorflow_datasets.image_classification import cifar
 
     class WithoutTensorFlow(cifar.Cifar10, skip_registration=True):
-        """The original builder, except that tarfile, NumPy and PIL read what it reads with TensorFlow."""
+        """The original builder with tarfile, NumPy and PIL as readers instead of TensorFlow."""
 
         name = "cifar10"
 

@@ -1,4 +1,4 @@
-"""MNIST through the real tensorflow-datasets builder, from files or the network, and its stand-in."""
+"""MNIST by the original tensorflow-datasets builder from files or the network, and its stand-in."""
 
 import gzip
 import os
@@ -12,14 +12,14 @@ FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind i
 
 
 def address():
-    """The address that is asked to find out whether there is a network."""
+    """Return the address that is requested to check for a network."""
     from tensorflow_datasets.image_classification import mnist
 
     return mnist.MNIST.URL
 
 
 def from_file(folder):
-    """The four original files in `folder`; FileNotFoundError if there is none, ValueError if one is bad."""
+    """Read the four original files in `folder`; FileNotFoundError without any, ValueError if one is damaged."""
     if not any(os.path.lexists(folder / name) for name in FILES):
         raise FileNotFoundError(f"none of {', '.join(FILES)} is in {folder}.")
     if missing := [name for name in FILES if not (folder / name).is_file()]:
@@ -31,14 +31,14 @@ def from_file(folder):
 
 
 def from_network():
-    """The same four files, downloaded; ConnectionError if they do not come, ValueError if they are bad."""
+    """Download and read the same four files; ConnectionError if that fails, ValueError if they are damaged."""
     return _build(None, "run it again")
 
 
 def embedded(seed=0):
-    """scikit-learn's digits, shaped as MNIST's: 8 x 8 pixels of 0 to 16 enlarged to 20 x 20 of 0 to 255, in 28 x 28.
+    """Shape scikit-learn's digits as MNIST's: 8 x 8 pixels of 0 to 16 enlarged to 20 x 20 of 0 to 255, in 28 x 28.
 
-    Split 80/20 stratified.
+    The split is 80/20, stratified.
     """
     import PIL
     import sklearn
@@ -72,7 +72,7 @@ def _builder():
     from tensorflow_datasets.image_classification import mnist
 
     class WithoutTensorFlow(mnist.MNIST, skip_registration=True):
-        """The original builder, except that gzip, NumPy and PIL read what it reads with TensorFlow."""
+        """The original builder with gzip, NumPy and PIL as readers instead of TensorFlow."""
 
         name = "mnist"
 

@@ -1,10 +1,10 @@
-"""Two spirals, drawn from a seed."""
+"""Two spirals, generated from a seed."""
 
 import numpy as np
 
 
 def spirals(n=128, *, noise=0.05, rotations=1.0, seed=0):
-    """Two spirals, one the other turned by half a circle: x float32 [n, 2], y int32 [n]."""
+    """Generate two spirals, half a turn apart: x float32 [n, 2], y int32 [n]."""
     rng = np.random.default_rng(seed)
     radius = np.sqrt(np.linspace(0, 1, n))
     angle = 2 * np.pi * rotations * radius

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close [day, ticker], dates, tickers; what is known of them
+Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close [day, ticker], dates, tickers; facts on them
 
-# How many tickers and trading days to keep, the calendar days to ask the network for (end exclusive) and the
-# share of the tickers that must answer.
+# Tickers and trading days to keep, calendar days to request from the network (end exclusive), share of the tickers that
+# must be received.
 SETTINGS = {"tickers": 500, "days": 505, "start": "2016-02-08", "end": "2018-02-08", "coverage": 0.9}
-CARRY = 2  # days; a longer hole excludes the ticker
+CARRY = 2  # days of a hole that are filled; a longer one excludes the ticker
 SP500_2018 = {
     "e0edea30216667f4f0eb0b40e84550e57993a13f9d6ba67afaf7e929958197a3",
     "affb14384f3c2479d5d071c700bc74b789ecfd880128935b017f13c8ef0ba45d",
@@ -23,16 +23,16 @@ SP500_2018 = {
 
 
 def address() -> str:
-    """The address that is asked to find out whether there is a network."""
+    """Return the address that is requested to check for a network."""
     from yfinance.const import _BASE_URL_
 
     return _BASE_URL_
 
 
 def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
-    """The last `days` days of at most `tickers` tickers in the one *.csv or *.csv.gz in `folder`.
+    """Read the last `days` days of at most `tickers` tickers from the one *.csv or *.csv.gz in `folder`.
 
-    Raises FileNotFoundError if there is none, ValueError if it is bad.
+    Raises FileNotFoundError if there is none, ValueError if it is damaged or incomplete.
     """
     import pandas as pd
 
@@ -84,22 +84,22 @@ def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
 
 
 def from_network(*, tickers: int, days: int, start: str, end: str, coverage: float) -> Panel:
-    """Adjusted closes of the S&P 500's members from Yahoo.
+    """Download adjusted closes of the S&P 500's members from Yahoo.
 
     Parameters
     ----------
-    tickers : how many to keep at most
+    tickers : the number to keep at most
     days : trading days to keep, the last ones
-    start, end : the first day to ask for, and the day after the last, YYYY-MM-DD
-    coverage : the share of the members that must answer, 0 to 1
+    start, end : the first day and the day after the last, YYYY-MM-DD
+    coverage : the share of the members that must be received, 0 to 1
 
     Returns
     -------
-    The panel and what is known of it.
+    The panel and facts on it.
 
     Raises
     ------
-    ConnectionError : if too few answer.
+    ConnectionError : if too few members are received.
     ValueError : for closes that are not positive, and for too few days.
     """
     import importlib.metadata
@@ -108,12 +108,12 @@ def from_network(*, tickers: int, days: int, start: str, end: str, coverage: flo
 
     symbols = pytickersymbols.PyTickerSymbols().get_stocks_by_index("S&P 500")
     # Yahoo writes share classes with a dash.
-    wanted = sorted({stock["symbol"].replace(".", "-") for stock in symbols})
-    wide = _download(wanted, str(start), str(end))
-    missing = sorted(set(wanted) - set(wide.columns))
-    if len(wide.columns) / len(wanted) < coverage:
+    members = sorted({stock["symbol"].replace(".", "-") for stock in symbols})
+    wide = _download(members, str(start), str(end))
+    missing = sorted(set(members) - set(wide.columns))
+    if len(wide.columns) / len(members) < coverage:
         raise ConnectionError(
-            f"Yahoo answered for {len(wanted) - len(missing)} of {len(wanted)} tickers, at least "
+            f"Yahoo answered for {len(members) - len(missing)} of {len(members)} tickers, at least "
             f"{coverage:.0%} were required (data.stocks.coverage in params.yaml)."
         )
     if bad := sorted(wide.columns[(wide <= 0).any() | np.isinf(wide).any()]):
@@ -132,7 +132,7 @@ def from_network(*, tickers: int, days: int, start: str, end: str, coverage: flo
 
 
 def embedded(*, tickers: int, days: int, seed: int = 0, **_: Any) -> Panel:
-    """`tickers` geometric random walks of `days` days with one common factor, drawn by `seed`.
+    """Simulate `tickers` geometric random walks of `days` days with one common factor, drawn by `seed`.
 
     Daily volatility: 1 % common, 1.5 % each ticker's own.
     """
@@ -167,7 +167,7 @@ def _first_bad(path, frame, bad, expected):
 
 @contextlib.contextmanager
 def _without_caches() -> Iterator[None]:
-    """yfinance without its caches of time zones and cookies, which lie in the user's home."""
+    """Disable yfinance's caches of time zones and cookies, which it writes to the user's home."""
     from yfinance import cache
 
     zones = cache._TzCacheManager._tz_cache
@@ -181,18 +181,18 @@ def _without_caches() -> Iterator[None]:
         cache._CookieCacheManager._Cookie_cache = cookies
 
 
-def _download(wanted, start, end, batch=50, waits=(0, 5, 15), patience=60):
-    """Closes [day, ticker] of the tickers that answered; yfinance does not raise for those that did not."""
+def _download(tickers, start, end, batch=50, waits=(0, 5, 15), patience=60):
+    """Download closes [day, ticker]; tickers that are not received are missing, as yfinance does not raise for them."""
     import pandas as pd
     import yfinance
     from yfinance.data import YfData
 
     series = {}
-    begun = time.monotonic()
+    begin = time.monotonic()
     with _without_caches():
         for wait in waits:
-            left = [ticker for ticker in wanted if ticker not in series]
-            if not left or (not series and time.monotonic() - begun > patience):
+            left = [ticker for ticker in tickers if ticker not in series]
+            if not left or (not series and time.monotonic() - begin > patience):
                 break
             time.sleep(wait)
             YfData.cache_get.cache_clear()  # it keeps failures too
@@ -200,17 +200,15 @@ def _download(wanted, start, end, batch=50, waits=(0, 5, 15), patience=60):
                 frame = yfinance.download(left[i : i + batch], start=start, end=end, auto_adjust=True, progress=False)
                 if "Close" in frame:
                     series |= dict(frame["Close"].dropna(axis=1, how="all").items())
-                if not series and time.monotonic() - begun > patience:
+                if not series and time.monotonic() - begin > patience:
                     break
     return pd.DataFrame(series).sort_index(axis=0).sort_index(axis=1)
 
 
 def _select(wide, tickers, days, origin):
-    """The last `days` days of the `tickers` tickers with the most; holes mended or their ticker excluded."""
+    """Select the last `days` days of the `tickers` tickers with the most closes; fill short holes, drop long ones."""
     if len(wide) < days:
-        raise ValueError(
-            f"{origin} has {len(wide)} days, {days} were asked for; lower data.stocks.days in params.yaml."
-        )
+        raise ValueError(f"{origin} has {len(wide)} days, {days} are required; lower data.stocks.days in params.yaml.")
     close = wide.to_numpy(float, copy=True)
     names = [str(name) for name in wide.columns]
     dates = wide.index.to_numpy().astype("datetime64[D]")
@@ -218,13 +216,13 @@ def _select(wide, tickers, days, origin):
     excluded = {}
     for column, name in enumerate(names):
         prices = close[:, column]
-        seen = np.flatnonzero(~np.isnan(prices))
-        if seen[-1] < len(prices) - 1:
-            excluded[name] = f"ends on {dates[seen[-1]]}"
+        known = np.flatnonzero(~np.isnan(prices))
+        if known[-1] < len(prices) - 1:
+            excluded[name] = f"ends on {dates[known[-1]]}"
             continue
-        for gap in np.flatnonzero(np.diff(seen) > 1):
-            before = seen[gap]
-            after = seen[gap + 1]
+        for gap in np.flatnonzero(np.diff(known) > 1):
+            before = known[gap]
+            after = known[gap + 1]
             hole = range(max(before + 1, len(prices) - days), after)
             if not hole:
                 continue
@@ -235,9 +233,9 @@ def _select(wide, tickers, days, origin):
             carried += [f"{name} {dates[day]}" for day in hole]
     close = close[-days:]
     dates = dates[-days:]
-    held = (~np.isnan(close)).sum(axis=0)
+    counts = (~np.isnan(close)).sum(axis=0)
     whole = [i for i, name in enumerate(names) if name not in excluded]
-    longest = sorted(whole, key=lambda i: (-held[i], names[i]))[:tickers]
+    longest = sorted(whole, key=lambda i: (-counts[i], names[i]))[:tickers]
     kept = sorted(longest, key=names.__getitem__)
     if not kept:
         raise ValueError(f"{origin} has no ticker whose series runs to {dates[-1]} without a long hole.")

@@ -1,4 +1,4 @@
-"""Data sets got from the first source that is there, checked, and kept with their provenance."""
+"""Data sets, taken from the first available source, checked, and stored with their provenance."""
 
 import argparse
 import contextlib
@@ -22,16 +22,17 @@ PROBE_SECONDS = 5
 
 
 def prepare(name, *, root, source="auto", **settings):
-    """Get the data set `name`, write data/<name>/ and data/<name>.json under `root`, return the provenance.
+    """Fetch the data set `name`, write data/<name>/ and data/<name>.json under `root`, and return the provenance.
 
-    source: file, network, embedded, or auto, which takes the first of them that is there. A source that is
-    there but bad raises ValueError; FileNotFoundError and ConnectionError tell that the one asked for is not
-    there. settings: for stocks those of study.sources.stocks.SETTINGS.
+    source : file, network, embedded, or auto, which takes the first available of them
+    settings : for stocks those of study.sources.stocks.SETTINGS
+
+    Raises ValueError for a defective source, FileNotFoundError and ConnectionError where the chosen one is missing.
     """
     kind = module(name)
-    sources = SOURCES if _known("source", source, ("auto", *SOURCES)) == "auto" else (source,)
+    sources = SOURCES if _check_known("source", source, ("auto", *SOURCES)) == "auto" else (source,)
     for setting in settings:
-        _known(f"setting of {name}", setting, kind.SETTINGS)
+        _check_known(f"setting of {name}", setting, kind.SETTINGS)
     settings = kind.SETTINGS | settings
     for setting, default in kind.SETTINGS.items():
         value = settings[setting]
@@ -51,8 +52,8 @@ def prepare(name, *, root, source="auto", **settings):
 
 
 def load(name, root=None):
-    """The arrays and the provenance that `prepare` wrote: (dict of arrays, dict)."""
-    _known("data set", name, SETS)
+    """Read what `prepare` wrote: ({name: array}, provenance)."""
+    _check_known("data set", name, SETS)
     folder = Path(root or repository()) / "data"
     try:
         provenance = json.loads((folder / f"{name}.json").read_text())
@@ -63,11 +64,11 @@ def load(name, root=None):
 
 
 def module(name):
-    """The module of the data set `name`, imported only here: whoever loads one set depends on no other's module."""
-    return importlib.import_module(f"study.sources.{_known('data set', name, SETS)}")
+    """Import the module of the data set `name`; importing only this one keeps stages independent of other sets."""
+    return importlib.import_module(f"study.sources.{_check_known('data set', name, SETS)}")
 
 
-def _known(what, name, names):
+def _check_known(what, name, names):
     if name not in names:
         raise ValueError(f"Unknown {what} {name!r}; known: {', '.join(names) or 'none'}.")
     return name
@@ -88,12 +89,12 @@ def _reachable(url):
 
     answers = []
 
-    def ask():
+    def request():
         with contextlib.suppress(requests.RequestException):
             answers.append(requests.head(url, timeout=PROBE_SECONDS))
 
-    # In a thread, since no timeout bounds the look-up of the name.
-    probe = threading.Thread(target=ask, daemon=True)
+    # In a thread, because no timeout bounds the look-up of the host's name.
+    probe = threading.Thread(target=request, daemon=True)
     probe.start()
     probe.join(PROBE_SECONDS)
     return bool(answers)
@@ -110,15 +111,15 @@ def _write(folder, name, arrays, provenance):
             np.save(new / f"{key}.npy", array, allow_pickle=False)
             sha256 = hashlib.sha256((new / f"{key}.npy").read_bytes()).hexdigest()
             described[key] = {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": sha256}
-        nothing = {"carried_forward": [], "excluded": {}, "left_out": [], "missing": []}
-        provenance = nothing | provenance | {"arrays": described}
+        defaults = {"carried_forward": [], "excluded": {}, "left_out": [], "missing": []}
+        provenance = defaults | provenance | {"arrays": described}
         old = json.loads(record.read_text()) if record.exists() else {}
         today = datetime.date.today().isoformat()
         date = old.pop("date", today)
         provenance["date"] = date if old == provenance else today
         text = json.dumps(provenance, indent=2, sort_keys=True) + "\n"
         (Path(work) / "record").write_text(text)
-        # The record goes first and comes last: whatever interrupts this, load finds a whole set or none.
+        # The record is removed first and written last, so that after an interruption `load` finds a whole set or none.
         record.unlink(missing_ok=True)
         if final.exists():
             shutil.rmtree(final)
@@ -136,7 +137,7 @@ def main(arguments=None):
     name = parser.parse_args(arguments).name
     try:
         root = repository()
-        _known("data set", name, SETS)
+        _check_known("data set", name, SETS)
         sections = (yaml.safe_load((root / "params.yaml").read_text()) or {}).get("data") or {}
         if not isinstance(sections.get(name), dict):
             raise ValueError(f"params.yaml must have a section data.{name} with at least `source: auto`.")

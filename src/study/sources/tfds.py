@@ -1,4 +1,4 @@
-"""tensorflow-datasets' own builders, run without TensorFlow, in a folder that vanishes, with bounded patience."""
+"""tensorflow-datasets' own builders, run without TensorFlow in a temporary folder with bounded timeouts."""
 
 import contextlib
 import functools
@@ -9,12 +9,14 @@ import numpy as np
 
 
 def build(make, title, folder, remedy, shape):
-    """(arrays, facts) of the images of the builder class that `make()` returns; `shape` is an image's.
+    """Run the builder class that `make()` returns on images of `shape`: (arrays, facts).
 
-    The class also says, in `source()`, how the addresses of its files begin.
+    The class's `source()` is the common beginning of its files' addresses.
 
-    folder: where the original files lie; None downloads them. Raises ValueError, which ends with `remedy`, for files
-    that are not the originals, ConnectionError where they cannot be downloaded.
+    folder : the folder of the original files; None downloads them
+
+    Raises ValueError, which ends with `remedy`, for files that are not the originals, ConnectionError where they cannot
+    be downloaded.
     """
     import requests
     import tensorflow_datasets as tfds
@@ -23,12 +25,12 @@ def build(make, title, folder, remedy, shape):
     kind = make()
     tfds.disable_progress_bar()
     with (
-        # Its messages name a folder that is about to vanish.
+        # Its messages name the temporary folder.
         contextlib.redirect_stdout(io.StringIO()),
-        # tensorflow-datasets leaves folders of its own beside the one it is given: catch them all.
+        # tensorflow-datasets also leaves folders beside `data_dir`.
         tempfile.TemporaryDirectory(prefix=f"turbanet-{kind.name}-") as work,
         _set(tempfile, tempdir=work),
-        # Its own bounds are ten retries and endless patience.
+        # Its defaults are ten retries without a timeout.
         _set(downloader, MAX_RETRIES=2, _open_url=functools.partial(downloader._open_url, timeout=(5, 15))),
     ):
         try:
@@ -40,8 +42,8 @@ def build(make, title, folder, remedy, shape):
             )
             arrays = _arrays(builder, shape)
         except download_manager.NonMatchingChecksumError as error:
-            what = " ".join(line.lstrip("* ") for line in str(error).splitlines()[:3])
-            raise ValueError(f"{what}. The file is damaged or not the original: {remedy}.") from None
+            problem = " ".join(line.lstrip("* ") for line in str(error).splitlines()[:3])
+            raise ValueError(f"{problem}. The file is damaged or not the original: {remedy}.") from None
         except requests.exceptions.ChunkedEncodingError as error:
             raise ValueError(f"A download of {title} was cut short ({error}): {remedy}.") from None
         except (requests.RequestException, util.DownloadError) as error:
@@ -59,7 +61,7 @@ def build(make, title, folder, remedy, shape):
 
 @contextlib.contextmanager
 def _set(module, **values):
-    """Variables of a module that offers no setting for them, for a while."""
+    """Set variables of a module inside the block, for modules without such settings."""
     before = {name: getattr(module, name) for name in values}
     vars(module).update(values)
     try:

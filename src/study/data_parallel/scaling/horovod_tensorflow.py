@@ -15,13 +15,13 @@ def main():
     network = Network(worker)
 
     @tf.function(autograph=False)
-    def whole_step(x, y, rate):
+    def compiled_step(x, y, rate):
         loss, gradients = network.gradients(x, y)
         network.update(hvd.grouped_allreduce(gradients, op=hvd.Average), rate)
         return loss
 
     def step(x, y, rate):
-        return float(whole_step(tf.constant(x), tf.constant(y), tf.constant(rate, tf.float32)))
+        return float(compiled_step(tf.constant(x), tf.constant(y), tf.constant(rate, tf.float32)))
 
     @tf.function(autograph=False)
     def scores_of(x):

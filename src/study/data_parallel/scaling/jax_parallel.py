@@ -1,6 +1,6 @@
-"""JAX: the batch sharded over devices, the parameters on each of them, gradients averaged as one vector.
+"""JAX: the batch sharded over devices, replicated parameters, gradients averaged as one vector.
 
-job["one_process"]: one process with a device for each worker; else a process each under jax.distributed.
+With job["one_process"] one process has a device for each worker; else each is a process under jax.distributed.
 """
 
 from functools import partial
@@ -14,8 +14,8 @@ from study.data_parallel.scaling import worker as base
 def main():
     """Train."""
     worker = base.Worker(*base.begin())
-    alone = worker.job["one_process"]
-    if alone:
+    one_process = worker.job["one_process"]
+    if one_process:
         jax.config.update("jax_num_cpu_devices", worker.workers)
     elif worker.workers > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -42,7 +42,7 @@ def main():
     def of_worker(state, x, y, rate):
         params, stats, moments = state
         (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(params, stats, x, y)
-        numbers, split = ravel_pytree((loss, stats, grads))  # one sum, as each costs more than its numbers
+        numbers, split = ravel_pytree((loss, stats, grads))  # one message, as latency costs more than size
         loss, stats, grads = split(jax.lax.pmean(numbers, "worker"))
         moments.hyperparams["learning_rate"] = rate
         updates, moments = tx.update(grads, moments, params)

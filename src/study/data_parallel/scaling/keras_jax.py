@@ -1,6 +1,6 @@
 """Keras 3 on JAX: keras.distribution.DataParallel, one process with a device for each worker.
 
-Its batch normalisation takes the statistics of all workers' rows together, the other frameworks' those of each one's.
+Its batch normalisation takes statistics over all workers' rows, that of other frameworks over each worker's.
 """
 
 import os
@@ -39,9 +39,9 @@ def main():
     model = keras.Model(inputs, base.resnet(inputs, worker.job["depth"], conv_norm, add, head))
     for layer in model.layers:
         if layer.weights:
-            place = layer.name.replace(".", "/")
-            names = [f"params/{place}/{name}" for name in ("kernel", "scale", "bias")]
-            names += [f"batch_stats/{place}/{name}" for name in ("mean", "var")]
+            path = layer.name.replace(".", "/")
+            names = [f"params/{path}/{name}" for name in ("kernel", "scale", "bias")]
+            names += [f"batch_stats/{path}/{name}" for name in ("mean", "var")]
             layer.set_weights([worker.weights[name] for name in names if name in worker.weights])
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=entropy, jit_compile=True)

@@ -1,4 +1,4 @@
-"""The worker programs of every framework: which there are, how they are started and watched, and how they end."""
+"""The worker programs of all frameworks: their list, how they are started and watched, their errors."""
 
 import json
 import os
@@ -18,24 +18,24 @@ import numpy as np
 from turbanet.core.plan import say_once
 
 PROGRAMS = Path(__file__).parent
-SAID = 2000  # characters of a failed program's own words
-LAUNCHED = re.compile(r"Process name: (?P<rank>\d+)\s+Exit code: (?P<code>\d+)")  # which horovodrun says failed first
+SHOWN = 2000  # characters of a failed program's output in the error
+LAUNCHED = re.compile(r"Process name: (?P<rank>\d+)\s+Exit code: (?P<code>\d+)")  # horovodrun's first failed worker
 
 
 class Framework(NamedTuple):
-    """A program beside this module, the environment that it needs and how it is started.
+    """A program beside this module, its environment and its launch.
 
     environment : a folder of build/peers; "" for the one that this is called in
-    way : what the program does, where it can do several things
+    method : a variant of the program, where it has several
     one_process : whether one process has a device for each worker
-    helpers : processes that it needs beside several workers, such as MXNet's scheduler and server
-    launcher : a command of its environment that starts the workers, which is told how many
-    networks : whether each worker trains a network of its own and communicates nothing
+    helpers : additional processes for several workers, such as MXNet's scheduler and server
+    launcher : a command of its environment that starts all workers
+    networks : whether each worker trains its own network without communication
     """
 
     program: str
     environment: str = ""
-    way: str = ""
+    method: str = ""
     one_process: bool = False
     helpers: int = 0
     launcher: str = ""
@@ -44,8 +44,8 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     "pytorch_ddp": Framework("pytorch_ddp"),
-    "pytorch_ddp_fp16": Framework("pytorch_ddp", way="fp16"),
-    "pytorch_alone": Framework("pytorch_ddp", way="alone", networks=True),
+    "pytorch_ddp_fp16": Framework("pytorch_ddp", method="fp16"),
+    "pytorch_alone": Framework("pytorch_ddp", method="alone", networks=True),
     "jax": Framework("jax_parallel", one_process=True),
     "jax_processes": Framework("jax_parallel"),
     "keras": Framework("keras_jax", environment="keras", one_process=True),
@@ -59,15 +59,15 @@ FRAMEWORKS = {
 
 
 def train(name, job, *, workers, port=None, limit=3600):
-    """Train the job by so many workers of a framework, a core each: a `Result`.
+    """Train the job by so many workers of a framework, a core each, and return its `Result`.
 
     Raises
     ------
     ValueError : for an unknown framework, more workers than rows, a port that is in use
     FileNotFoundError : where the framework's environment has not been made
-    RuntimeError : where a program fails, is killed or takes longer than `limit` seconds; no process is left behind
+    RuntimeError : where a program fails, is killed or takes longer than `limit` seconds; no process remains
     """
-    framework = _known(name)
+    framework = _framework(name)
     ports = [free_port(port), *(free_port() for _ in range(workers))]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job.write(Path(folder), framework, workers, ports)
@@ -77,7 +77,7 @@ def train(name, job, *, workers, port=None, limit=3600):
 
 
 def all_reduce_seconds(sizes, *, workers, repeats=20):
-    """Seconds that gloo takes to sum float32 messages of these lengths over so many processes here: [size, repeat]."""
+    """Time gloo's sum of float32 messages of these lengths over local processes: seconds [size, repeat]."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job = {"workers": workers, "port": free_port(), "sizes": [int(size) for size in sizes], "repeats": repeats}
         (Path(folder) / "job.json").write_text(json.dumps(job))
@@ -85,26 +85,26 @@ def all_reduce_seconds(sizes, *, workers, repeats=20):
 
 
 def available(names):
-    """Those of the frameworks that can be run here; what the others need is said. ValueError for unknown ones."""
-    there = []
+    """List the frameworks that can run here and print what the others need; ValueError for unknown ones."""
+    found = []
     for name in names:
         try:
-            interpreter(_known(name))
+            interpreter(_framework(name))
         except FileNotFoundError as missing:
             print(f"{name} is not measured. {missing}", flush=True)
         else:
-            there.append(name)
-    return there
+            found.append(name)
+    return found
 
 
-def _known(name):
+def _framework(name):
     if name not in FRAMEWORKS:
         raise ValueError(f"Unknown framework {name!r}; known: {', '.join(FRAMEWORKS)}.")
     return FRAMEWORKS[name]
 
 
 def interpreter(framework):
-    """The Python that runs a framework's program, or FileNotFoundError."""
+    """Return the Python that runs a framework's program; FileNotFoundError where its environment is missing."""
     if not framework.environment:
         return sys.executable
     from study.pipeline.paths import repository
@@ -116,7 +116,7 @@ def interpreter(framework):
 
 
 def _commands(framework, folder, workers):
-    """What starts the workers: a command for each process."""
+    """List the commands that start the workers, one for each process."""
     python = interpreter(framework)
     program = [python, str(PROGRAMS / f"{framework.program}.py"), str(folder)]
     if framework.launcher:
@@ -127,7 +127,7 @@ def _commands(framework, folder, workers):
 
 
 def free_port(port=None):
-    """`port` if no other program has it, or any free one; ValueError otherwise."""
+    """Return `port`, or any free one for None; ValueError where another program uses it."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port or 0))
@@ -139,7 +139,7 @@ def free_port(port=None):
 
 
 def _run(name, framework, folder, workers, limit):
-    """Run the programs of a job to their end, or end all of them with the first that fails: what each left."""
+    """Run the programs of a job and return their result files; the first failure ends all of them."""
     if workers > joblib.cpu_count():
         say_once(f"{workers} workers share {joblib.cpu_count()} cores: what each gets is less than a core.")
     commands = _commands(framework, folder, workers)
@@ -149,9 +149,9 @@ def _run(name, framework, folder, workers, limit):
     failed = None
     try:
         for rank, command in enumerate(commands):
-            with (folder / f"said_{rank}.txt").open("w") as said:
-                how = {"stdout": said, "stderr": subprocess.STDOUT, "start_new_session": True}
-                processes.append(subprocess.Popen(command, env=environment, **how))
+            with (folder / f"output_{rank}.txt").open("w") as output:
+                kwargs = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+                processes.append(subprocess.Popen(command, env=environment, **kwargs))
         ends = time.monotonic() + limit
         while failed is None and any(process.poll() is None for process in processes):
             if time.monotonic() > ends:
@@ -165,13 +165,13 @@ def _run(name, framework, folder, workers, limit):
             process.wait()
     if failed is None:
         return [np.load(file) for file in sorted(folder.glob("result_*.npz"))]
-    said = (folder / f"said_{failed}.txt").read_text().strip()
+    output = (folder / f"output_{failed}.txt").read_text().strip()
     code = processes[failed].returncode
-    if framework.launcher and (first := LAUNCHED.search(said)):
+    if framework.launcher and (first := LAUNCHED.search(output)):
         failed, code = int(first["rank"]), 128 - int(first["code"])  # as a shell counts signals
         mark = f"[{failed}]<stderr>:"
-        said = "\n".join(line.removeprefix(mark) for line in said.splitlines() if line.startswith(mark))
+        output = "\n".join(line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark))
     if code < 0:
         ended = signal.Signals(-code).name
         raise RuntimeError(f"Worker {failed} of {name} was ended by {ended}, and the others were stopped.")
-    raise RuntimeError(f"Worker {failed} of {name} failed, and the others were stopped. It said:\n{said[-SAID:]}")
+    raise RuntimeError(f"Worker {failed} of {name} failed, and the others were stopped. Its output:\n{output[-SHOWN:]}")

@@ -1,4 +1,4 @@
-"""A measured model of a data-parallel step: what a core computes, what a sum over workers costs, and what follows."""
+"""A measured model of a data-parallel step: a core's computation, the sum over workers, the resulting throughput."""
 
 from typing import NamedTuple
 
@@ -7,19 +7,19 @@ from scipy.optimize import nnls
 
 
 class Link(NamedTuple):
-    """What carries gradients between workers: seconds a message takes at least, bytes a second."""
+    """A connection between workers: latency in seconds a message, bandwidth in bytes a second."""
 
     latency: float
     bandwidth: float
 
     def seconds(self, size, workers):
-        """Of a sum of `size` bytes over workers in a ring: each sends and receives 2 (workers - 1) parts of it."""
+        """Return the seconds of a ring's sum of `size` bytes: each worker sends and receives 2 (workers - 1) parts."""
         rounds = 2 * (np.asarray(workers) - 1)
         return rounds * (self.latency + np.asarray(size) / np.asarray(workers) / self.bandwidth)
 
 
 def measured_link(sizes, seconds, workers: int) -> Link:
-    """The link that explains the medians of seconds [size, repeat] best, each by its share: sizes are bytes [size].
+    """Fit the link to the medians of seconds [size, repeat] by least relative squares; sizes are bytes [size].
 
     Raises ValueError for fewer than two workers or two sizes.
     """
@@ -37,9 +37,9 @@ def measured_link(sizes, seconds, workers: int) -> Link:
 
 
 def throughput(compute, batch_size: int, size: float, workers, link: Link):
-    """Rows a second of all workers, each of which computes its batch_size rows and then sums `size` bytes with them.
+    """Return rows a second of all workers, each of which computes batch_size rows and then sums `size` bytes.
 
-    compute : seconds of a worker's step without the sum; a number, or one for each number of `workers`
+    compute : seconds of a worker's step without the sum, a number or an array like `workers`
     """
     workers = np.asarray(workers)
     sums = np.where(workers > 1, link.seconds(size, workers), 0.0)

@@ -9,16 +9,16 @@ from study.data_parallel.scaling import worker as base
 
 
 def main():
-    """Train, or serve those who do."""
+    """Train, or run MXNet's server or scheduler."""
     folder, rank = base.begin()
     job = base.read_job(folder)
     several = job["workers"] > 1
     if several:
         role = {job["workers"]: "scheduler", job["workers"] + 1: "server"}.get(rank, "worker")
-        known = {"DMLC_ROLE": role, "DMLC_NUM_WORKER": job["workers"], "DMLC_NUM_SERVER": 1}
-        known |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": job["port"]}
-        os.environ.update({name: str(value) for name, value in known.items()})
-    np.bool = bool  # which MXNet 1.9.1 still asks NumPy for
+        settings = {"DMLC_ROLE": role, "DMLC_NUM_WORKER": job["workers"], "DMLC_NUM_SERVER": 1}
+        settings |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": job["port"]}
+        os.environ.update({name: str(value) for name, value in settings.items()})
+    np.bool = bool  # MXNet 1.9.1 still reads it
     import mxnet as mx  # a server and a scheduler stay in here until the workers end
 
     if several and role != "worker":
@@ -28,7 +28,7 @@ def main():
     kernels = {name: array.transpose(3, 2, 0, 1) for name, array in worker.weights.items() if array.ndim == 4}
     values = {name: mx.nd.array(array) for name, array in (worker.weights | kernels).items()}
     params = {name: value for name, value in values.items() if name.startswith("params/")}
-    paces = {name: mx.nd.zeros_like(value) for name, value in params.items()}
+    momenta = {name: mx.nd.zeros_like(value) for name, value in params.items()}
     for number, value in enumerate(params.values()):
         value.attach_grad()
         store.init(number, mx.nd.zeros_like(value))
@@ -36,8 +36,8 @@ def main():
     def forward(x):
         def conv_norm(x, number, stride, relu):
             kernel = params[f"params/ConvNorm_{number}/Conv_0/kernel"]
-            how = {"kernel": (3, 3), "stride": (stride, stride), "pad": (1, 1), "num_filter": kernel.shape[0]}
-            x = mx.nd.Convolution(x, kernel, no_bias=True, **how)
+            kwargs = {"kernel": (3, 3), "stride": (stride, stride), "pad": (1, 1), "num_filter": kernel.shape[0]}
+            x = mx.nd.Convolution(x, kernel, no_bias=True, **kwargs)
             own = [values[f"params/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("scale", "bias")]
             own += [values[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
             x = mx.nd.BatchNorm(x, *own, eps=1e-5, momentum=0.9, fix_gamma=False)
@@ -64,9 +64,9 @@ def main():
             if several:
                 store.push(number, value.grad, priority=-number)
                 store.pull(number, value.grad, priority=-number)
-        for value, pace in zip(params.values(), paces.values()):
-            pace[:] = 0.9 * pace + value.grad / job["workers"]
-            value[:] = value - rate * pace
+        for value, momentum in zip(params.values(), momenta.values()):
+            momentum[:] = 0.9 * momentum + value.grad / job["workers"]
+            value[:] = value - rate * momentum
         mx.nd.waitall()
         return loss.asscalar()
 
@@ -76,12 +76,12 @@ def main():
     one = mx.nd.zeros(1)
     store.init(len(params), one)
 
-    def together():
+    def synchronise():
         store.push(len(params), one)
         store.pull(len(params), one)
         one.wait_to_read()
 
-    worker.train(step, predict, together)
+    worker.train(step, predict, synchronise)
 
 
 if __name__ == "__main__":

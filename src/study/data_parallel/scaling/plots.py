@@ -1,4 +1,4 @@
-"""Figures of data-parallel training by several frameworks: throughput, efficiency, accuracy; arrays and an Axes in."""
+"""Figures of data-parallel training by several frameworks: throughput, efficiency, accuracy; they take an Axes."""
 
 import numpy as np
 import seaborn as sns
@@ -13,10 +13,10 @@ RATE = "images a second"
 
 
 def throughput(ax, table, predicted=None):
-    """Images a second against workers, with the range of what was measured; a prediction, if any, dashed.
+    """Plot images a second against workers with the measured range, and a dashed prediction if there is one.
 
-    table : as `suite.compared` makes it; open marks where workers share cores. predicted : workers, images a second,
-        with which both axes are logarithmic
+    table : from `suite.compared`; marks are open where workers share cores
+    predicted : a table of workers and images a second; with it both axes are logarithmic
     """
     for name, own in table.groupby("framework", sort=False):
         middle = own[RATE]
@@ -32,21 +32,21 @@ def throughput(ax, table, predicted=None):
 
 
 def efficiency(ax, table, published=None):
-    """Throughput over that of as many single workers; published : {what: (workers, efficiency)}, as stars."""
+    """Plot efficiency, throughput over that of single workers; published {label: (workers, efficiency)} are stars."""
     for name, own in table.groupby("framework", sort=False):
         ax.plot(own.workers, own.efficiency, label=name, **_style(name))
         _open(ax, own, "efficiency")
-    for what, (workers, share) in (published or {}).items():
-        ax.plot(workers, share, "*", ms=9, color="0.2", label=what)
+    for label, (workers, share) in (published or {}).items():
+        ax.plot(workers, share, "*", ms=9, color="0.2", label=label)
     ax.axhline(1, color="0.3", lw=0.8, ls=":")
     ax.set(ylabel="efficiency", ylim=(0, None))
     return _against_workers(ax)
 
 
 def accuracy(ax, table, x, by="framework"):
-    """Test accuracy in percent against column `x`, a line for each value of `by`: a table with both and `framework`.
+    """Plot test accuracy in percent against column `x`, a line for each value of `by`; the table has a `framework`.
 
-    Names have their framework's colour, the second and third of one framework other dashes; numbers have a scale's.
+    Names have their framework's colour and, for several of one framework, other dashes; numbers have a colour scale.
     """
     numbers = is_numeric_dtype(table[by])
     shades = iter(sns.color_palette("viridis", table[by].nunique()))
@@ -63,11 +63,10 @@ def accuracy(ax, table, x, by="framework"):
 
 
 def costs(ax, table, cost):
-    """A bar for each line of a table of `what`, `framework` and a cost."""
+    """Plot a labelled bar for each line of a table of `what`, `framework` and a cost."""
     table = table[::-1]
-    ax.barh(table.what, table[cost], color=[FRAMEWORKS[name].colour for name in table.framework], height=0.6)
-    for place, value in enumerate(table[cost]):
-        ax.text(value, place, f" {value:.0f}", va="center", fontsize=SMALL)
+    bars = ax.barh(table.what, table[cost], color=[FRAMEWORKS[name].colour for name in table.framework], height=0.6)
+    ax.bar_label(bars, fmt=" {:.0f}", fontsize=SMALL)
     ax.set(xlabel=cost, xlim=(0, 1.15 * table[cost].max()))
     ax.tick_params(axis="y", labelsize=SMALL)
     sns.despine(ax=ax)
@@ -75,7 +74,7 @@ def costs(ax, table, cost):
 
 
 def sums(ax, sizes, seconds, fitted):
-    """Seconds of a sum over workers against the bytes of its message: median and range of [size, repeat], and a fit."""
+    """Plot the time of a sum over workers against its bytes: median and range of seconds [size, repeat], and a fit."""
     middle = np.median(seconds, axis=1)
     spread = [middle - seconds.min(1), seconds.max(1) - middle]
     ax.errorbar(sizes / 1e6, 1e3 * middle, [1e3 * side for side in spread], fmt="o", ms=3, lw=1, label="measured")

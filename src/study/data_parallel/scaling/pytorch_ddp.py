@@ -1,6 +1,6 @@
-"""PyTorch: DistributedDataParallel over gloo, over NCCL where each worker has a GPU.
+"""PyTorch: DistributedDataParallel over gloo, or over NCCL where each worker has a GPU.
 
-Its way "fp16" halves messages; "alone" sends none, and each worker trains a network of its own beside the others.
+Method "fp16" halves messages; "alone" sends none: each worker trains its own network.
 """
 
 import os
@@ -23,8 +23,8 @@ def main():
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(worker.job["port"])}
     dist.init_process_group("nccl" if on_gpus else "gloo", rank=worker.rank, world_size=worker.workers)
     plain = resnet_twin(worker.nested()["params"]).to(device)
-    network = plain if worker.job["way"] == "alone" else DistributedDataParallel(plain)
-    if worker.job["way"] == "fp16":
+    network = plain if worker.job["method"] == "alone" else DistributedDataParallel(plain)
+    if worker.job["method"] == "fp16":
         network.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
     entropy = torch.nn.CrossEntropyLoss()

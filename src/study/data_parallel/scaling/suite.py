@@ -1,4 +1,4 @@
-"""Every framework's data-parallel training, which a rebuild has no time for: throughput, accuracy, cost of a step."""
+"""Long measurements of all frameworks' data-parallel training for `make peers`: throughput, accuracy, costs."""
 
 import sys
 
@@ -8,20 +8,20 @@ from study.data_parallel.scaling import launch
 from study.data_parallel.scaling.job import cifar10_job
 from study.figures.labels import FRAMEWORK_NAMES
 
-BATCH, ROWS = 32, 64  # rows of a worker's step in weak scaling, of all workers' in strong scaling
+BATCH, ROWS = 32, 64  # rows in a worker's step of weak scaling, in all workers' step of strong scaling
 WORKERS = 2  # that train to an accuracy
-STRONG = ("pytorch_ddp", "jax", "swarm")  # of which strong scaling is measured too
-KERAS = "keras"  # whose batch normalisation takes the statistics of all workers' rows together
-TWICE = ("jax_processes", "pytorch_alone", "swarm_processes")  # which learn as another one does
+STRONG = ("pytorch_ddp", "jax", "swarm")  # also measured in strong scaling
+KERAS = "keras"  # its batch normalisation takes statistics over all workers' rows
+TWICE = ("jax_processes", "pytorch_alone", "swarm_processes")  # learn the same as another framework in the list
 
 
-def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=ROWS, steps=23, repeats=2, **how):
-    """Each framework that can be run here at each number of workers, in turn: a table, by quarters of each run.
+def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=ROWS, steps=23, repeats=2, **kwargs):
+    """Time the frameworks that can run here at each number of workers, in turn: a table, by quarters of each run.
 
-    frameworks : names; None: all
-    batch_size : rows of a worker's step, whatever the number of workers (weak scaling)
-    strong : rows of a step of all workers together, of the frameworks in STRONG (strong scaling); None for none
-    how : of the job, see `cifar10_job`
+    frameworks : names; None takes all
+    batch_size : rows in a worker's step for any number of workers (weak scaling)
+    strong : rows in a step of all workers, for the frameworks in STRONG (strong scaling); None for none
+    kwargs : of `cifar10_job`
     """
     import pandas as pd
 
@@ -31,7 +31,7 @@ def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=R
             cases = {(each, batch_size) for each in workers}
             cases |= {(each, strong // each) for each in workers if strong and name in STRONG}
             for count, size in sorted(cases):
-                found = _train(name, cifar10_job(batch_size=size, steps=steps, **how), count)
+                found = _train(name, cifar10_job(batch_size=size, steps=steps, **kwargs), count)
                 if found is None:
                     continue
                 own = name, count, size, _oversubscribed(count), repeat
@@ -45,12 +45,12 @@ def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=R
 
 
 def compared(table, *, batch_size=None, rows=None):
-    """A table as `throughput`'s in numbers to compare: medians with their range, speed-up and efficiency.
+    """Summarise a table of `throughput`: medians with their range, speed-up and efficiency.
 
-    batch_size : rows of a worker's step, to compare those (weak scaling); or
-    rows : of a step of all workers, to compare those (strong scaling)
+    batch_size : selects the lines with so many rows in a worker's step (weak scaling); or
+    rows : selects the lines with so many rows in a step of all workers (strong scaling)
 
-    Raises AssertionError where frameworks that train one network do not begin with the same loss.
+    Raises AssertionError where frameworks that train one network differ in their first loss.
     """
     table = table.assign(rows=table.batch_size * table.workers)
     table = table[table.batch_size == batch_size] if rows is None else table[table.rows == rows]
@@ -63,30 +63,30 @@ def compared(table, *, batch_size=None, rows=None):
     found.insert(6, "speed-up", speed_up)
     found.insert(7, "efficiency", speed_up / found.workers)
     found["framework"] = found.framework.map(FRAMEWORK_NAMES)
-    called = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
+    names = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
     columns = [name for name in found if name != "oversubscribed"]
-    return found[[*columns, "oversubscribed"]].rename(columns=called)
+    return found[[*columns, "oversubscribed"]].rename(columns=names)
 
 
 def _agree(table):
-    """AssertionError where frameworks that train one network do not begin with the same loss."""
+    """Raise AssertionError where frameworks that train one network differ in their first loss."""
     one = table[~table.framework.map(lambda name: launch.FRAMEWORKS[name].networks)]
     for case, own in one.groupby(["workers", "batch_size"]):
         first = own.first_loss.iloc[0]
-        near = own.framework.map(lambda name: 0.02 if name == KERAS else 0.001)
-        away = own[(own.first_loss / first - 1).abs() > near].framework.unique()
-        if len(away):
-            came = f"{', '.join(away)} begins at another loss than {own.framework.iloc[0]}'s {first:.4f}"
-            raise AssertionError(f"With {case[0]} workers of {case[1]} rows {came}.")
+        tolerance = own.framework.map(lambda name: 0.02 if name == KERAS else 0.001)
+        different = own[(own.first_loss / first - 1).abs() > tolerance].framework.unique()
+        if len(different):
+            problem = f"{', '.join(different)} begins at another loss than {own.framework.iloc[0]}'s {first:.4f}"
+            raise AssertionError(f"With {case[0]} workers of {case[1]} rows {problem}.")
 
 
 def accuracy(
-    *, workers=WORKERS, batch_size=BATCH, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **how
+    *, workers=WORKERS, batch_size=BATCH, epochs=2, evaluations=6, counts=(1, 4), batch_sizes=(16, 64, 128), **kwargs
 ):
-    """Test accuracy of every framework while so many workers train, and of a swarm's networks: a table.
+    """Measure test accuracy during the training by every framework, and of a swarm's networks: a table.
 
-    counts, batch_sizes : of which PyTorch's DistributedDataParallel is trained too. The learning rate is in proportion
-    to the rows of a step.
+    counts, batch_sizes : additional trainings by PyTorch's DistributedDataParallel. The learning rate is in proportion
+    to the rows in a step.
     """
     import pandas as pd
 
@@ -96,7 +96,8 @@ def accuracy(
     lines = []
     for name, count, size in cases:
         networks = count if launch.FRAMEWORKS[name].networks else 1
-        found = _train(name, _trained(size, count // networks, epochs, evaluations, swarm=networks > 1, **how), count)
+        job = _job_of_epochs(size, count // networks, epochs, evaluations, swarm=networks > 1, **kwargs)
+        found = _train(name, job, count)
         if found is None:
             continue
         own = name, count, size, networks, _oversubscribed(count)
@@ -108,7 +109,7 @@ def accuracy(
 
 
 def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
-    """PyTorch's throughput with gradients that are summed, and without, by depth of the network: a table."""
+    """Measure PyTorch's throughput with and without summed gradients by depth of the network: a table."""
     import pandas as pd
 
     lines = []
@@ -126,7 +127,7 @@ def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
 
 
 def sums(*, sizes=(256, 4096, 65_536, 262_144, 1_048_576), workers=2, repeats=50):
-    """Seconds that a sum of float32 over so many processes takes, by its length: a table."""
+    """Time a sum of float32 over processes by its length: a table."""
     import pandas as pd
 
     seconds = launch.all_reduce_seconds(sizes, workers=workers, repeats=repeats)
@@ -135,7 +136,7 @@ def sums(*, sizes=(256, 4096, 65_536, 262_144, 1_048_576), workers=2, repeats=50
 
 
 def _train(name, job, count):
-    """`launch.train`, or None, said, where that framework cannot do it here."""
+    """Call `launch.train`; on failure print the error and return None."""
     try:
         return launch.train(name, job, workers=count)
     except (FileNotFoundError, RuntimeError) as failure:
@@ -143,8 +144,8 @@ def _train(name, job, count):
         return None
 
 
-def _trained(batch_size, workers, epochs, evaluations, *, swarm, learning_rate=0.02, warm_up=100, test_rows=1000):
-    """A job of so many epochs of one network's rows; a swarm is evaluated after whole ones."""
+def _job_of_epochs(batch_size, workers, epochs, evaluations, *, swarm, learning_rate=0.02, warm_up=100, test_rows=1000):
+    """Make a job of so many epochs over a network's rows; a swarm is evaluated only after whole epochs."""
     job = cifar10_job(
         batch_size=batch_size, steps=1, learning_rate=learning_rate * batch_size / 32, test_rows=test_rows
     )

@@ -1,6 +1,6 @@
-"""A swarm: each worker trains a network of its own, from weights of its own, and nothing is communicated.
+"""A swarm: each worker trains its own network from its own weights, without communication.
 
-job["one_process"]: one process with a device for each network; else a process each, which is what the machine can do.
+With job["one_process"] one process has a device for each network; else each network has a process.
 """
 
 import sys
@@ -13,7 +13,7 @@ from study.data_parallel.scaling import worker as base
 
 
 def main():
-    """Train; the result of each member is left as if it were a worker's."""
+    """Train, and write each member's result as a worker's."""
     worker = base.Worker(*base.begin())
     members = np.arange(worker.workers) if worker.job["one_process"] else np.array([worker.rank])
     tn.use_cores(len(members))
@@ -23,25 +23,25 @@ def main():
     rows = min(len(worker.x), steps * size)
     epoch = -(-rows // size)  # steps of a network
     if steps % epoch or (worker.evaluated % epoch).any():
-        given = f"steps and evaluate_every must be multiples of an epoch's {epoch} steps"
-        sys.exit(f"A swarm is scored between epochs: {given}, got {steps} and {worker.evaluated[:1].tolist()}.")
+        expected = f"steps and evaluate_every must be multiples of an epoch's {epoch} steps"
+        sys.exit(f"A swarm is scored between epochs: {expected}, got {steps} and {worker.evaluated[:1].tolist()}.")
     x, y = np.array(worker.x[:rows]), np.array(worker.y[:rows])
     model, optimizer = tn.networks.ResNet(worker.job["depth"]), optax.sgd(float(worker.rates[0]), 0.9)
     swarm = tn.TurbaTrainState.swarm(model, optimizer, worker.workers, sample_input=x[:1], seed=0)[members]
     plan = tn.Plan(len(members), block=1)
-    how = {"batch_size": size, "plan": plan, "progress": False}
+    kwargs = {"batch_size": size, "plan": plan, "progress": False}
     ends = np.union1d(worker.evaluated, steps)
     began, seconds, losses, scores = None, [0.0], [], []
     for first, last in zip([0, *ends[:-1]], ends, strict=True):
-        swarm, history = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=(last - first) // epoch, **how)
+        swarm, history = tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=(last - first) // epoch, **kwargs)
         began = time.time() - history.steady_seconds if began is None else began
         seconds.extend(seconds[-1] + history.steady_seconds * np.arange(1, last - first + 1) / (last - first))
         losses.append(np.repeat(history.train_loss, epoch, axis=0))
         if last in worker.evaluated:
             scores.append(np.asarray(tn.predict(swarm, np.array(worker.x_test), plan=plan)).argmax(-1))
-    for place, worker.rank in enumerate(members):
-        own = [each[place] for each in scores]
-        worker.save(began, np.array(seconds[1:]), np.concatenate(losses)[:, place], own)
+    for index, worker.rank in enumerate(members):
+        predictions = [each[index] for each in scores]
+        worker.save(began, np.array(seconds[1:]), np.concatenate(losses)[:, index], predictions)
 
 
 if __name__ == "__main__":

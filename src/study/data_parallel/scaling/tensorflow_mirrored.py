@@ -1,4 +1,4 @@
-"""TensorFlow: MultiWorkerMirroredStrategy with a loop of its own, a process a worker."""
+"""TensorFlow: MultiWorkerMirroredStrategy with a custom loop, a process a worker."""
 
 import json
 import os
@@ -31,11 +31,11 @@ def main():
         return loss
 
     @tf.function(autograph=False)
-    def whole_step(x, y, rate):
+    def compiled_step(x, y, rate):
         return strategy.run(of_replica, (x, y, rate))
 
     def step(x, y, rate):
-        return float(whole_step(tf.constant(x), tf.constant(y), tf.constant(rate, tf.float32)))
+        return float(compiled_step(tf.constant(x), tf.constant(y), tf.constant(rate, tf.float32)))
 
     @tf.function(autograph=False)
     def scores_of(x):
@@ -44,11 +44,11 @@ def main():
     def sum_of_ones():
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([]))
 
-    def together():
+    def synchronise():
         strategy.run(tf.function(sum_of_ones, autograph=False))
 
-    worker.train(step, lambda x: scores_of(tf.constant(x)).numpy(), together if several else lambda: None)
-    together()  # a worker that ends early would be taken for dead
+    worker.train(step, lambda x: scores_of(tf.constant(x)).numpy(), synchronise if several else lambda: None)
+    synchronise()  # a worker that ends early would be taken for dead
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The network of a job in TensorFlow, which its two programs share: running statistics and SGD's momentum by hand."""
+"""A job's network in TensorFlow for its two programs, with manual running statistics and momentum."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,43 +7,43 @@ from study.data_parallel.scaling import worker as base
 
 
 class Network:
-    """The ResNet of a worker's job, as variables by Flax's names, and SGD with momentum 0.9.
+    """The ResNet of a worker's job as variables by Flax's names, and SGD with momentum 0.9.
 
-    One thread computes. A strategy, if any, must be in scope before; its variables are then mirrored.
+    Make it inside a strategy's scope, if there is one; then its variables are mirrored.
     """
 
     def __init__(self, worker):
         self.depth = worker.job["depth"]
         self.params = {name: tf.Variable(array) for name, array in worker.weights.items() if name.startswith("params/")}
-        self.paces = {name: tf.Variable(np.zeros_like(variable)) for name, variable in self.params.items()}
-        kept = {name: array for name, array in worker.weights.items() if name.startswith("batch_stats/")}
-        self.stats = {name: tf.Variable(array, trainable=False) for name, array in kept.items()}
+        self.momenta = {name: tf.Variable(np.zeros_like(variable)) for name, variable in self.params.items()}
+        stats = {name: array for name, array in worker.weights.items() if name.startswith("batch_stats/")}
+        self.stats = {name: tf.Variable(array, trainable=False) for name, array in stats.items()}
 
     def gradients(self, x, y):
-        """(The mean loss of a batch, its gradients in the order of `params`)."""
+        """Compute the mean loss of a batch and its gradients, in the order of `params`."""
         with tf.GradientTape() as tape:
             scores = self.scores(x, True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
         return loss, tape.gradient(loss, list(self.params.values()))
 
     def update(self, gradients, rate):
-        """A step of SGD."""
-        for variable, pace, gradient in zip(self.params.values(), self.paces.values(), gradients, strict=True):
-            pace.assign(0.9 * pace + gradient)
-            variable.assign_sub(rate * pace)
+        """Take a step of SGD with momentum."""
+        for variable, momentum, gradient in zip(self.params.values(), self.momenta.values(), gradients, strict=True):
+            momentum.assign(0.9 * momentum + gradient)
+            variable.assign_sub(rate * momentum)
 
     def scores(self, x, train):
-        """[row, class]; training moves the running statistics."""
+        """Compute scores [row, class]; with `train`, update the running statistics."""
         params = self.params
 
         def conv_norm(x, number, stride, relu):
             layer = f"params/ConvNorm_{number}"
             x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
             x = tf.nn.conv2d(x, params[f"{layer}/Conv_0/kernel"], stride, "VALID")
-            kept = [self.stats[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
-            moments = tf.nn.moments(x, [0, 1, 2]) if train else kept
+            running = [self.stats[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
+            moments = tf.nn.moments(x, [0, 1, 2]) if train else running
             if train:
-                for old, new in zip(kept, moments, strict=True):
+                for old, new in zip(running, moments, strict=True):
                     old.assign(0.9 * old + 0.1 * new)
             bias, scale = params[f"{layer}/BatchNorm_0/bias"], params[f"{layer}/BatchNorm_0/scale"]
             x = tf.nn.batch_normalization(x, *moments, bias, scale, 1e-5)
@@ -61,6 +61,6 @@ class Network:
 
 
 def one_thread():
-    """Before anything else: this process computes in one thread."""
+    """Limit TensorFlow to one thread; call this before any other of its functions."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
