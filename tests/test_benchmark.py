@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import turbanet as tn
-from study.baselines import benchmark, twins
+from study.baselines import benchmark, swarm_trainers, twins
 from study.baselines.benchmark import COLUMNS
+from study.baselines.workloads import workloads
 from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, SKLEARN, STEPS
 
 rng = np.random.default_rng(0)
@@ -28,7 +29,7 @@ SMALL = {
 
 def shrunk(name):
     """A workload with two networks and a few steps, the large architectures made small."""
-    work = replace(benchmark.workloads(quick=True)[name], members=2, **SMALL.get(name, {}))
+    work = replace(workloads(quick=True)[name], members=2, **SMALL.get(name, {}))
     if work.batch_size is None:
         return replace(work, epochs=3)
     if work.per_member:
@@ -43,7 +44,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_suite_has_the_workloads_of_the_study():
-    full, quick = benchmark.workloads(), benchmark.workloads(quick=True)
+    full, quick = workloads(), workloads(quick=True)
     assert [(work.name, work.members) for work in full.values()] == [
         ("sweep-small", 128),
         ("sweep-large", 64),
@@ -57,7 +58,7 @@ def test_the_suite_has_the_workloads_of_the_study():
     assert all(quick[name].steps < full[name].steps for name in full)
 
 
-@pytest.mark.parametrize("name", benchmark.workloads(quick=True))
+@pytest.mark.parametrize("name", workloads(quick=True))
 def test_every_way_trains_the_same_networks(name):
     work = shrunk(name)
     names = (OURS, LOOP) if name in SMALL else [way for way in METHODS if way != COMPILED]
@@ -72,9 +73,9 @@ def test_every_way_trains_the_same_networks(name):
 
 def test_scikit_learn_is_there_where_it_applies():
     plans = {"plan": PLAN, "names": (SKLEARN,)}
-    assert [
-        name for name in benchmark.workloads(True) if name not in SMALL and benchmark.runs(shrunk(name), **plans)
-    ] == ["mnist"]
+    assert [name for name in workloads(True) if name not in SMALL and benchmark.runs(shrunk(name), **plans)] == [
+        "mnist"
+    ]
 
 
 def test_measure_gives_one_whole_row_a_way(monkeypatch):
@@ -115,8 +116,8 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
 
 
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
-    train = benchmark.trainers.train_steps
-    monkeypatch.setattr(benchmark.trainers, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
+    train = swarm_trainers.train_steps
+    monkeypatch.setattr(swarm_trainers, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
     with pytest.raises(AssertionError, match="mnist: one step per dispatch trains something else"):
         benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, STEPS))
 
@@ -133,19 +134,19 @@ def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
 def test_operations_of_the_mnist_network_by_hand():
     layers = [(784, 64), (64, 32), (32, 10)]
     forward = sum(2 * 8 * a * b for a, b in layers)
-    assert benchmark.workloads()["mnist"].operations() == 3 * forward - 2 * 8 * 784 * 64
+    assert workloads()["mnist"].operations() == 3 * forward - 2 * 8 * 784 * 64
 
 
 def test_operations_of_the_lstm_by_hand():
     x, h, out = (2 * 32 * size for size in (1 * 4 * 32, 32 * 4 * 32, 32))  # the batch's products, of x, state, read-out
-    assert benchmark.workloads(True)["stocks"].operations() == 20 * (2 * x + 3 * h) + 3 * out
+    assert workloads(True)["stocks"].operations() == 20 * (2 * x + 3 * h) + 3 * out
 
 
 def test_operations_of_lenet_count_by_the_window():
     first, second, dense = 28 * 28 * 5 * 5 * 3 * 6, 10 * 10 * 5 * 5 * 6 * 16, 400 * 120 + 120 * 84 + 84 * 10
     padded = 14 * 14 * 5 * 5 * 16 * 6  # the second's gradient to its input: a window over the padded gradient
     once = 2 * first + 2 * second + padded + 3 * dense  # the input of the first needs no gradient
-    assert benchmark.workloads(True)["lenet"].operations() == 2 * 32 * once
+    assert workloads(True)["lenet"].operations() == 2 * 32 * once
 
 
 def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, monkeypatch, capsys):
@@ -241,4 +242,4 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
     assert table.loc[1, ["ratio", "low", "high"]].tolist() == pytest.approx([3, 3, 3])  # in each pair
     assert table.ratio[2] == pytest.approx(6 ** (-1 / 3)) and table.low[2] < 0.5 < table.high[2]
     assert np.isnan(table.break_even_steps[0]) and table.break_even_steps[1:].tolist() == [(10 - 4) / (6 - 2), np.inf]
-    assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == benchmark.workloads()["lenet"].steps
+    assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == workloads()["lenet"].steps

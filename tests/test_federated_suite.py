@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from study.federated import (
+    comparison,
     flower_clients,
     peers as federated_peers,
     suite as federated_suite,
@@ -41,15 +42,15 @@ def test_rows_are_dealt_as_the_protocol_says():
 @pytest.mark.parametrize("network", [LOGISTIC, TWO])
 def test_pytorch_ends_with_the_same_weights(network):
     protocol = Protocol(network, **SMALL)
-    swarm, theirs, *_ = federated_suite._both(protocol, DATA, rounds=1, processes=1)
-    federated_suite._check_equal(protocol, swarm, theirs, within=1e-4)
+    swarm, theirs, *_ = comparison._both(protocol, DATA, rounds=1, processes=1)
+    comparison._check_equal(protocol, swarm, theirs, within=1e-4)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_both_are_timed_in_turn(rounds, monkeypatch):
     checked = []
-    monkeypatch.setattr(federated_suite, "_check_equal", lambda *networks: checked.append(networks))
-    table = federated_suite.beside_pytorch(Protocol(LOGISTIC, **SMALL), DATA, rounds=rounds, repeats=1)
+    monkeypatch.setattr(comparison, "_check_equal", lambda *networks: checked.append(networks))
+    table = comparison.beside_pytorch(Protocol(LOGISTIC, **SMALL), DATA, rounds=rounds, repeats=1)
     assert table.way.tolist() == ["TurbaNet", "PyTorch"]
     assert (table.seconds > 0).all() and (table.startup_seconds > 0).all()
     assert len(checked) == 1
@@ -57,11 +58,11 @@ def test_both_are_timed_in_turn(rounds, monkeypatch):
 
 def test_other_batches_are_noticed():
     protocol = Protocol(LOGISTIC, **SMALL)
-    ours, theirs, *_ = federated_suite._both(protocol, DATA, rounds=1, processes=1)
-    _, others, *_ = federated_suite._both(dataclasses.replace(protocol, batch_size=5), DATA, rounds=1, processes=1)
-    federated_suite._check_equal(protocol, ours, theirs)
+    ours, theirs, *_ = comparison._both(protocol, DATA, rounds=1, processes=1)
+    _, others, *_ = comparison._both(dataclasses.replace(protocol, batch_size=5), DATA, rounds=1, processes=1)
+    comparison._check_equal(protocol, ours, theirs)
     with pytest.raises(AssertionError, match=r"differ by [\d.]+ of what was learned"):
-        federated_suite._check_equal(protocol, ours, others)
+        comparison._check_equal(protocol, ours, others)
 
 
 def test_a_process_trains_every_other_client():

@@ -53,7 +53,7 @@ def test_methods_that_train_something_else_are_no_rows(monkeypatch):
     found = sections.compare(work, (OURS, SCAN, STEPS, FUNC, LOOP, FUSED), "float32", repeats=1)
     assert [row["error"] for row in found] == [""] * 6 and all(row["seconds_per_step"] > 0 for row in found)
     constant = {OURS: _constant(0.0), LOOP: _constant(1.0)}
-    monkeypatch.setattr(sections, "methods", lambda work, names: constant)
+    monkeypatch.setattr("study.gpu.compare.methods", lambda work, names: constant)
     with pytest.raises(AssertionError, match="PyTorch loop trains something else"):
         sections.compare(work, (OURS, LOOP), "float32", repeats=1)
 

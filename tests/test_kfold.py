@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 
 import turbanet as tn
-from study.baselines import kfold, twins
+from study.baselines import kfold, kfold_trainers, twins
+from study.evaluation import fold_scores
 from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from turbanet.core import schedules
 from turbanet.data.augment import draw
@@ -67,23 +68,23 @@ def test_pytorchs_class_accuracies_are_those_of_all_held_out_rows(compared):
 
 def test_pytorch_changes_the_same_pixels():
     swarm = tn.TurbaTrainState.swarm(tn.networks.LeNet(), optax.adam(0.1), 2, sample_input=X[:1], seed=5)
-    drawn = kfold.draws(swarm, CHANGE, steps=3, rows=8)
+    drawn = kfold_trainers.draws(swarm, CHANGE, steps=3, rows=8)
     state = swarm.get_state(1).replace(step=2)
     expected = CHANGE.apply(draw(CHANGE, state, 8), X[:8])
     own = jax.tree.map(lambda leaf: torch.as_tensor(np.array(leaf[1, 2])), drawn)
-    np.testing.assert_array_equal(kfold.changed(CHANGE, own, torch.from_numpy(X[:8])), expected)
+    np.testing.assert_array_equal(kfold_trainers.augmented(CHANGE, own, torch.from_numpy(X[:8])), expected)
 
 
 def test_a_change_without_a_pytorch_form_is_refused():
     with pytest.raises(ValueError, match="no PyTorch form"):
-        kfold.changed(object(), None, torch.zeros(1, 4, 4, 1))
+        kfold_trainers.augmented(object(), None, torch.zeros(1, 4, 4, 1))
 
 
 @pytest.mark.parametrize("name", ["cosine", "warm", "reduce", "multistep"])
 def test_rates_are_pytorchs(name):
     validation = np.r_[1.0, 0.9, np.full(10, 0.95), np.full(118, 0.94)]
     parameter = torch.nn.Parameter(torch.zeros(1))
-    scheduler = kfold.SCHEDULERS[name](optimizer := torch.optim.SGD([parameter], lr=0.1))
+    scheduler = kfold_trainers.SCHEDULERS[name](optimizer := torch.optim.SGD([parameter], lr=0.1))
     sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
     swarm = tn.with_schedule(tn.TurbaTrainState.swarm(tn.MLP((1,)), sgd, 1, input_size=1), name)
     state, theirs, ours = swarm.get_state(0), [], []
@@ -129,7 +130,7 @@ def test_ways_are_timed_on_few_epochs_and_few_networks_and_sampled_to_the_end():
 
 def test_the_paired_comparison_is_nadeau_and_bengios():
     a, b = np.array([0.71, 0.74, 0.69, 0.73, 0.75]), np.array([0.70, 0.70, 0.68, 0.69, 0.74])
-    mean, low, high, p = kfold.difference(a, b, train=4, test=1)
+    mean, low, high, p = fold_scores.difference(a, b, train=4, test=1)
     gap = a - b
     error = np.sqrt((1 / 5 + 1 / 4) * gap.var(ddof=1))
     assert mean == pytest.approx(gap.mean())
@@ -140,15 +141,15 @@ def test_the_paired_comparison_is_nadeau_and_bengios():
 
 
 def test_equal_scores_do_not_differ():
-    assert kfold.difference([0.5, 0.6], [0.5, 0.6], train=1, test=1) == (0.0, 0.0, 0.0, 1.0)
+    assert fold_scores.difference([0.5, 0.6], [0.5, 0.6], train=1, test=1) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="at least two folds"):
-        kfold.difference([0.5], [0.4], train=1, test=1)
+        fold_scores.difference([0.5], [0.4], train=1, test=1)
 
 
 def test_accuracy_table_is_in_percent_with_the_corrected_interval():
     frame = pd.DataFrame({"model": "a", "schedule": ["x"] * 3 + ["y"] * 3, "fold": [0, 1, 2] * 2})
     frame["accuracy"], frame["serial"] = [0.5, 0.6, 0.7, 0.1, 0.1, 0.1], [0.4, 0.6, 0.6, 0.2, 0.2, 0.2]
-    table = kfold.accuracy_table(frame, folds=3)
+    table = fold_scores.accuracy_table(frame, folds=3)
     half = stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * 100)  # ten points between folds
     gap = 20 / 3, stats.t.ppf(0.975, 2) * np.sqrt((1 / 3 + 1 / 2) * np.var([10, 0, 10], ddof=1))
     expected = [[60, 60 - half, 60 + half, 160 / 3, gap[0], gap[0] - gap[1], gap[0] + gap[1], 10]]
@@ -159,4 +160,4 @@ def test_accuracy_table_is_in_percent_with_the_corrected_interval():
 
 def test_accuracy_table_leaves_nothing_of_a_gap_that_is_rounding():
     frame = pd.DataFrame({"model": "a", "schedule": "x", "fold": [0, 1], "accuracy": [0.1 + 0.2, 0.3], "serial": 0.3})
-    assert kfold.accuracy_table(frame, folds=2)["swarm less serial"].tolist() == [0]
+    assert fold_scores.accuracy_table(frame, folds=2)["swarm less serial"].tolist() == [0]

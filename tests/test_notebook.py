@@ -8,7 +8,7 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_notebook
 
-from study.pipeline import notebook
+from study.pipeline import notebook, project
 
 PARAMS = {
     "data": {"mnist": {"source": "auto"}},
@@ -151,7 +151,7 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     (root / "data/external/mnist").mkdir(parents=True)
     (root / "data/external/mnist/images.gz").symlink_to("../../../elsewhere.gz")
     folder = root / "build/smoke"
-    notebook.copy_study(root, folder, "smoke")
+    project.copy_study(root, folder, "smoke")
     config = {"dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/config.local", "params.yaml"}
     assert tree(folder) == config | committed | {"src/a.py", "notebooks/a.ipynb", "data/external/mnist/images.gz"}
     assert (folder / "data/external/mnist/images.gz").readlink() == root / "elsewhere.gz"
@@ -163,10 +163,10 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
 def test_copy_study_refuses_an_unknown_size_or_name(study):
     root = study("tiny", "pass")
     with pytest.raises(ValueError, match="Unknown size 'tiny'; known: smoke."):
-        notebook.copy_study(root, root / "build/tiny", "tiny")
+        project.copy_study(root, root / "build/tiny", "tiny")
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS | {"sizes": {"smoke": {"tiny": {"rat": 1}}}}))
     with pytest.raises(ValueError, match="Unknown name in sizes.smoke.tiny 'rat'; known: rate, sizes."):
-        notebook.copy_study(root, root / "build/smoke", "smoke")
+        project.copy_study(root, root / "build/smoke", "smoke")
 
 
 def test_publish_moves_results_into_reports_and_keeps_others(tmp_path):

@@ -14,7 +14,7 @@ import papermill
 import pytest
 import yaml
 
-from study.pipeline import notebook
+from study.pipeline import notebook, project
 from study.sources import store
 
 ROOT = Path(__file__).parents[1]
@@ -238,7 +238,7 @@ def test_tour_runs_from_its_folder(tmp_path):
 def late_listings(tmp_path_factory):
     """The stocks stage's results at smoke size, of six tickers listed on these of 160 days, of which 110 train."""
     folder = tmp_path_factory.mktemp("late") / "smoke"
-    notebook.copy_study(ROOT, folder, "smoke")
+    project.copy_study(ROOT, folder, "smoke")
     for link in folder.glob("data/external/stocks/[!.]*"):
         link.unlink()
     days = pd.bdate_range("2023-01-02", periods=160)

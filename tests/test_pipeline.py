@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import yaml
 
-from study.pipeline import notebook, rebuild
+from study.pipeline import notebook, project, rebuild
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def status():
 
 def repro(folder, *arguments):
     """The stages that `dvc repro` ran."""
-    ran = notebook.repro(folder, *arguments, **QUIET)
+    ran = project.repro(folder, *arguments, **QUIET)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     return running(ran)
 
@@ -132,14 +132,14 @@ def sweep(folder):
 def study(tmp_path_factory):
     """The rebuilt copy: (its folder, what `dvc repro` said, git's status before). A stage that failed has not `ran`."""
     before, folder = status(), tmp_path_factory.mktemp("study") / "smoke"
-    notebook.copy_study(ROOT, folder, "smoke")
+    project.copy_study(ROOT, folder, "smoke")
     for link in folder.glob("data/external/*/[!.]*"):
         link.unlink()
     params = yaml.safe_load((folder / "params.yaml").read_text())
     for name in params["data"]:
         params["data"][name]["source"] = "embedded"
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    return folder, notebook.rebuild(folder, **QUIET), before
+    return folder, project.rebuild(folder, **QUIET), before
 
 
 def made(study, stage):
@@ -176,7 +176,7 @@ def stand_in(stage):
 def pipeline(tmp_path_factory):
     """A copy of the study in which code and notebooks are copied as always and nothing is computed, run once."""
     folder = tmp_path_factory.mktemp("pipeline") / "copy"
-    notebook.copy_study(ROOT, folder, "smoke")
+    project.copy_study(ROOT, folder, "smoke")
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())
     for name, stage in stages["stages"].items():
         stage = stage.get("do", stage)
@@ -277,7 +277,7 @@ def test_every_number_of_the_abstract_stands_in_the_report(study):
 
 def test_second_repro_runs_nothing_but_what_failed(study):
     failed = re.findall("failed to reproduce '(.+?)'", study[1].stderr)
-    assert set(running(notebook.repro(study[0], "--dry", "--keep-going", **QUIET))) == set(failed)
+    assert set(running(project.repro(study[0], "--dry", "--keep-going", **QUIET))) == set(failed)
 
 
 def test_scores_repeat(study):

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from study.figures import plots
+from study.figures import plots, score_plots
 from study.figures.labels import FUSED, LOOP, METHODS, OURS, SERIAL
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
@@ -64,7 +64,7 @@ def test_colours_are_those_of_the_way_in_every_figure():
     frame = pd.DataFrame({"epoch": [0, 1], "seed": 0, "member": 0, "train_loss": [1.0, 2.0]})
     of_ways = {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
     assert times == {f"{OURS}, with its compilation": of_ways[OURS]} | of_ways and ratios == of_ways
-    assert colours(plots.losses(third, frame)) == {"median member": times[OURS]}
+    assert colours(score_plots.losses(third, frame)) == {"median member": times[OURS]}
 
 
 def test_style_lays_figures_out_by_itself():
@@ -82,7 +82,7 @@ def test_concept_draws_the_same_networks_one_after_the_other_and_together():
 
 
 def test_spirals_draws_each_point_in_its_class_colour(ax):
-    assert plots.spirals(ax, X, Y) is ax
+    assert score_plots.spirals(ax, X, Y) is ax
     (points,) = ax.collections
     np.testing.assert_array_equal(points.get_offsets(), X)
     np.testing.assert_array_equal(points.get_array(), Y)
@@ -90,7 +90,7 @@ def test_spirals_draws_each_point_in_its_class_colour(ax):
 
 def test_decision_draws_the_probability_and_the_points(ax):
     probability = np.array([[0.1, 0.2], [0.8, 0.9]])
-    assert plots.decision(ax, probability, X, Y, EXTENT) is ax
+    assert score_plots.decision(ax, probability, X, Y, EXTENT) is ax
     (image,), (points,) = ax.images, ax.collections
     np.testing.assert_array_equal(image.get_array(), probability)
     np.testing.assert_array_equal(points.get_offsets(), X)
@@ -99,7 +99,7 @@ def test_decision_draws_the_probability_and_the_points(ax):
 
 def test_decision_wall_has_a_picture_a_member():
     probability = np.random.default_rng(0).random((5, 4, 4))
-    grid = plots.decision_wall(plt.figure(), probability, X, Y, EXTENT)
+    grid = score_plots.decision_wall(plt.figure(), probability, X, Y, EXTENT)
     assert grid.shape == (2, 3) and [len(ax.images) for ax in grid.flat] == [1, 1, 1, 1, 1, 0]
     np.testing.assert_array_equal([ax.images[0].get_array() for ax in grid.flat[:5]], probability)
     assert not any(ax.axison for ax in grid.flat)
@@ -110,13 +110,15 @@ def test_losses_draws_every_member_and_their_median(ax):
     frame = pd.DataFrame(
         {"epoch": np.repeat([0, 1], 3), "seed": 0, "member": [0, 1, 2] * 2, "train_loss": loss.ravel()}
     )
-    assert plots.losses(ax, frame) is ax
+    assert score_plots.losses(ax, frame) is ax
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [*loss.T, [5, 2]])
 
 
 def test_losses_keeps_equal_members_of_two_seeds_apart(ax):
     frame = pd.DataFrame({"epoch": [0, 1, 0, 1], "seed": [0, 0, 1, 1], "member": 0, "train_loss": [1.0, 2, 3, 4]})
-    np.testing.assert_array_equal([line.get_ydata() for line in plots.losses(ax, frame).lines[:2]], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(
+        [line.get_ydata() for line in score_plots.losses(ax, frame).lines[:2]], [[1, 2], [3, 4]]
+    )
 
 
 def test_time_against_size_draws_medians_and_ranges_on_logarithmic_axes(ax):
@@ -164,19 +166,19 @@ def test_ratios_by_workload_has_an_axes_a_workload_and_both_ratios():
 
 
 def test_confusion_writes_the_shares(ax):
-    assert plots.confusion(ax, np.array([[90.2, 9.8], [0.04, 99.96]]), "average") is ax
+    assert score_plots.confusion(ax, np.array([[90.2, 9.8], [0.04, 99.96]]), "average") is ax
     assert [text.get_text() for text in ax.texts] == ["90", "10", "", "100"]
     assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("average", "predicted", "true")
 
 
 def test_confusion_writes_differences_of_half_a_point_and_more(ax):
-    plots.confusion(ax, np.array([[1.26, -1.26], [0.49, 0.51]]), "one − other", limit=3)
+    score_plots.confusion(ax, np.array([[1.26, -1.26], [0.49, 0.51]]), "one − other", limit=3)
     assert [text.get_text() for text in ax.texts] == ["1.3", "-1.3", "", "0.5"]
     assert ax.collections[0].get_clim() == (-3, 3)
 
 
 def test_accuracy_against_size_draws_mean_range_and_member(ax):
-    assert plots.accuracy_against_size(ax, np.array([[0.5, 0.8, 0.9], [0.7, 0.8, 0.9]]), 0.6, "bootstrap") is ax
+    assert score_plots.accuracy_against_size(ax, np.array([[0.5, 0.8, 0.9], [0.7, 0.8, 0.9]]), 0.6, "bootstrap") is ax
     mean, member = ax.lines
     np.testing.assert_allclose(mean.get_xydata(), [[1, 0.6], [2, 0.8], [3, 0.9]])
     assert set(member.get_ydata()) == {0.6} and mean.get_color() == member.get_color()
@@ -191,13 +193,15 @@ def test_error_distribution_shows_all_tickers_of_each_name(ax):
         "PyTorch": rng.lognormal(size=9),
         "persistence": rng.lognormal(size=70),
     }
-    assert plots.error_distribution(ax, errors) is ax
+    assert score_plots.error_distribution(ax, errors) is ax
     sums = [patch.get_xy()[1:-1:2, 1].sum() for patch in ax.patches]  # a step's heights
     np.testing.assert_allclose(sums, 100)
 
 
 def test_error_distribution_says_and_draws_the_medians(ax):
-    plots.error_distribution(ax, {"TurbaNet, level": np.array([1.0, 2, 4]), "persistence": np.array([1.0, 1.5, 8])})
+    score_plots.error_distribution(
+        ax, {"TurbaNet, level": np.array([1.0, 2, 4]), "persistence": np.array([1.0, 1.5, 8])}
+    )
     assert labels(ax) == ["TurbaNet, level (median 2.00 %)", "persistence (median 1.50 %)"]
     assert [line.get_xdata()[0] for line in ax.lines] == [2, 1.5]
     assert [to_rgb(line.get_color()) for line in ax.lines] == [plots.COLOURS[OURS], plots.COLOURS["persistence"]]
@@ -206,14 +210,14 @@ def test_error_distribution_says_and_draws_the_medians(ax):
 def test_forecast_draws_the_truth_and_every_prediction(ax):
     days, truth = np.datetime64("2018-01-01") + np.arange(50), np.arange(50.0)
     values = {"TurbaNet": truth + 1, "persistence": truth - 1}
-    assert plots.forecast(ax, days, truth, values, "AAPL") is ax
+    assert score_plots.forecast(ax, days, truth, values, "AAPL") is ax
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [truth, truth + 1, truth - 1])
     assert [line.get_label() for line in ax.lines] == ["truth", "TurbaNet", "persistence"]
     assert ax.get_title() == "AAPL" and ax.lines[1].get_color() == plots.COLOURS[OURS]
 
 
 def test_error_distribution_counts_a_ticker_without_error(ax):
-    plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
+    score_plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
     heights = [patch.get_xy()[:, 1].max() for patch in ax.patches]
     np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest
 
@@ -240,35 +244,35 @@ def test_use_of_cores_draws_each_core_and_their_mean(ax):
 
 def test_fold_scores_show_each_fold_the_mean_and_its_interval(ax):
     frame = pd.DataFrame({"model": "a", "schedule": "cosine", "accuracy": [50.0, 60.0]})
-    plots.fold_scores(ax, frame, {("a", "cosine"): (55.0, 40.0, 70.0)})
+    score_plots.fold_scores(ax, frame, {("a", "cosine"): (55.0, 40.0, 70.0)})
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [50, 60])
     (low, high) = ax.collections[0].get_segments()[0][:, 1]
     assert (low, high) == (40, 70)
 
 
 def test_class_scores_are_a_heat_map_of_percent(ax):
-    plots.class_scores(ax, pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
+    score_plots.class_scores(ax, pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
     assert [text.get_text() for text in ax.texts] == ["10", "95"]
 
 
 def test_median_and_range_draws_both(ax):
-    plots.median_and_range(ax, [1, 2], [[3.0, 5, 10], [1, 2, 9]], "--", "validation rows")
+    score_plots.median_and_range(ax, [1, 2], [[3.0, 5, 10], [1, 2, 9]], "--", "validation rows")
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [5, 2])
     band = ax.collections[0].get_paths()[0].vertices
     assert band[band[:, 0] == 1, 1].min() == 3 and band[band[:, 0] == 2, 1].max() == 9
 
 
 def test_reliability_draws_each_curve_beside_the_diagonal(ax):
-    plots.reliability(ax, {"member": ([0.5, 0.9], [0.6, 0.8]), "ensemble": ([0.7], [0.7])})
+    score_plots.reliability(ax, {"member": ([0.5, 0.9], [0.6, 0.8]), "ensemble": ([0.7], [0.7])})
     np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[0.5, 0.6], [0.9, 0.8]])
     assert labels(ax) == ["member", "ensemble"]
 
 
 def test_no_type_is_smaller_than_seven_points_at_print_size():
     axes = plt.subplots(1, 3, figsize=(plots.PAGE, 2.5))[1]
-    plots.confusion(axes[0], np.full((10, 10), 12.3), "one − other", limit=20)
+    score_plots.confusion(axes[0], np.full((10, 10), 12.3), "one − other", limit=20)
     plots.time_against_size(axes[1], TIMES)
-    plots.class_scores(axes[2], pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
+    score_plots.class_scores(axes[2], pd.DataFrame([[10.0, 95.2]], index=["a, cosine"], columns=[0, 1]))
     axes[0].figure.canvas.draw()
     texts = [text for text in axes[0].figure.findobj(matplotlib.text.Text) if text.get_text().strip()]
     assert texts and min(text.get_fontsize() for text in texts) >= plots.SMALL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from study.pipeline import notebook, rebuild
+from study.pipeline import project, rebuild
 
 ROOT = Path(__file__).parents[1]
 KNOWN = [
@@ -49,7 +49,7 @@ def asked(monkeypatch):
         return subprocess.CompletedProcess(arguments, 0)
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(notebook, "repro", repro)
+    monkeypatch.setattr(project, "repro", repro)
     monkeypatch.setattr(rebuild.doctor, "stale", lambda root: "stocks, kfold")
     monkeypatch.setattr(rebuild, "unmade", lambda known: [])
     return calls
@@ -84,7 +84,7 @@ def test_after_a_failed_stage_the_report_is_made_by_itself_and_the_status_is_the
         asked.append(arguments)
         return subprocess.CompletedProcess(arguments, 7 * (len(asked) == 1))
 
-    monkeypatch.setattr(notebook, "repro", repro)
+    monkeypatch.setattr(project, "repro", repro)
     assert rebuild.main([]) == 7
     assert asked == [("--keep-going",), ("--single-item", "report", "--force")]
 

@@ -8,7 +8,7 @@ import pytest
 from test_notebooks import PARAMS, cells, closure, code
 
 import turbanet as tn
-from study.baselines import benchmark
+from study.baselines.workloads import workloads
 from study.evaluation.windows import normalised
 from study.federated import suite as federated_suite
 from study.pipeline import notebook
@@ -63,7 +63,7 @@ def of_federated(p, images):
 
 
 def of_benchmark(p, images):
-    for work in benchmark.workloads(quick=True).values():
+    for work in workloads(quick=True).values():
         yield work.model, np.asarray(work.x[0][:1] if work.per_member else work.x[:1])
     for hidden in (16, *p["widths"]):
         yield tn.MLP((hidden, 2)), np.zeros((1, 2))

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import requests
 
-from study.sources import stocks, store
+from study.sources import store
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets"),
@@ -415,7 +415,7 @@ def yahoo(monkeypatch):
     monkeypatch.setattr(pytickersymbols.PyTickerSymbols, "get_stocks_by_index", lambda *_: members)
     monkeypatch.setattr(yfinance.multi, "new_session", lambda: session)
     monkeypatch.setattr(store, "_reachable", lambda _: True)
-    monkeypatch.setattr(stocks.time, "sleep", lambda _: None)
+    monkeypatch.setattr(yahoo.time, "sleep", lambda _: None)
     return adapter
 
 

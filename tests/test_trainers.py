@@ -9,7 +9,7 @@ import optax
 import pytest
 import torch
 
-from study.baselines import trainers
+from study.baselines import processes, swarm_trainers, trainers
 from study.baselines.twins import lstm_twin, mlp_twin, reinitialise
 from turbanet import TurbaTrainState
 from turbanet.loss import mse, softmax_cross_entropy
@@ -21,7 +21,7 @@ WAYS = {
     "loop": partial(trainers.train_loop, threads=1),
     "fused": partial(trainers.train_loop, threads=1, fused=True),
     "func": partial(trainers.train_func, threads=1),
-    "processes": partial(trainers.train_processes, processes=2),
+    "processes": partial(processes.train_processes, processes=2),
 }
 CASES = ["mlp", "mlp full batch", "mlp per member", "lstm", "lstm per member full batch"]
 
@@ -132,7 +132,7 @@ def test_train_in_pytorch_equals_optax(case, way):
 
 
 def test_train_steps_equals_optax(case):
-    swarm, losses = trainers.train_steps(case.swarm, case.x, case.y, case.loss_fn, **case.how())
+    swarm, losses = swarm_trainers.train_steps(case.swarm, case.x, case.y, case.loss_fn, **case.how())
     x = case.x if case.per_member else np.broadcast_to(case.x, (MEMBERS, *case.x.shape))
     assert losses.dtype == np.float64
     np.testing.assert_allclose(losses, case.losses, rtol=1e-4)
@@ -180,9 +180,9 @@ def test_train_restores_threads(mlp, monkeypatch):
 def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     threads = []
     losses = np.zeros((EPOCHS, 1))
-    monkeypatch.setattr(trainers, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
-    monkeypatch.setattr(trainers.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
-    trainers.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
+    monkeypatch.setattr(processes, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
+    monkeypatch.setattr(processes.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
+    processes.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
     assert threads == [1, 1, 1]
 
 
@@ -209,7 +209,7 @@ def test_train_refuses_what_does_not_fit(mlp, way, message):
     changed = BAD[message]
     with pytest.raises(ValueError, match=message):
         if way == "steps":
-            trainers.train_steps(mlp.swarm, mlp.x, mlp.y, mlp.loss_fn, **{**mlp.how(), **changed})
+            swarm_trainers.train_steps(mlp.swarm, mlp.x, mlp.y, mlp.loss_fn, **{**mlp.how(), **changed})
         else:
             WAYS[way](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, **changed))
 

@@ -1,4 +1,4 @@
-"""k-fold cross-validation in PyTorch, one network after the other or a process per core, on a swarm's rows."""
+"""k-fold cross-validation by a swarm and in PyTorch, one network after the other or a process per core, timed."""
 
 import dataclasses
 from functools import partial
@@ -8,130 +8,15 @@ import jax
 import joblib
 import numpy as np
 import optax
-import torch
-from torch.optim import lr_scheduler
 
 import turbanet as tn
-from study.baselines import trainers
+from study.baselines import kfold_trainers
 from study.baselines.methods import restored
 from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
-from study.measurement import timing
 from study.measurement.compilation import cold
 from study.measurement.machine import utilisation
-from turbanet.data.augment import draw
 
 FEW = 2  # networks for warm-up and, of a serial method, under `utilisation`
-SCHEDULERS = {  # PyTorch's own, by the names of `turbanet.with_schedule`
-    "constant": None,
-    "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=1e-6),
-    "warm": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=10, eta_min=1e-6),
-    "multistep": partial(lr_scheduler.MultiStepLR, milestones=[82, 123], gamma=0.1),
-    "reduce": partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=5),
-}
-
-
-def train_folds(
-    twins, x, y, *, order, held_out, schedules, learning_rate, epochs, augment=None, drawn=None, threads=None
-):
-    """Cross-validate PyTorch networks one after the other, in place: fused Adam, cross-entropy, a schedule each.
-
-    Parameters
-    ----------
-    x, y : [row, height, width, channel], int [row]
-    order : int [member, epoch, step, batch], the rows of each step, from `turbanet.batch_order`
-    held_out : int [member, row], padded with -1; the validation rows, scored after each epoch, never augmented
-    schedules : names in SCHEDULERS, one for each network
-    augment, drawn : the augmentation of training images and its random draws (`draws`)
-    threads : PyTorch's threads during the call; None leaves them
-
-    Returns
-    -------
-    train_loss, validation_loss, accuracy : float64 [epoch, member]
-    seconds : [member]
-    right : [class, member], correctly classified validation rows of each class after the last epoch
-    """
-    x, y, order = torch.tensor(x), torch.tensor(y, dtype=torch.long), torch.tensor(order, dtype=torch.long)
-    drawn = jax.tree.map(torch.tensor, drawn)
-    scores = np.empty((3, epochs, len(twins)))
-    seconds = np.empty(len(twins))
-    right = np.empty((int(y.max()) + 1, len(twins)))
-    with trainers.torch_threads(threads):
-        for member, twin in enumerate(twins):
-            rows = torch.as_tensor(held_out[member][held_out[member] >= 0], dtype=torch.long)
-            of_member = jax.tree.map(lambda leaf, member=member: leaf[member], drawn)
-            kwargs = {"learning_rate": learning_rate, "augment": augment, "drawn": of_member}
-            with timing.stopwatch() as watch:
-                losses, prediction = _train_fold(twin, x, y, order[member], rows, schedules[member], **kwargs)
-            seconds[member] = watch.seconds
-            scores[:, :, member] = losses.T
-            found = y[rows][prediction == y[rows]]
-            right[:, member] = torch.bincount(found, minlength=len(right))
-    return *scores, seconds, right
-
-
-def _train_fold(twin, x, y, order, held_out, schedule, *, learning_rate, augment, drawn):
-    """Train one network: ([epoch, (training loss, validation loss, accuracy)], its last predicted classes)."""
-    loss_fn = torch.nn.functional.cross_entropy
-    optimizer = torch.optim.Adam(twin.parameters(), lr=learning_rate, fused=True)
-    scheduler = SCHEDULERS[schedule] and SCHEDULERS[schedule](optimizer)
-    scores = []
-    for epoch, batches in enumerate(order):
-        twin.train()
-        losses = []
-        for step, batch in enumerate(batches, start=epoch * len(batches)):
-            images = x[batch]
-            if drawn is not None:
-                images = changed(augment, jax.tree.map(lambda leaf, step=step: leaf[step], drawn), images)
-            optimizer.zero_grad()
-            value = loss_fn(twin(images), y[batch])
-            value.backward()
-            optimizer.step()
-            losses.append(value.detach())
-        twin.eval()
-        with torch.no_grad():
-            prediction = twin(x[held_out])
-            validation = loss_fn(prediction, y[held_out]).item()
-            chosen = prediction.argmax(-1)
-            right = (chosen == y[held_out]).double().mean().item()
-        scores.append((torch.stack(losses).double().mean().item(), validation, right))
-        if scheduler is not None:
-            scheduler.step(*[validation] * (schedule == "reduce"))
-    return np.array(scores), chosen
-
-
-def train_folds_in_processes(twins, x, y, *, order, held_out, schedules, drawn=None, processes=None, **settings):
-    """Run `train_folds` in processes of one thread each (None: one per core); networks are dealt out in turn."""
-    own = {"order": order, "held_out": held_out, "schedules": np.asarray(schedules), "drawn": drawn}
-    return trainers.in_processes(train_folds, twins, own, x=x, y=y, processes=processes, **settings)
-
-
-def draws(swarm, augment, *, steps, rows):
-    """Draw `augment`'s random numbers for each member's next `steps` batches of `rows`: [member, step, row, ...]."""
-
-    def of_step(state, step):
-        return draw(augment, state.replace(step=state.step + step), rows)
-
-    def of_member(state):
-        return jax.vmap(of_step, (None, 0))(state, np.arange(steps))
-
-    light = swarm.replace(params={}, opt_state={}, collections={}, schedule=None)  # only identity and step matter
-    return jax.device_get(jax.jit(jax.vmap(of_member))(light))
-
-
-def changed(augment, drawn, x):
-    """Apply the drawn augmentation to x [row, height, width, channel] in PyTorch, as `augment.apply` does in JAX."""
-    if isinstance(augment, tn.Chain):
-        for change, own in zip(augment.changes, drawn, strict=True):
-            x = changed(change, own, x)
-        return x
-    if isinstance(augment, tn.RandomFlip):
-        return torch.where(drawn[:, None, None, None], x.flip(2), x)
-    if not isinstance(augment, tn.RandomCrop):
-        raise ValueError(f"There is no PyTorch form of {augment!r}; known: RandomCrop, RandomFlip, Chain.")
-    padded = torch.nn.functional.pad(x, (0, 0, *(augment.padding,) * 4))
-    rows = drawn[:, :1].long() + torch.arange(x.shape[1])
-    columns = drawn[:, 1:].long() + torch.arange(x.shape[2])
-    return padded[torch.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate, epochs, batch_size, augment, plan):
@@ -144,7 +29,7 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
     """
     order = tn.batch_order(start, rows, epochs=epochs, batch_size=batch_size, equal_steps=True)
     steps = order.shape[1] * order.shape[2]
-    drawn = None if augment is None else draws(start, augment, steps=steps, rows=order.shape[3])
+    drawn = None if augment is None else kfold_trainers.draws(start, augment, steps=steps, rows=order.shape[3])
     loss = loss_fn if augment is None else tn.augmented(loss_fn, augment)
     begin = restored(start, twin)
 
@@ -166,9 +51,9 @@ def runs(start, x, y, loss_fn, *, twin, rows, held_out, schedules, learning_rate
 
     return {
         OURS: ours,
-        SERIAL: partial(pytorch, train_folds, threads=joblib.cpu_count()),
-        SERIAL_ONE: partial(pytorch, train_folds, threads=1),
-        PROCESSES: partial(pytorch, train_folds_in_processes),
+        SERIAL: partial(pytorch, kfold_trainers.train_folds, threads=joblib.cpu_count()),
+        SERIAL_ONE: partial(pytorch, kfold_trainers.train_folds, threads=1),
+        PROCESSES: partial(pytorch, kfold_trainers.train_folds_in_processes),
     }
 
 
@@ -296,51 +181,3 @@ def _total_seconds(name, each, members):
         return each.mean() * members
     count = min(joblib.cpu_count(), len(each))
     return max(each[first::count].sum() for first in range(count))
-
-
-def accuracy_table(accuracy, *, folds):
-    """Tabulate each model's and schedule's accuracy over the folds in percent, with the interval of `difference`.
-
-    accuracy : a table of model, schedule, accuracy and serial (PyTorch's, of the same networks), one line a fold
-    """
-    import pandas as pd
-
-    lines = []
-    for (model, schedule), part in accuracy.groupby(["model", "schedule"], sort=False):
-        own = 100 * part.accuracy
-        serial = 100 * part.serial
-        mean, low, high, _ = difference(own, np.zeros(len(own)), train=folds - 1, test=1)
-        gap = difference(own, serial, train=folds - 1, test=1)[:3]
-        line = [mean, low, high, serial.mean(), *gap, own.std()]
-        lines.append((model, schedule, *np.round(line, 9)))  # a gap of zero shows no rounding error
-    columns = [
-        "swarm (%)",
-        "low",
-        "high",
-        "serial (%)",
-        "swarm less serial",
-        "gap low",
-        "gap high",
-        "spread over folds",
-    ]
-    return pd.DataFrame(lines, columns=["model", "schedule", *columns])
-
-
-def difference(a, b, *, train, test, level=0.95):
-    """Compare two networks' scores [fold] in pairs: (mean of a - b, low, high, p).
-
-    Student's t with the variance corrected for training rows that folds share (Nadeau and Bengio 2003).
-
-    train, test : the rows of a fold's two parts, or their proportion
-    """
-    from scipy import stats
-
-    gap = np.asarray(a, float) - np.asarray(b, float)
-    if len(gap) < 2:
-        raise ValueError(f"A paired comparison needs at least two folds, got {len(gap)}.")
-    error = np.sqrt((1 / len(gap) + test / train) * gap.var(ddof=1))
-    if error == 0:
-        return float(gap.mean()), float(gap.mean()), float(gap.mean()), 1.0 if gap.mean() == 0 else 0.0
-    low, high = stats.t.interval(level, len(gap) - 1, gap.mean(), error)
-    p = 2 * stats.t.sf(abs(gap.mean()) / error, len(gap) - 1)
-    return float(gap.mean()), float(low), float(high), float(p)

@@ -6,7 +6,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from study.baselines import trainers
+from study.baselines import processes, swarm_trainers, trainers
 from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, METHODS, OURS, PROCESSES, SCAN, SKLEARN, STEPS
 from study.measurement import timing
 from study.measurement.compilation import cold, compile_seconds
@@ -62,7 +62,7 @@ def runs(
         return history.train_loss, history.compile_seconds
 
     def steps(epochs=epochs):
-        return trainers.train_steps(swarm, x, y, loss_fn, per_member=per_member, **job(epochs))[1], np.nan
+        return swarm_trainers.train_steps(swarm, x, y, loss_fn, per_member=per_member, **job(epochs))[1], np.nan
 
     def pytorch(train, epochs=epochs, **more):
         kwargs = {"loss": loss, "learning_rate": learning_rate, "per_member": per_member, **job(epochs)}
@@ -77,7 +77,7 @@ def runs(
         return trainers.train_compiled(*data, **compiled(), **kwargs)
 
     def sklearn(epochs=epochs):
-        return trainers.train_sklearn(swarm, x, y, learning_rate=learning_rate, **job(epochs)), np.nan
+        return swarm_trainers.train_sklearn(swarm, x, y, learning_rate=learning_rate, **job(epochs)), np.nan
 
     table = {
         OURS: partial(ours, plan),
@@ -87,7 +87,7 @@ def runs(
         COMPILED: partial(pytorch, train_compiled, threads=threads),
         LOOP: partial(pytorch, trainers.train_loop, threads=threads),
         FUSED: partial(pytorch, trainers.train_loop, threads=threads, fused=True),
-        PROCESSES: partial(pytorch, trainers.train_processes),
+        PROCESSES: partial(pytorch, processes.train_processes),
     }
     if order is not None and loss == "cross_entropy" and _known_to_sklearn(swarm):
         table[SKLEARN] = sklearn

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import joblib
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, replace_all_batch_norm_modules_, stack_module_state, vmap
 
-from study.baselines.twins import tensor
+from study.baselines.layers import tensor
 from study.measurement import timing
 
 LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
@@ -52,7 +51,7 @@ def train_loop(
     ------
     ValueError : an unknown loss; members, epochs or rows that do not fit
     """
-    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    loss_fn, x, y, order = prepare(twins, x, y, loss, order, epochs, per_member)
     losses = np.empty((epochs, len(twins)))
     with torch_threads(threads):
         optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
@@ -83,7 +82,7 @@ def train_func(
     One Adam updates the stacked parameters, which equals one Adam each because Adam is elementwise. Running statistics
     of batch normalisation, which vmap cannot write to, are not updated.
     """
-    loss_fn, x, y, order = _prepare(twins, x, y, loss, order, epochs, per_member)
+    loss_fn, x, y, order = prepare(twins, x, y, loss, order, epochs, per_member)
     skeleton = replace_all_batch_norm_modules_(copy.deepcopy(twins[0]).to("meta"))
     skeleton.unrolled = True  # only an LSTM reads it
     params, _ = stack_module_state(list(twins))
@@ -130,97 +129,6 @@ def train_compiled(twins, x, y, *, network, compiled, order=None, epochs, per_me
     return losses
 
 
-def train_processes(
-    twins, x, y, *, epochs, order=None, per_member=False, processes: int | None = None, **settings
-) -> np.ndarray:
-    """Run `train_loop` in processes of one thread each (None: one per core); members are dealt out in turn."""
-    _prepare(twins, x, y, settings["loss"], order, epochs, per_member)  # raise errors here, not in a process
-    data = {"x": x, "y": y}
-    own = {"order": order} | (data if per_member else {})
-    settings |= {"epochs": epochs, "per_member": per_member} | ({} if per_member else data)
-    return in_processes(train_loop, twins, own, processes=processes, **settings)
-
-
-def in_processes(train: Callable, twins, own, *, processes: int | None = None, **settings):
-    """Run `train(twins, **own, threads=1, **settings)` in processes (None: one per core), members dealt out in turn.
-
-    own : each member's part of the arguments, {name: tree of arrays [member, ...]}. The twins are trained in place;
-    returns the results of `train`, arrays [..., member].
-    """
-    count = min(processes or joblib.cpu_count(), len(twins))
-    shares = [slice(first, None, count) for first in range(count)]
-    jobs = []
-    for share in shares:
-        part = jax.tree.map(lambda leaf, share=share: np.asarray(leaf)[share], own)
-        jobs.append(joblib.delayed(_train_share)(train, twins[share], **part, threads=1, **settings))
-    weights, results = zip(*joblib.Parallel(n_jobs=count, backend="loky")(jobs), strict=True)
-    for share, trained in zip(shares, weights, strict=True):
-        for twin, state in zip(twins[share], trained, strict=True):
-            twin.load_state_dict(state)
-
-    def gather(*parts):
-        whole = np.empty((*parts[0].shape[:-1], len(twins)))
-        for share, part in zip(shares, parts, strict=True):
-            whole[..., share] = part
-        return whole
-
-    return jax.tree.map(gather, *results)
-
-
-def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
-    """Train a swarm's MLPs by scikit-learn's MLPClassifier, one after the other, and return losses [epoch, member].
-
-    x : [row, feature]; y : int [row] of three classes or more; order : int [member, epoch, step, batch]
-    """
-    from sklearn.neural_network import MLPClassifier
-
-    losses = np.empty((epochs, len(swarm)))
-    size = order.shape[-1]
-    for member, state in enumerate(swarm):
-        layers = [state.params[f"Dense_{i}"] for i in range(len(state.params))]
-        *hidden, classes = (len(layer["bias"]) for layer in layers)
-        kwargs = {"batch_size": size, "learning_rate_init": learning_rate, "alpha": 0.0, "shuffle": False}
-        net = MLPClassifier(hidden, random_state=0, **kwargs)
-        net.partial_fit(x[:size], y[:size], classes=np.arange(classes))
-        for coefs, intercepts, layer in zip(net.coefs_, net.intercepts_, layers, strict=True):
-            coefs[...] = layer["kernel"]
-            intercepts[...] = layer["bias"]
-        adam = net._optimizer  # reset: the step that made the network has moved it
-        adam.t = 0
-        for moment in (*adam.ms, *adam.vs):
-            moment[...] = 0
-        for epoch in range(epochs):
-            rows = order[member, epoch].ravel()
-            net.partial_fit(x[rows], y[rows])
-            losses[epoch, member] = net.loss_
-    return losses
-
-
-def train_steps(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_member: bool = False):
-    """Train as the public TurbaNet does: batches replicated on the host, one jitted vmapped step per dispatch.
-
-    Data, order, losses and errors as in `train_loop`; `loss_fn(params, x, y, apply_fn) -> (scalar, ...)`.
-    Returns (swarm, losses float64 [epoch, member]).
-    """
-    x = np.asarray(x)
-    y = np.asarray(y)
-    order = _check(len(swarm), x, y, order, epochs, per_member)
-    members = np.arange(len(swarm))[:, None]
-    swarm = swarm.set_loss_fn(loss_fn)
-    if order is None:
-        copies = [a if per_member else np.broadcast_to(a, (len(swarm), *a.shape)) for a in (x, y)]
-        whole = jax.device_put(copies)
-    losses = np.empty((epochs, len(swarm)))
-    for epoch in range(epochs):
-        steps = []
-        for rows in [None] if order is None else order[:, epoch].swapaxes(0, 1):
-            batch = (members, rows) if per_member else rows
-            swarm, values, _ = swarm.train(*(whole if rows is None else (x[batch], y[batch])))
-            steps.append(values)
-        losses[epoch] = np.mean(jax.device_get(steps), axis=0, dtype=np.float64)
-    return swarm, losses
-
-
 def best_threads(run: Callable[[int], Any], candidates: Sequence[int] | None = None) -> int:
     """Find the fastest number of threads for `run(threads)`: after a warm-up call the best of three in turn.
 
@@ -249,22 +157,17 @@ def torch_predict(twin: nn.Module, x) -> np.ndarray:
         return twin(tensor(x).to(next(twin.parameters()))).cpu().numpy()
 
 
-def _train_share(train, twins, **job):
-    results = train(twins, **job)
-    return [twin.state_dict() for twin in twins], results
-
-
 def _adam(parameters, learning_rate, fused):
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     # None, not False: False would also disable PyTorch's own choice of implementation.
     return torch.optim.Adam(trained, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=fused or None)
 
 
-def _prepare(twins, x, y, loss, order, epochs, per_member):
+def prepare(twins, x, y, loss, order, epochs, per_member):
     """Return (loss function, x, y, order) after checks, as tensors on the networks' device."""
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; known: {', '.join(LOSSES)}.")
-    order = _check(len(twins), x, y, order, epochs, per_member)
+    order = check(len(twins), x, y, order, epochs, per_member)
     weight = next(twins[0].parameters())
     y = tensor(y)
     is_label = loss == "cross_entropy" and not y.is_floating_point()
@@ -273,7 +176,7 @@ def _prepare(twins, x, y, loss, order, epochs, per_member):
     return LOSSES[loss], tensor(x).to(weight), y, order
 
 
-def _check(members, x, y, order, epochs, per_member):
+def check(members, x, y, order, epochs, per_member):
     """Return `order` as an array, or None; raise ValueError where members, epochs or rows do not fit."""
     if members < 1 or epochs < 1:
         raise ValueError(f"Training needs at least one network and one epoch, got {members} and {epochs}.")

@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
+from study.baselines.layers import (
+    ChannelsFirst,
+    LSTMTwin,
+    MeanOverSpace,
+    Residual,
+    copy_value,
+    filled,
+    make_conv,
+    make_linear,
+)
 from turbanet.networks.convnets import VGG_STAGES, ConvNorm, MobileNet
 
 CONV_NORM = ConvNorm.__name__  # the prefix of its parameters
@@ -18,7 +27,7 @@ def mlp_twin(params: Mapping[str, Any]) -> nn.Sequential:
     """Make one member's `turbanet.networks.models.MLP` in PyTorch; `params` have no member axis."""
     if not params or not all(name.startswith("Dense_") for name in params):
         raise ValueError(f"mlp_twin needs layers named Dense_0, Dense_1, ..., got {sorted(params)}.")
-    layers = [layer for dense in _numbered(params, "Dense") for layer in (_linear(dense), nn.ReLU())]
+    layers = [layer for dense in _numbered(params, "Dense") for layer in (make_linear(dense), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -33,7 +42,7 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
     if len(cells) != 1 or len(heads) != 1:
         raise ValueError(f"lstm_twin needs one LSTM cell and one Dense layer, got {sorted(params)}.")
     cell = cells[0]
-    head = _linear(heads[0])
+    head = make_linear(heads[0])
     weight_ih, weight_hh = (
         np.concatenate([np.asarray(cell[kind + gate]["kernel"]).T for gate in "ifgo"])  # PyTorch's gate order
         for kind in "ih"
@@ -42,9 +51,9 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
     features, hidden = weight_ih.shape[1], weight_hh.shape[1]
     lstm = nn.LSTM(features, hidden, batch_first=True, device="meta", dtype=head.weight.dtype)
     lstm.to_empty(device="cpu")
-    _copy(lstm.weight_ih_l0, weight_ih)
-    _copy(lstm.weight_hh_l0, weight_hh)
-    _copy(lstm.bias_hh_l0, bias)
+    copy_value(lstm.weight_ih_l0, weight_ih)
+    copy_value(lstm.weight_hh_l0, weight_hh)
+    copy_value(lstm.bias_hh_l0, bias)
     _freeze_input_bias(lstm)
     return LSTMTwin(lstm, head)
 
@@ -53,7 +62,7 @@ def lenet_twin(params: Mapping[str, Any], padding: int = 0) -> nn.Module:
     """Make one member's `LeNet` with this `padding` in PyTorch, also for x [batch, height, width, channel]."""
     if not {"Conv_0", "Dense_0"} <= set(params):
         raise ValueError(f"lenet_twin needs the params of one LeNet, got {sorted(params)}.")
-    convs = [_conv(layer, padding=padding) for layer in _numbered(params, "Conv")]
+    convs = [make_conv(layer, padding=padding) for layer in _numbered(params, "Conv")]
     stages = [layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(2))]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, stages[-3].out_channels))
 
@@ -71,7 +80,7 @@ def alexnet_twin(params: Mapping[str, Any]) -> nn.Module:
     stages = []
     for i, layer in enumerate(layers):
         pool = [nn.MaxPool2d(2)] if i in (0, 1, len(layers) - 1) else []
-        stages += [_conv(layer, padding=1), nn.ReLU(), *pool]
+        stages += [make_conv(layer, padding=1), nn.ReLU(), *pool]
     return nn.Sequential(ChannelsFirst(), *stages, *_head(params, layers[-1]["kernel"].shape[-1]))
 
 
@@ -83,7 +92,7 @@ def vgg_twin(params: Mapping[str, Any]) -> nn.Module:
         for _ in range(count):
             stages += [_conv_norm(next(layers)), nn.ReLU()]
         stages.append(nn.MaxPool2d(2))
-    head = _linear(params["Dense_0"], channels=stages[-3][0].out_channels)
+    head = make_linear(params["Dense_0"], channels=stages[-3][0].out_channels)
     return nn.Sequential(ChannelsFirst(), *stages, nn.Flatten(), head)
 
 
@@ -93,7 +102,7 @@ def mobilenet_twin(params: Mapping[str, Any], blocks=MobileNet.blocks) -> nn.Mod
     stages = [_conv_norm(next(layers)), nn.ReLU()]
     for _, stride in blocks:
         stages += [_conv_norm(next(layers), stride, depthwise=True), nn.ReLU(), _conv_norm(next(layers)), nn.ReLU()]
-    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), _linear(params["Dense_0"]))
+    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), make_linear(params["Dense_0"]))
 
 
 def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
@@ -110,15 +119,15 @@ def resnet_twin(params: Mapping[str, Any]) -> nn.Module:
             body = nn.Sequential(_conv_norm(first, 2 if more else 1), nn.ReLU(), _conv_norm(second))
             stages.append(Residual(body, more))
             width = features
-    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), _linear(params["Dense_0"]))
+    return nn.Sequential(ChannelsFirst(), *stages, MeanOverSpace(), make_linear(params["Dense_0"]))
 
 
 def with_statistics(twin: nn.Module, batch_stats: Mapping[str, Any]) -> nn.Module:
     """Copy one member's running means and variances into the twin and return it; batch counts stay."""
     norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm, layer in zip(norms, _numbered(batch_stats, CONV_NORM), strict=True):
-        _copy(norm.running_mean, layer["BatchNorm_0"]["mean"])
-        _copy(norm.running_var, layer["BatchNorm_0"]["var"])
+        copy_value(norm.running_mean, layer["BatchNorm_0"]["mean"])
+        copy_value(norm.running_var, layer["BatchNorm_0"]["var"])
     return twin
 
 
@@ -169,66 +178,6 @@ def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
     return twin
 
 
-def tensor(array) -> torch.Tensor:
-    """Convert the array to a tensor; it is copied only where PyTorch may not write to it."""
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-
-
-class LSTMTwin(nn.Module):
-    """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
-
-    unrolled = False  # True runs the cell step by step, as torch.func's vmap has no rule for nn.LSTM
-
-    def __init__(self, lstm: nn.LSTM, head: nn.Linear):
-        super().__init__()
-        self.lstm = lstm
-        self.head = head
-
-    def forward(self, x):
-        return self.head(self._unroll(x) if self.unrolled else self.lstm(x)[1][0][-1])
-
-    def _unroll(self, x):
-        lstm = self.lstm
-        inputs = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0 + lstm.bias_hh_l0)
-        hidden = carry = x.new_zeros(len(x), lstm.hidden_size)
-        for gates in inputs.unbind(1):
-            i, f, g, o = (gates + hidden @ lstm.weight_hh_l0.T).chunk(4, dim=-1)
-            carry = f.sigmoid() * carry + i.sigmoid() * g.tanh()
-            hidden = o.sigmoid() * carry.tanh()
-        return hidden
-
-
-class Residual(nn.Module):
-    """relu(x + body(x)); where the body adds `more` channels, x is strided by two and padded with zero channels."""
-
-    def __init__(self, body, more):
-        super().__init__()
-        self.body = body
-        self.more = more
-
-    def forward(self, x):
-        out = self.body(x)
-        if self.more:
-            x = nn.functional.pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.more))
-        return nn.functional.relu(x + out)
-
-
-class MeanOverSpace(nn.Module):
-    """Mean over pixels: x [batch, channel, height, width] -> [batch, channel]."""
-
-    def forward(self, x):
-        return x.mean((2, 3))
-
-
-class ChannelsFirst(nn.Module):
-    """PyTorch's axis order: x [batch, height, width, channel] -> [batch, channel, height, width]."""
-
-    def forward(self, x):
-        return x.movedim(-1, 1).contiguous()
-
-
 def _freeze_input_bias(lstm):
     nn.init.zeros_(lstm.bias_ih_l0)
     lstm.bias_ih_l0.requires_grad_(False)
@@ -243,44 +192,13 @@ def _numbered(params, name):
 def _head(params, channels):
     """Make the Dense layers, ReLU between them, that follow convolutions with so many output channels."""
     first, *others = _numbered(params, "Dense")
-    rest = [layer for other in others for layer in (nn.ReLU(), _linear(other))]
-    return [nn.Flatten(), _linear(first, channels), *rest]
+    rest = [layer for other in others for layer in (nn.ReLU(), make_linear(other))]
+    return [nn.Flatten(), make_linear(first, channels), *rest]
 
 
 def _conv_norm(layer, stride=1, *, depthwise=False, padding=None):
     """Make the convolution and batch normalisation of a `ConvNorm`; `padding` None keeps the size."""
     padding = layer["Conv_0"]["kernel"].shape[0] // 2 if padding is None else padding
-    conv = _conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
+    conv = make_conv(layer["Conv_0"], stride, depthwise=depthwise, padding=padding)
     norm = nn.BatchNorm2d(conv.out_channels, dtype=conv.weight.dtype)
-    return nn.Sequential(conv, _filled(norm, layer["BatchNorm_0"]["scale"], layer["BatchNorm_0"]["bias"]))
-
-
-def _conv(layer, stride=1, *, depthwise=False, padding=0):
-    kernel = np.asarray(layer["kernel"])  # [height, width, input of a group, output]
-    *window, inputs, outputs = kernel.shape
-    groups = outputs if depthwise else 1
-    kwargs = {"stride": stride, "padding": padding, "groups": groups, "bias": "bias" in layer}
-    conv = skip_init(nn.Conv2d, inputs * groups, outputs, window, dtype=tensor(kernel).dtype, **kwargs)
-    return _filled(conv, kernel.transpose(3, 2, 0, 1), layer.get("bias"))
-
-
-def _linear(layer, channels=1):
-    """Make a Dense layer; after a convolution its inputs are reordered, as PyTorch flattens channels first."""
-    kernel = np.asarray(layer["kernel"])
-    if kernel.ndim != 2:
-        raise ValueError(f"A kernel is [input, output], this one {kernel.shape}: pass one member's params.")
-    rows = kernel.reshape(-1, channels, kernel.shape[1]).swapaxes(0, 1).reshape(kernel.shape)
-    linear = skip_init(nn.Linear, *kernel.shape, dtype=tensor(kernel).dtype)
-    return _filled(linear, rows.T, layer["bias"])
-
-
-def _filled(module, weight, bias):
-    _copy(module.weight, weight)
-    if bias is not None:
-        _copy(module.bias, bias)
-    return module
-
-
-def _copy(parameter, value):
-    with torch.no_grad():
-        parameter.copy_(tensor(value))
+    return nn.Sequential(conv, filled(norm, layer["BatchNorm_0"]["scale"], layer["BatchNorm_0"]["bias"]))

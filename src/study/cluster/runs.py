@@ -1,6 +1,5 @@
 """Runs that measure a cluster's costs, each in its own process: `python -m study.cluster.runs NAME ARGUMENTS`."""
 
-import contextlib
 import json
 import math
 import re
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from study.cluster import suite as cluster_suite
+from study.cluster import idle, suite as cluster_suite
 
-SLEEP, INSTANT = "sleep", "instant"  # the kinds of tasks that do nothing
 BATCH_SIZE, WINDOW = 32, 10  # windows in a step, days that an LSTM sees
 MARKET = {"days": 260, "test_days": 10, "window": WINDOW, "seed": 0}
 series = partial(cluster_suite.series, **MARKET)
@@ -35,74 +33,6 @@ def tiny(ids):
     import turbanet as tn
 
     return tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.adam(0.01), ids, input_size=3, seed=0)
-
-
-@contextlib.contextmanager
-def _begun(workers, *, cores=None):
-    """Start Ray on this machine for the block, with so many workers: yields (ray, seconds of the start)."""
-    import ray
-
-    from turbanet.cluster.engine import started
-
-    begin = time.perf_counter()
-    keep = {"num_workers_soft_limit": workers}  # else Ray ends all idle workers but one a core
-    kwargs = {"num_cpus": cores, "log_to_driver": False, "include_dashboard": False, "_system_config": keep}
-    started(ray.init, "local", **kwargs)
-    try:
-        yield ray, time.perf_counter() - begin
-    finally:
-        ray.shutdown()
-
-
-def _all_answer(ray, workers, *, modules=(), **needs):
-    """Wait until all workers have started and imported the modules: seconds."""
-    from turbanet.cluster import engine
-
-    def meet(folder, number):  # pickled by value, so that a worker imports only `modules`
-        import importlib
-        import time
-        from pathlib import Path
-
-        for module in modules:
-            importlib.import_module(module)
-        (Path(folder) / str(number)).touch()
-        while len(list(Path(folder).iterdir())) < workers:
-            time.sleep(0.1)
-
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = ((number, (folder, number)) for number in range(workers))
-        for _, error in engine.run(ray, meet, jobs, at_once=lambda unfit: workers, **needs):
-            if error is not None:
-                raise error
-    return time.perf_counter() - begin
-
-
-def sleeping(*, workers, shards, sleep_seconds, instant):
-    """Measure the lines of `costs.sleeping` for one number of workers."""
-    from turbanet.cluster import engine
-
-    def nap(seconds):
-        import time
-
-        time.sleep(seconds)
-
-    lines = []
-    with _begun(workers) as (ray, startup):
-        cpus = math.floor(10_000 * ray.cluster_resources()["CPU"] / workers) / 10_000  # Ray counts ten-thousandths
-        startup += _all_answer(ray, workers, num_cpus=cpus)
-        for kind, count, each in ((SLEEP, shards, sleep_seconds), (INSTANT, instant, 0.0)):
-            begin = time.perf_counter()
-            jobs = ((number, (each,)) for number in range(count))
-            room = partial(engine.slots, ray, num_cpus=cpus)
-            results = [result for _, result in engine.run(ray, nap, jobs, at_once=room, num_cpus=cpus)]
-            seconds = time.perf_counter() - begin
-            assert results == [None] * count, next(result for result in results if result is not None)
-            line = {"kind": kind, "workers": workers, "shards": count, "sleep_seconds": each}
-            line |= {"startup_seconds": startup, "seconds": seconds, "ideal_seconds": count * each / workers}
-            line |= {"rounds_seconds": math.ceil(count / workers) * each}
-            lines.append(line | {"tasks_per_second": count / seconds, "task_seconds": seconds / count})
-    return lines
 
 
 def driver(*, members, shard):
@@ -165,9 +95,9 @@ def two_workers(*, folder, members, hidden, epochs, block, shard):
         "shard": shard,
         "progress": False,
     }
-    with _begun(2, cores=2) as (ray, _):
+    with idle.started_ray(2, cores=2) as (ray, _):
         modules = ("turbanet.cluster.shards", "turbanet.training.fit", "optax", "orbax.checkpoint", __spec__.name)
-        _all_answer(ray, 2, modules=modules, num_cpus=1, runtime_env=environment(1, 0))
+        idle.wait_for_workers(ray, 2, modules=modules, num_cpus=1, runtime_env=environment(1, 0))
         startup = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
         directory = f"{folder}/run"
@@ -197,8 +127,8 @@ def unit_costs(*, members, shards, hidden, epochs, block):
     kwargs = {"epochs": epochs, "batch_size": BATCH_SIZE, "plan": tn.Plan(1, block=block), "progress": False}
     one, data = make(np.arange(1)), series(np.arange(1))
     steps = epochs * math.ceil(data["x"].shape[1] / BATCH_SIZE)
-    with tempfile.TemporaryDirectory() as folder, _begun(1, cores=1) as (ray, _):
-        _all_answer(ray, 1, num_cpus=1, runtime_env=environment(1, 0))
+    with tempfile.TemporaryDirectory() as folder, idle.started_ray(1, cores=1) as (ray, _):
+        idle.wait_for_workers(ray, 1, num_cpus=1, runtime_env=environment(1, 0))
         run = {"members": shards * members, "shard": members, "checkpoints": f"{folder}/run"}
         results, history = tn.cluster.fit(make, series, tn.mse, **run, **kwargs)
         beside = (history.table.seconds - history.table.steady_seconds).to_numpy()
@@ -238,7 +168,15 @@ def _disk_bytes(folder):
     return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
 
 
+RUNS = {
+    "sleeping": idle.sleeping,
+    "driver": driver,
+    "one_process": one_process,
+    "two_workers": two_workers,
+    "unit_costs": unit_costs,
+}
+
 if __name__ == "__main__":
     from study.cluster import runs  # workers can import functions of this module, not those of __main__
 
-    print(json.dumps(getattr(runs, sys.argv[1])(**json.loads(sys.argv[2])), default=float))
+    print(json.dumps(runs.RUNS[sys.argv[1]](**json.loads(sys.argv[2])), default=float))

@@ -14,7 +14,7 @@ import torch
 
 import turbanet as tn
 from study.baselines import trainers
-from study.baselines.twins import tensor
+from study.baselines.layers import tensor
 from study.data_parallel import group, workers
 from study.data_parallel.hogwild import DistributedTester, DistributedTrainer
 from study.figures.labels import DDP, DILOCO, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED

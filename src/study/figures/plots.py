@@ -6,7 +6,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.colors import to_rgb
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -39,41 +38,6 @@ def concept(axes, lanes=8):
         sns.despine(ax=ax, left=True, bottom=True)
     axes[0].set_ylabel(f"a device of {lanes} lanes", fontsize=SMALL + 1)
     return axes
-
-
-def spirals(ax, x, y):
-    """Plot the two classes of points x [row, 2]."""
-    ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=8, linewidths=0)
-    return ax.set(xticks=[], yticks=[], aspect="equal") and ax
-
-
-def decision(ax, probability, x, y, extent):
-    """Plot one network's probability of class 1 on a grid [row, column] with its training points."""
-    ax.imshow(probability, origin="lower", extent=extent, cmap="coolwarm", vmin=0, vmax=1, interpolation="bilinear")
-    ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=3, linewidths=0.2, edgecolors="white")
-    ax.set(xticks=[], yticks=[])
-    return ax
-
-
-def decision_wall(fig, probability, x, y, extent):
-    """Plot all members' decision boundaries, probability [member, row, column], as a grid of small pictures."""
-    columns = int(np.ceil(np.sqrt(len(probability))))
-    grid = fig.subplots(-(-len(probability) // columns), columns, squeeze=False)
-    for ax, one in zip(grid.flat, probability, strict=False):
-        ax.imshow(one, origin="lower", extent=extent, cmap="coolwarm", vmin=0, vmax=1)
-        ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=0.4, linewidths=0)
-    for ax in grid.flat:
-        ax.set_axis_off()
-    return grid
-
-
-def losses(ax, frame, **kwargs):
-    """Plot training loss of a `History.frame()` against epochs: members thin, their median thick."""
-    wide = frame.pivot_table(index="epoch", columns=["seed", "member"], values="train_loss")
-    ax.plot(wide.index, wide, color=COLOURS["member"], lw=0.4, alpha=0.5)
-    ax.plot(wide.index, wide.median(axis=1), color=COLOURS[OURS], lw=1.8, label="median member", **kwargs)
-    ax.set(xlabel="epoch", ylabel="loss (nats)")
-    return ax
 
 
 def time_against_size(ax, times):
@@ -120,7 +84,7 @@ def _against_size(ax):
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     logarithmic(ax, "y")
-    _legend_above(ax)
+    legend_above(ax)
     sns.despine(ax=ax)
     return ax
 
@@ -164,24 +128,6 @@ def ratios_by_workload(axes, table):
     return axes
 
 
-def confusion(ax, counts, title, *, limit=None):
-    """Plot a confusion matrix [true, predicted] of row shares in percent.
-
-    limit : the colours' limit for a difference of two matrices in percentage points: red is less, blue more; less than
-        half a point has no number
-    """
-    counts = np.asarray(counts)
-    form, least, colours = ".0f", 0.05, {"vmin": 0, "vmax": 100, "cmap": "Blues"}
-    if limit is not None:
-        form, least, colours = ".1f", 0.5, {"vmin": -limit, "vmax": limit, "cmap": "RdBu"}
-    text = np.vectorize(lambda v: "" if abs(v) < least else format(v, form))(counts)
-    sns.heatmap(counts, annot=text, fmt="", ax=ax, cbar=False, square=True, annot_kws={"size": SMALL}, **colours)
-    ax.set(xlabel="predicted", ylabel="true")
-    ax.set_title(title, fontsize=SMALL + 1)
-    ax.tick_params(length=0, labelsize=SMALL)
-    return ax
-
-
 def roofline(ax, table, *, peak, bandwidths):
     """Plot each workload under the machine's ceilings: a table of workload, operations_per_byte, gflops.
 
@@ -202,75 +148,6 @@ def roofline(ax, table, *, peak, bandwidths):
     return ax
 
 
-def median_and_range(ax, x, values, style, label):
-    """Plot values [x, member]: the members' median as a line, their range as a band."""
-    values = np.asarray(values)
-    (line,) = ax.plot(x, np.median(values, axis=1), style, color=COLOURS[OURS], lw=1.2, label=label)
-    ax.fill_between(x, values.min(1), values.max(1), color=line.get_color(), alpha=0.2, lw=0)
-    sns.despine(ax=ax)
-    return ax
-
-
-def reliability(ax, curves):
-    """Plot accuracy against confidence, both from 0 to 1: curves {model: (confidence, accuracy)}."""
-    ax.plot([0, 1], [0, 1], color="0.6", lw=0.8)
-    for (name, (confidence, accuracy)), marker in zip(curves.items(), "osD^v"):
-        ax.plot(confidence, accuracy, marker=marker, ms=3, lw=1, label=name)
-    ax.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
-    ax.legend(fontsize=SMALL, loc="upper left")
-    sns.despine(ax=ax)
-    return ax
-
-
-def accuracy_against_size(ax, curve, member, label):
-    """Plot an ensemble's accuracy in percent [draw, size] against its size, and the average member's."""
-    size = np.arange(1, curve.shape[1] + 1)
-    (line,) = ax.plot(size, curve.mean(0), lw=1.5, label=label)
-    ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, lw=0)
-    ax.axhline(member, color=line.get_color(), lw=0.8, ls=":")
-    ax.set(xlabel="networks in the ensemble", ylabel="accuracy (%)")
-    sns.despine(ax=ax)
-    return ax
-
-
-def error_distribution(ax, errors):
-    """Plot the distributions of the tickers' errors on a logarithmic axis: errors {name: percent [ticker]}."""
-    every = np.concatenate(list(errors.values()))
-    bins = np.geomspace(every[every > 0].min(), every.max(), 40)
-    for name, values in errors.items():
-        method = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
-        weights = np.full(len(values), 100 / len(values))
-        label = f"{name} (median {np.median(values):.2f} %)"
-        ax.hist(
-            np.maximum(values, bins[0]),
-            bins,
-            weights=weights,
-            histtype="step",
-            color=COLOURS[method],
-            lw=1.2,
-            label=label,
-        )
-        ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
-    ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
-    _legend_above(logarithmic(ax, "x"))
-    sns.despine(ax=ax)
-    return ax
-
-
-def forecast(ax, dates, truth, predictions, title):
-    """Plot one ticker's closes and predictions {name: [day]} on its test days in US dollars."""
-    ax.plot(dates, truth, color=COLOURS["truth"], lw=1, label="truth")
-    for name, values in predictions.items():
-        method = "persistence" if name == "persistence" else OURS
-        ax.plot(dates, values, color=COLOURS[method], lw=0.9, ls=":" if method == "persistence" else "-", label=name)
-    ax.set_title(title, fontsize=SMALL)
-    locator = AutoDateLocator(minticks=2, maxticks=6)
-    ax.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
-    ax.tick_params(labelsize=SMALL)
-    sns.despine(ax=ax)
-    return ax
-
-
 def seconds_by_model(ax, times):
     """Plot seconds by model and method as bars with their range: a table of model, way, seconds, low, high."""
     models = list(times.model.unique())
@@ -283,7 +160,7 @@ def seconds_by_model(ax, times):
         ax.bar(position, part.seconds, width, color=COLOURS[method], label=method, yerr=error, error_kw={"lw": 0.8})
     names = [labels.WORKLOADS.get(model, model) for model in models]
     ax.set(xticks=range(len(models)), xticklabels=names, ylabel="training time (s)")
-    _legend_above(logarithmic(ax, "y"))
+    legend_above(logarithmic(ax, "y"))
     sns.despine(ax=ax)
     return ax
 
@@ -299,37 +176,6 @@ def use_of_cores(ax, frame, title):
     return ax
 
 
-def fold_scores(ax, frame, intervals, chance=None):
-    """Plot each fold's accuracy in percent, the mean and its interval: a table of model, schedule, accuracy.
-
-    intervals : {(model, schedule): (mean, low, high)}, percent; chance : the accuracy of guessing, a line
-    """
-    if chance is not None:
-        ax.axhline(chance, color="0.5", lw=0.8, ls=":", label="chance")
-    for position, ((model, schedule), (mean, low, high)) in enumerate(intervals.items()):
-        own = frame[(frame.model == model) & (frame.schedule == schedule)].accuracy
-        texts = [None, None] if position else ["one fold", "mean, 95 % interval"]
-        ax.plot(np.full(len(own), position - 0.12), own, "o", ms=2.5, color=COLOURS["member"], label=texts[0])
-        kwargs = {"fmt": "s", "ms": 3, "lw": 1, "color": COLOURS[OURS], "label": texts[1]}
-        ax.errorbar(position + 0.12, mean, [[mean - low], [high - mean]], **kwargs)
-    names = [f"{labels.WORKLOADS.get(model, model)}\n{schedule}" for model, schedule in intervals]
-    ax.set(xticks=range(len(names)), ylabel="accuracy on held-out rows (%)")
-    ax.set_xticklabels(names, fontsize=SMALL)
-    ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
-    return ax
-
-
-def class_scores(ax, table):
-    """Plot accuracies of classes in percent: a table with a line for each kind of network, a column for each class."""
-    sns.heatmap(
-        table, annot=True, fmt=".0f", cmap="Blues", vmin=0, vmax=100, cbar=False, ax=ax, annot_kws={"size": SMALL}
-    )
-    ax.set(xlabel="class", ylabel="")
-    ax.tick_params(length=0, labelsize=SMALL)
-    return ax
-
-
-def _legend_above(ax):
+def legend_above(ax):
     """Put the legend above the Axes, where it covers no line."""
     ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 import turbanet as tn
-from study.baselines.benchmark import Workload
+from study.baselines.layers import tensor
 from study.baselines.trainers import LOSSES
-from study.baselines.twins import tensor
+from study.baselines.workloads import Workload
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
 from study.gpu import torch_steps
 from turbanet.training.fit import batch_order

@@ -1,96 +1,23 @@
 """The sections of `make gpu`: each is a function that yields rows as they are measured, within its seconds."""
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-import torch
 
 import turbanet as tn
-from study.baselines.benchmark import Workload, workloads
+from study.baselines.workloads import Workload, workloads
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
+from study.gpu.ceilings import roofline
+from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
 from study.gpu.torch_steps import PRECISIONS, TF32
-from study.measurement.compilation import compile_seconds
 
-REPEATS = 5
-TURN = 0.15  # seconds of a timed run, approximately
-CHECKED = 20  # steps after which losses must agree
-TOLERANCE = {TF32: 2e-2, "float32": 1e-3}  # relative, of their mean losses
 FUNC_MOST = 16_384  # networks that torch.func is measured on at most
-FLOAT32 = "float32"
-
-
-class Budget:
-    """A section's seconds; measurements that do not fit are left out and recorded in `left_out`."""
-
-    def __init__(self, seconds: float):
-        self.end = time.perf_counter() + seconds
-        self.left_out: list[str] = []
-
-    def allows(self, what: str, seconds: float) -> bool:
-        """Whether so many seconds are left for `what`."""
-        if time.perf_counter() + seconds <= self.end:
-            return True
-        self.left_out.append(what)
-        return False
-
-
-def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: int = REPEATS) -> list[dict]:
-    """Check equal losses and time methods in turns of random order: a row for each, seconds a step of all networks.
-
-    A serial method is timed on one network.
-    """
-    settings = PRECISIONS[precision]
-    jax.config.update("jax_default_matmul_precision", settings.jax)
-    torch.set_float32_matmul_precision(settings.torch)
-    torch.backends.cudnn.allow_tf32 = precision == TF32
-    epoch = work.steps // work.epochs
-    runs = methods(work, names)
-    pace, first, failed = {}, {}, {}
-    expected = None
-    for name, run in list(runs.items()):
-        steps = epoch * -(-CHECKED // epoch)
-        begin = time.perf_counter()
-        try:
-            found = run(steps)
-        except Exception as error:  # that a method fails is a result too
-            failed[name] = " ".join(str(error).split())[:150]
-            del runs[name]
-            continue
-        first[name] = time.perf_counter() - begin, found.compile_seconds
-        expected = found.loss if expected is None else expected
-        same = expected[: len(found.loss)]
-        np.testing.assert_allclose(
-            found.loss, same, rtol=TOLERANCE[precision], err_msg=f"{work.name}: {name} trains something else"
-        )
-        pace[name] = run(steps).seconds / steps
-    lengths = {name: epoch * max(1, round(TURN / each / epoch)) for name, each in pace.items()}
-    timed: dict[str, list] = {name: [] for name in runs}
-    rng = np.random.default_rng(0)
-    for _ in range(repeats):
-        for name in rng.permutation(list(runs)):
-            timed[name].append(runs[name](lengths[name]))
-    rows = []
-    for name in names:
-        row: dict[str, Any] = {"workload": work.name, "method": name, "networks": work.members, "precision": precision}
-        if name in timed:
-            times = work.members if name in ONE_BY_ONE else 1
-            each = [times * run.seconds / lengths[name] for run in timed[name]]
-            row |= {"seconds_per_step": np.median(each), "low": min(each), "high": max(each), "repeats": repeats}
-            row |= {"steps": lengths[name], "networks_timed": work.members // times}
-            row |= {"wall_per_step": np.median([times * run.wall / lengths[name] for run in timed[name]])}
-            warm = pace[name] * epoch * -(-CHECKED // epoch)
-            first_wall, reported = first[name]
-            row |= {"compile_seconds": compile_seconds(reported, first_wall, warm)}
-        rows.append(row | {"error": failed.get(name, "")})
-    return rows
 
 
 def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
@@ -233,54 +160,6 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
         _, history = tn.federated.train(net, x, y, tn.softmax_cross_entropy, rounds=rounds, **settings)
         row = {"clients": clients, "sampled": sampled, "rounds": rounds, "seconds": history.steady_seconds}
         yield [row | {"startup_seconds": history.startup_seconds, "seconds_per_round": history.steady_seconds / rounds}]
-
-
-def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """Measure the card's limits (launches, bandwidth, products) and compute what a step of the sweep needs of each."""
-    size = 64 if tiny else 8192
-    x = jnp.ones((size, size), jnp.float32)
-    rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
-    seconds = _best(jax.jit(lambda x: x + 1), x)
-    rows.append({"what": "memory, read and written", "value": 2 * x.nbytes / seconds / 1e9, "unit": "GB/s"})
-    for precision, settings in PRECISIONS.items():
-        with jax.default_matmul_precision(settings.jax or "default"):
-            seconds = _best(jax.jit(lambda x: x @ x), x)
-        rows.append({"what": f"products in {precision}", "value": 2 * size**3 / seconds / 1e12, "unit": "TFLOP/s"})
-    yield rows
-    for name in ("sweep-small", "sweep-large"):
-        work = workloads()[name]
-        widths = [2, *work.model.widths]
-        weights = sum((a + 1) * b for a, b in itertools.pairwise(widths))
-        state = 4 * (2 * 3 + 2) * weights  # weights and moments read and written, the gradient written and read
-        batch = 4 * 4 * len(work.x) * sum(widths[1:])  # each layer's sums and outputs, forward and backward
-        needs = {"operations": work.operations(), "bytes": state + batch}
-        yield [
-            {"what": f"{name}: {what} of a network's step", "value": need, "unit": what} for what, need in needs.items()
-        ]
-
-
-def _launch(tiny):
-    """Measure PyTorch's microseconds a launch over many kernels that do nothing."""
-    x = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
-    count = 100 if tiny else 10_000
-    seconds = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in range(count):
-            x.add_(1)
-        x.item()
-        seconds.append(time.perf_counter() - begin)
-    return 1e6 * min(seconds) / count
-
-
-def _best(function, x, repeats=10):
-    jax.block_until_ready(function(x))
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(function(x))
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 SECTIONS = {

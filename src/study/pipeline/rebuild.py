@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from study.pipeline import doctor, notebook, reports
+from study.pipeline import doctor, project, reports
 from study.pipeline.paths import repository
 
 INPUTS = ("code", "source", "data")  # quick stages that the report needs beside existing results
@@ -80,7 +80,7 @@ def main(arguments=None):
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    status = notebook.rebuild(root, todo, *others).returncode
+    status = project.rebuild(root, todo, *others).returncode
     print("\n".join(lines(root, since)))
     print(f"{'all of it':<14}{time.perf_counter() - begin:6.0f} s")
     if options.stage:

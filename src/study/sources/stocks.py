@@ -1,14 +1,14 @@
 """Daily closing prices from a file, from Yahoo through yfinance, or simulated, as one panel [day, ticker]."""
 
-import contextlib
 import hashlib
-import time
+import importlib.metadata
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from study.sources import yahoo
 
 Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close [day, ticker], dates, tickers; facts on them
 
@@ -24,9 +24,7 @@ SP500_2018 = {
 
 def address() -> str:
     """Return the address that is requested to check for a network."""
-    from yfinance.const import _BASE_URL_
-
-    return _BASE_URL_
+    return yahoo.address()
 
 
 def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
@@ -102,14 +100,8 @@ def from_network(*, tickers: int, days: int, start: str, end: str, coverage: flo
     ConnectionError : if too few members are received.
     ValueError : for closes that are not positive, and for too few days.
     """
-    import importlib.metadata
-
-    import pytickersymbols
-
-    symbols = pytickersymbols.PyTickerSymbols().get_stocks_by_index("S&P 500")
-    # Yahoo writes share classes with a dash.
-    members = sorted({stock["symbol"].replace(".", "-") for stock in symbols})
-    wide = _download(members, str(start), str(end))
+    members = yahoo.members()
+    wide = yahoo.download(members, str(start), str(end))
     missing = sorted(set(members) - set(wide.columns))
     if len(wide.columns) / len(members) < coverage:
         raise ConnectionError(
@@ -163,46 +155,6 @@ def _first_bad(path, frame, bad, expected):
             f"{path} must hold {expected}; {int(bad.sum())} rows do not, the first is line {row + 2}: "
             f"date {date!r}, close {close!r}, ticker {ticker!r}."
         )
-
-
-@contextlib.contextmanager
-def _without_caches() -> Iterator[None]:
-    """Disable yfinance's caches of time zones and cookies, which it writes to the user's home."""
-    from yfinance import cache
-
-    zones = cache._TzCacheManager._tz_cache
-    cookies = cache._CookieCacheManager._Cookie_cache
-    cache._TzCacheManager._tz_cache = cache._TzCacheDummy()
-    cache._CookieCacheManager._Cookie_cache = cache._CookieCacheDummy()
-    try:
-        yield
-    finally:
-        cache._TzCacheManager._tz_cache = zones
-        cache._CookieCacheManager._Cookie_cache = cookies
-
-
-def _download(tickers, start, end, batch=50, waits=(0, 5, 15), patience=60):
-    """Download closes [day, ticker]; tickers that are not received are missing, as yfinance does not raise for them."""
-    import pandas as pd
-    import yfinance
-    from yfinance.data import YfData
-
-    series = {}
-    begin = time.monotonic()
-    with _without_caches():
-        for wait in waits:
-            left = [ticker for ticker in tickers if ticker not in series]
-            if not left or (not series and time.monotonic() - begin > patience):
-                break
-            time.sleep(wait)
-            YfData.cache_get.cache_clear()  # it keeps failures too
-            for i in range(0, len(left), batch):
-                frame = yfinance.download(left[i : i + batch], start=start, end=end, auto_adjust=True, progress=False)
-                if "Close" in frame:
-                    series |= dict(frame["Close"].dropna(axis=1, how="all").items())
-                if not series and time.monotonic() - begin > patience:
-                    break
-    return pd.DataFrame(series).sort_index(axis=0).sort_index(axis=1)
 
 
 def _select(wide, tickers, days, origin):

@@ -1,9 +1,10 @@
 """tensorflow-datasets' own builders, run without TensorFlow in a temporary folder with bounded timeouts."""
 
 import contextlib
-import functools
 import io
 import tempfile
+from functools import partial
+from unittest import mock
 
 import numpy as np
 
@@ -29,9 +30,9 @@ def build(make, title, folder, remedy, shape):
         contextlib.redirect_stdout(io.StringIO()),
         # tensorflow-datasets also leaves folders beside `data_dir`.
         tempfile.TemporaryDirectory(prefix=f"turbanet-{kind.name}-") as work,
-        _set(tempfile, tempdir=work),
+        mock.patch.object(tempfile, "tempdir", work),
         # Its defaults are ten retries without a timeout.
-        _set(downloader, MAX_RETRIES=2, _open_url=functools.partial(downloader._open_url, timeout=(5, 15))),
+        mock.patch.multiple(downloader, MAX_RETRIES=2, _open_url=partial(downloader._open_url, timeout=(5, 15))),
     ):
         try:
             builder = kind(data_dir=work, file_format="array_record")
@@ -57,17 +58,6 @@ def build(make, title, folder, remedy, shape):
         "notes": [],
     }
     return arrays, facts
-
-
-@contextlib.contextmanager
-def _set(module, **values):
-    """Set variables of a module inside the block, for modules without such settings."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
 
 
 def _arrays(builder, shape):

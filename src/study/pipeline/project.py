@@ -1,0 +1,90 @@
+"""The study as a DVC project: copied at another size, reproduced, reported where stages failed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+
+def read(file: Path) -> dict:
+    """Read a YAML file at the root of the repository; {} if it is empty."""
+    if not file.exists():
+        raise FileNotFoundError(f"There is no {file}; run this at the root of the repository.")
+    return yaml.safe_load(file.read_text()) or {}
+
+
+def check_known(what, name, known):
+    """Return `name` if it is known; ValueError that lists the known names otherwise."""
+    if name not in known:
+        raise ValueError(f"Unknown {what} {name!r}; known: {', '.join(known) or 'none'}.")
+    return name
+
+
+def copy_study(root, folder, size):
+    """Make `folder` afresh as a DVC project: the study of `root` at one of the sizes in its params.yaml."""
+    root, folder = Path(root).resolve(), Path(folder)
+    params = read(root / "params.yaml")
+    sizes = params.get("sizes") or {}
+    params = _overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
+    shutil.rmtree(folder, ignore_errors=True)
+    rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    for name in ("src", "notebooks"):
+        shutil.copytree(root / name, folder / name, ignore=rubbish)
+    (folder / ".dvc").mkdir()
+    for name in ("dvc.yaml", ".dvcignore", ".dvc/config"):
+        shutil.copy(root / name, folder / name)
+    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    # Results of `make bench` and `make peers`, and committed results for stages that cannot run.
+    made = shutil.ignore_patterns("executed.ipynb", "report.docx")
+    shutil.copytree(root / "reports", folder / "reports", ignore=made)
+    for file in root.glob("data/external/*/*"):
+        link = folder / file.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.resolve())
+
+
+def repro(folder, *arguments, quick=False, **kwargs):
+    """Run `dvc repro` in `folder` with this interpreter and the folder's src; `kwargs` go to `subprocess.run`.
+
+    quick : compile with fewer optimizations, for runs in which compilation takes most of the time
+    """
+    folder = Path(folder).resolve()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "src")}
+    if quick:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "dvc", "repro", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, **kwargs)
+
+
+def rebuild(folder, targets=(), *arguments, quick=False, **kwargs):
+    """Run `repro` for everything that can run and, if a stage failed, for the report: the first one's exit status.
+
+    Stages that depend on a failed one do not run either, except the report: it is made of the existing results and says
+    which stages did not run (`not_run`).
+
+    targets : stages to run before the report, which is then always made; without targets the whole study
+    arguments : of both calls of `repro`
+    """
+    done = repro(folder, "--keep-going", *targets, *arguments, quick=quick, **kwargs)
+    if done.returncode or targets:
+        forced = ["--force"] * bool(
+            done.returncode
+        )  # DVC does not see that the list of failed stages changes the report
+        repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **kwargs)
+    return done
+
+
+def _overlay(values, changes, section):
+    """Return `values` updated by `changes`, mapping by mapping; ValueError for a new name, as it is misspelt."""
+    for name in changes:
+        check_known(f"name in {section}", name, values)
+    return values | {
+        name: _overlay(values[name], new, f"{section}.{name}") if isinstance(new, dict) else new
+        for name, new in changes.items()
+    }
