@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import turbanet as tn
-from study.baselines import benchmark, swarm_trainers, twins
-from study.baselines.benchmark import COLUMNS
+from study.baselines import benchmark, benchmark_results, swarm_trainers, twins
+from study.baselines.benchmark_results import COLUMNS
 from study.baselines.workloads import workloads
 from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, SKLEARN, STEPS
 
@@ -214,9 +214,9 @@ def test_speed_of_size_counts_the_state_of_one_network():
 
 
 def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
+    monkeypatch.setattr(benchmark_results, "repository", lambda: tmp_path)
     with pytest.raises(FileNotFoundError, match="machine.json; `make bench` makes it"):
-        benchmark.measured("cpu")
+        benchmark_results.read("cpu")
     folder = tmp_path / "reports/benchmark/cpu"
     folder.mkdir(parents=True)
     (folder / "machine.json").write_text(json.dumps({"machine": "a machine"} | CEILINGS))
@@ -237,7 +237,7 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
     repeats = [("lenet", way, i, second) for way, seconds in times.items() for i, second in enumerate(seconds)]
     frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "seconds_per_step"])
     frame.to_csv(folder / "repeats.csv", index=False)
-    table, machine = benchmark.measured("cpu")
+    table, machine = benchmark_results.read("cpu")
     assert table.way.tolist() == [OURS, LOOP, FUNC] and machine["machine"] == table.machine[0] == "a machine"
     assert table.loc[1, ["ratio", "low", "high"]].tolist() == pytest.approx([3, 3, 3])  # in each pair
     assert table.ratio[2] == pytest.approx(6 ** (-1 / 3)) and table.low[2] < 0.5 < table.high[2]

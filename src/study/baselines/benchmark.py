@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import json
 import os
 import sys
 import time
@@ -14,27 +13,14 @@ import numpy as np
 import optax
 
 import turbanet as tn
-from study.baselines import methods, trainers
+from study.baselines import benchmark_results, methods, trainers
+from study.baselines.benchmark_results import COLUMNS, RUNS
 from study.baselines.workloads import Workload, workloads
-from study.figures.labels import FUSED, KEYS, LOOP, METHODS, NAMES, OURS, PROCESSES, SCAN, SKLEARN
+from study.figures.labels import FUSED, KEYS, LOOP, METHODS, OURS, PROCESSES, SCAN, SKLEARN
 from study.measurement import roofline, timing
 from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
 from study.pipeline.paths import repository
-
-COLUMNS = (
-    "workload",
-    "way",
-    "members",
-    "seconds_per_step",
-    "ratio_to_ours",
-    "cold_seconds",
-    "cold_ratio_to_ours",
-    "compile_seconds",
-    "peak_fraction",
-    "peak_memory_mb",
-)
-RUNS = "runs"  # seconds a step of each repeat, in turn with the other methods'
 
 
 def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Callable]:
@@ -137,36 +123,6 @@ def chosen_plan(work: Workload, *, devices=None):
     return tn.Plan(devices).resolve(work.swarm())
 
 
-def measured(name: str):
-    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {machine and its peak rates}).
-
-    The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
-    paired repeats), cold_ratio, the `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
-    """
-    import pandas as pd
-
-    folder = repository() / "reports/benchmark" / name
-    if not (folder / "machine.json").is_file():
-        raise FileNotFoundError(f"There is no {folder / 'machine.json'}; `make bench` makes it.")
-    table = pd.read_csv(folder / "ratios.csv")
-    groups = pd.read_csv(folder / "repeats.csv").groupby(["workload", "way"]).seconds_per_step
-    repeats = {pair: seconds.tolist() for pair, seconds in groups}
-    ours = table[table.way == KEYS[OURS]].set_index("workload")
-    lines = []
-    for row in table.itertuples():
-        own = ours.loc[row.workload]
-        ratio, low, high = timing.ratio(repeats[row.workload, row.way], repeats[row.workload, KEYS[OURS]])
-        costs = own.compile_seconds, own.seconds_per_step, row.compile_seconds, row.seconds_per_step
-        ahead = np.nan if row.way == KEYS[OURS] else timing.break_even(*costs)
-        lines.append((ratio, low, high, ahead, len(repeats[row.workload, row.way])))
-    table[["ratio", "low", "high", "break_even_steps", "repeats"]] = lines
-    table = table.drop(columns="ratio_to_ours").rename(columns={"cold_ratio_to_ours": "cold_ratio"})
-    steps = {work.name: work.steps for work in workloads().values()}
-    here = json.loads((folder / "machine.json").read_text())
-    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps), machine=here["machine"])
-    return table.astype({"repeats": int}), here
-
-
 def main(arguments=None):
     """Measure the suite and print its table; a whole run writes to reports/benchmark/<device>/, others to build/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -184,14 +140,7 @@ def main(arguments=None):
     runner = os.environ.get("TURBANET_REPORTS")  # set by the notebook runner, which publishes itself
     folder = Path(runner or repository() / "build/benchmark" / device)
     print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
-    folder.mkdir(parents=True, exist_ok=True)
-    table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
-    repeats = table[["workload", "way", RUNS]].explode(RUNS).astype({RUNS: float})
-    repeats = repeats.rename(columns={RUNS: "seconds_per_step"})
-    repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
-    repeats.to_csv(folder / "repeats.csv", index=False, float_format="%.4g")
-    (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
-    (folder / "machine.json").write_text(json.dumps(here, indent=2) + "\n")
+    benchmark_results.write(folder, table, plans, here)
     if not (runner or options.quick or options.workloads or failures):
         from study.pipeline import notebook
 

@@ -13,6 +13,12 @@ def tensor(array) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
+def freeze_input_bias(lstm):
+    """Set an LSTM's `bias_ih` to zero and exclude it from training."""
+    nn.init.zeros_(lstm.bias_ih_l0)
+    lstm.bias_ih_l0.requires_grad_(False)
+
+
 class LSTMTwin(nn.Module):
     """`turbanet.networks.models.LSTM` in PyTorch: x [batch, time, feature] -> [batch, output]."""
 

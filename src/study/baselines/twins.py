@@ -15,6 +15,7 @@ from study.baselines.layers import (
     Residual,
     copy_value,
     filled,
+    freeze_input_bias,
     make_conv,
     make_linear,
 )
@@ -54,7 +55,7 @@ def lstm_twin(params: Mapping[str, Any]) -> "LSTMTwin":
     copy_value(lstm.weight_ih_l0, weight_ih)
     copy_value(lstm.weight_hh_l0, weight_hh)
     copy_value(lstm.bias_hh_l0, bias)
-    _freeze_input_bias(lstm)
+    freeze_input_bias(lstm)
     return LSTMTwin(lstm, head)
 
 
@@ -174,13 +175,8 @@ def reinitialise(twin: nn.Module, *, seed: int) -> nn.Module:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             if isinstance(module, nn.LSTM):
-                _freeze_input_bias(module)
+                freeze_input_bias(module)
     return twin
-
-
-def _freeze_input_bias(lstm):
-    nn.init.zeros_(lstm.bias_ih_l0)
-    lstm.bias_ih_l0.requires_grad_(False)
 
 
 def _numbered(params, name):

@@ -102,17 +102,9 @@ def _work(rank, job, record, started=None):
         worker = rank - (job.method == DOWNPOUR)
         network = DistributedDataParallel(model) if job.method == DDP else model
         after = None if job.method == DDP else _Exchange(model, record[worker], job.every)
-        workers.train(
-            network,
-            job.dataset,
-            job.order[worker],
-            criterion=job.criterion,
-            optimizer=job.optimizer,
-            scheduler=job.scheduler,
-            record=record[worker],
-            worker=worker,
-            after=after,
-        )
+        settings = {"criterion": job.criterion, "optimizer": job.optimizer, "scheduler": job.scheduler}
+        settings |= {"record": record[worker], "worker": worker, "after": after}
+        workers.train(network, job.dataset, job.order[worker], **settings)
     if rank == 0:
         job.model.load_state_dict(model.state_dict())
 

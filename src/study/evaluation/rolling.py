@@ -10,6 +10,8 @@ from scipy import stats
 from scipy.fft import dct
 from statsmodels.stats.multitest import multipletests
 
+from turbanet.data.sampling import ragged
+
 FLOOR = 0.05  # percent a day: smaller absolute returns are rounding of prices, and 0 has no logarithm
 DECAYS = (0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99)  # grid of the exponentially weighted average
 HAR_DAYS = (1, 5, 22)  # windows of the HAR regression's averages (Corsi 2009)
@@ -90,7 +92,7 @@ def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, v
     return Rolling(
         ((x - x_centre) / x_spread).astype(np.float32)[..., None],
         ((y - centre[..., None]) / spread[..., None]).astype(np.float32)[..., None],
-        *(_padded(rows) for rows in parts.values()),
+        *(np.asarray(ragged(rows)) for rows in parts.values()),
         centre,
         spread,
         y,
@@ -101,7 +103,7 @@ def rolling(close, *, horizon: int, window: int, origins: int, test_days: int, v
 def pooled(rows, *, tickers: int, examples: int) -> np.ndarray:
     """Number the rows [origin, row] of all tickers' concatenated examples: int32 [origin, ticker x row]."""
     firsts = examples * np.arange(tickers)[:, None]
-    return _padded([(firsts + own[own >= 0]).ravel() for own in rows])
+    return np.asarray(ragged((firsts + own[own >= 0]).ravel() for own in rows))
 
 
 def usual_forecasts(close, examples: Rolling, *, horizon: int) -> dict[str, np.ndarray]:
@@ -196,11 +198,3 @@ def _weighted(absolute, decay):
     """Compute the log of the exponentially weighted average up to each day."""
     average = pd.DataFrame(absolute).ewm(alpha=1 - decay, adjust=True).mean().to_numpy()
     return np.log(np.maximum(average, FLOOR))
-
-
-def _padded(rows):
-    """Join index arrays of several lengths to one [origin, row], padded with -1."""
-    table = np.full((len(rows), max(map(len, rows))), -1, np.int32)
-    for line, own in zip(table, rows):
-        line[: len(own)] = own
-    return table

@@ -47,8 +47,7 @@ def extrapolate(
 ):
     """Estimate each method's seconds for `steps` steps from shorter runs; its cost per step must be constant.
 
-    A turn times a run of one unit of steps and one of n units: their difference is the time of n - 1 units without the
-    overhead of a call.
+    A turn times runs of 1 and of n units of steps; their difference is the time of n - 1 units without a call's overhead.
 
     Parameters
     ----------
@@ -132,10 +131,9 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, f
 
 
 def beyond(run: Callable[[int], Any], length: int, whole: int) -> float:
-    """Estimate the seconds of `whole` units of work from a run of `length` units less a run of one.
+    """Estimate the seconds of `whole` units of work from a run of `length` units less a run of one, without overhead.
 
-    The difference leaves out a call's overhead, such as sending data to processes; it is at least a thousandth of the
-    longer run.
+    Overhead is, for example, data sent to processes; in very short runs the difference is at least a thousandth.
     """
     short, long = _seconds(run, 1), _seconds(run, length)
     return max(long - short, long / 1000) * whole / (length - 1)
