@@ -47,7 +47,7 @@ def extrapolate(
 ):
     """Estimate each method's seconds for `steps` steps from shorter runs; its cost per step must be constant.
 
-    A turn times runs of 1 and of n units of steps; their difference is the time of n - 1 units without a call's overhead.
+    A turn times runs of 1 and n units of steps; their difference is the time of n - 1 units without a call's overhead.
 
     Parameters
     ----------
