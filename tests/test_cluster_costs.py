@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from study import peers
-from study.cluster import costs as cluster_costs, projection, runs as cluster_runs
+from study.cluster import costs as cluster_costs, idle, projection, runs as cluster_runs
 
 pytest.importorskip("ray")
 
@@ -59,7 +59,7 @@ def test_make_peers_knows_the_parts():
 @pytest.mark.slow
 def test_shards_sleep_on_workers_that_have_started():
     table = cluster_costs.sleeping(workers=(2, 4), shards=10, sleep_seconds=0.2, instant=20)
-    slept = table[table.kind == cluster_runs.SLEEP]
+    slept = table[table.kind == idle.SLEEP]
     assert slept.shards.tolist() == [5, 10]
     assert slept.ideal_seconds.tolist() == pytest.approx([0.5, 0.5])
     assert slept.rounds_seconds.tolist() == pytest.approx([0.6, 0.6])

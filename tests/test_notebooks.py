@@ -288,7 +288,7 @@ def leaves(value):
 
 def branches(size, stage):
     """{parameter: (whether it is on, the words in it)} of a stage at a size; a 0 anywhere in it is off."""
-    values = notebook._overlay(PARAMS, PARAMS["sizes"].get(size, {}), size)[stage] or {}
+    values = project.overlay(PARAMS, PARAMS["sizes"].get(size, {}), size)[stage] or {}
     for variant in [name for name, value in values.items() if isinstance(value, dict)]:
         values = values | {f"{variant}.{name}": value for name, value in values[variant].items()}
     parts = {name: leaves(value) for name, value in values.items() if not isinstance(value, dict)}

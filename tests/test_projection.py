@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
+from study.cluster.idle import INSTANT, SLEEP
 from study.cluster.projection import Costs, beside_measured, projected, sleeping_seconds
-from study.cluster.runs import INSTANT, SLEEP
 
 COSTS = Costs(
     member_step_seconds=1e-4,

@@ -11,7 +11,7 @@ import turbanet as tn
 from study.baselines.workloads import workloads
 from study.evaluation.windows import normalised
 from study.federated import suite as federated_suite
-from study.pipeline import notebook
+from study.pipeline import notebook, project
 from study.sources import store
 from turbanet.networks.policies import Agent
 
@@ -23,7 +23,7 @@ STAGES = [name for name in PARAMS if name not in (*notebook.SECTIONS, "report")]
 def sizes():
     """{size: params.yaml at it}: as it is, and as `make smoke` and `make published` have it."""
     over = {"default": {}} | PARAMS["sizes"]
-    return {name: notebook._overlay(PARAMS, changes or {}, name) for name, changes in over.items()}
+    return {name: project.overlay(PARAMS, changes or {}, name) for name, changes in over.items()}
 
 
 SIZES = sizes()

@@ -57,7 +57,8 @@ def trained_by_pytorch(job: dict, *, learning_rate: float) -> tuple[np.ndarray, 
     """Train one network by a PyTorch loop with fused Adam in one thread: (losses [step], predictions [row, 1])."""
     import torch
 
-    from study.baselines.twins import lstm_twin, tensor
+    from study.baselines.layers import tensor
+    from study.baselines.twins import lstm_twin
 
     torch.set_num_threads(1)
     twin = lstm_twin(job["params"])

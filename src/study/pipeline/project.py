@@ -28,7 +28,7 @@ def copy_study(root, folder, size):
     root, folder = Path(root).resolve(), Path(folder)
     params = read(root / "params.yaml")
     sizes = params.get("sizes") or {}
-    params = _overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
+    params = overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
     shutil.rmtree(folder, ignore_errors=True)
     rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for name in ("src", "notebooks"):
@@ -80,11 +80,11 @@ def rebuild(folder, targets=(), *arguments, quick=False, **kwargs):
     return done
 
 
-def _overlay(values, changes, section):
+def overlay(values, changes, section):
     """Return `values` updated by `changes`, mapping by mapping; ValueError for a new name, as it is misspelt."""
     for name in changes:
         check_known(f"name in {section}", name, values)
     return values | {
-        name: _overlay(values[name], new, f"{section}.{name}") if isinstance(new, dict) else new
+        name: overlay(values[name], new, f"{section}.{name}") if isinstance(new, dict) else new
         for name, new in changes.items()
     }
