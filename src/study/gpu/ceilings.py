@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import torch
 from study.baselines.workloads import workloads
 from study.gpu.compare import Budget
 from study.gpu.torch_steps import PRECISIONS
+from study.measurement import timing
 
 
 def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
@@ -18,11 +20,11 @@ def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     size = 64 if tiny else 8192
     x = jnp.ones((size, size), jnp.float32)
     rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
-    seconds = _best(jax.jit(lambda x: x + 1), x)
+    seconds = _best(partial(jax.jit(lambda x: x + 1), x))
     rows.append({"what": "memory, read and written", "value": 2 * x.nbytes / seconds / 1e9, "unit": "GB/s"})
     for precision, settings in PRECISIONS.items():
         with jax.default_matmul_precision(settings.jax or "default"):
-            seconds = _best(jax.jit(lambda x: x @ x), x)
+            seconds = _best(partial(jax.jit(lambda x: x @ x), x))
         rows.append({"what": f"products in {precision}", "value": 2 * size**3 / seconds / 1e12, "unit": "TFLOP/s"})
     yield rows
     for name in ("sweep-small", "sweep-large"):
@@ -51,11 +53,5 @@ def _launch(tiny):
     return 1e6 * min(seconds) / count
 
 
-def _best(function, x, repeats=10):
-    jax.block_until_ready(function(x))
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(function(x))
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+def _best(call):
+    return min(timing.interleave({"call": call}, repeats=10)["call"])
