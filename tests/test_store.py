@@ -415,7 +415,7 @@ def yahoo(monkeypatch):
     monkeypatch.setattr(pytickersymbols.PyTickerSymbols, "get_stocks_by_index", lambda *_: members)
     monkeypatch.setattr(yfinance.multi, "new_session", lambda: session)
     monkeypatch.setattr(store, "_reachable", lambda _: True)
-    monkeypatch.setattr(yahoo.time, "sleep", lambda _: None)
+    monkeypatch.setattr(yahoo_source.time, "sleep", lambda _: None)
     return adapter
 
 
