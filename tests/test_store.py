@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import requests
 
-from study.sources import store
+from study.sources import store, yahoo as yahoo_source
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets"),
