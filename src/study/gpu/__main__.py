@@ -45,7 +45,7 @@ def main(arguments=None):
     here = machine()
     is_gpu = here["jax_backend"] == "gpu"
     if not is_gpu and not options.tiny:
-        parser.error("JAX has no GPU here; --tiny checks on a CPU that everything runs.")
+        parser.error("JAX has no GPU here; --tiny runs on a CPU, to see whether everything works.")
     card = re.sub(r"[^a-z0-9]+", "-", (here["gpu"] if is_gpu else "cpu").lower()).strip("-")
     folder = options.out or repository() / ("reports" if is_gpu and not options.tiny else "build") / "gpu" / card
     folder.mkdir(parents=True, exist_ok=True)
