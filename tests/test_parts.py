@@ -61,7 +61,7 @@ def test_parts_train_what_whole_epochs_train(how, request):
     whole, expected = train(**how)
     request.getfixturevalue("in_parts")
     found, history = train(**how)
-    assert found.underway is None
+    assert found._underway is None
     for one, wanted in zip(seen(history), seen(expected), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-4) if wanted is not None else None
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found.params, whole.params)
@@ -94,7 +94,7 @@ def test_a_training_that_was_stopped_inside_an_epoch_goes_on_bit_for_bit(in_part
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "_train", interrupted)
         swarm, history = train(on_interrupt="return", checkpoints=tmp_path)
-    assert len(calls) == steps and len(history.train_loss) == steps // 4 and swarm.underway is None
+    assert len(calls) == steps and len(history.train_loss) == steps // 4 and swarm._underway is None
     found = train(checkpoints=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]))
     np.testing.assert_array_equal(found[1].train_loss, expected[1].train_loss)

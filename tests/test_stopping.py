@@ -211,9 +211,9 @@ def test_a_member_that_breaks_keeps_its_last_good_weights():
     state = stopping.with_stopping(swarm, 2, 0.0, stopping.LOSS, "min").get_state(1)
     broken = state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, state.params))
     after = stopping.after_epoch(state, broken, {stopping.LOSS: np.float32(np.nan)})
-    jax.tree.map(np.testing.assert_array_equal, after.stopping.params, state.params)
-    assert after.stopping.waited == 1 and after.stopping.active
-    assert not stopping.after_epoch(after, after, {stopping.LOSS: np.float32(np.nan)}).stopping.active
+    jax.tree.map(np.testing.assert_array_equal, after._stopping.params, state.params)
+    assert after._stopping.waited == 1 and after._stopping.active
+    assert not stopping.after_epoch(after, after, {stopping.LOSS: np.float32(np.nan)})._stopping.active
 
 
 def test_without_patience_nobody_stops():

@@ -13,8 +13,8 @@ import jax
 
 from turbanet.core.arrays import check_whole, first_line, is_key
 from turbanet.core.fingerprint import as_numbers, fingerprint
-from turbanet.core.member import Swarm
 from turbanet.core.plan import say_once
+from turbanet.core.state import State
 from turbanet.core.storage import Mirror, is_address, place
 
 FORMAT = 4
@@ -51,7 +51,7 @@ class Checkpoints:
             raise ValueError(f"share is of a training's seconds, above 0 and at most 1; got {self.share!r}.")
 
 
-def facts(swarm: Swarm, program: Any, data: Any, metrics: dict) -> dict:
+def facts(swarm: State, program: Any, data: Any, metrics: dict) -> dict:
     """Return the identity of a training, {name: text}; it resumes only from a checkpoint with an equal one.
 
     program: a `program.Train`; data: a pytree of arrays; metrics: {name: metric} called on the host.
@@ -61,7 +61,7 @@ def facts(swarm: Swarm, program: Any, data: Any, metrics: dict) -> dict:
         return fingerprint(jax.tree.leaves(tree))[:16]
 
     of_metrics = {f"metric {name}": metric for name, metric in (*program.metrics, *metrics.items())}
-    stopping = "never" if swarm.stopping is None else swarm.stopping.rule
+    stopping = "never" if swarm._stopping is None else swarm._stopping.rule
     result = {"format": str(FORMAT), **versions()}
     result |= identified(swarm, {"loss": program.loss_fn, **of_metrics, **program.computed})
     result |= {"members": digest((swarm.seed, swarm.id)), "batch size": str(program.batch_size)}
@@ -90,7 +90,7 @@ def _version(package):
         return "not installed"
 
 
-def identified(swarm: Swarm, others: dict) -> dict[str, str]:
+def identified(swarm: State, others: dict) -> dict[str, str]:
     """Return {name: "its name fingerprint"} of the functions of a swarm and of `others` {name: object}.
 
     The entry OPAQUE lists what cannot be fingerprinted and so not be compared; "" if there is nothing.

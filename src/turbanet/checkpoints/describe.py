@@ -9,10 +9,11 @@ import numpy as np
 from flax import linen as nn
 
 from turbanet.checkpoints.checkpoint import called
-from turbanet.core.member import Functions, Swarm
+from turbanet.core.member import Functions
+from turbanet.core.state import State
 
 
-def described(swarm: Swarm) -> str:
+def described(swarm: State) -> str:
     """Describe members, model, parameters of each, types and devices; never fails, whatever the leaves are."""
     kind = type(swarm).__name__
     try:

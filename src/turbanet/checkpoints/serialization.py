@@ -13,10 +13,10 @@ from flax.core import freeze, unfreeze
 from turbanet.checkpoints import checkpoint
 from turbanet.checkpoints.describe import model
 from turbanet.core.arrays import as_arrays
-from turbanet.core.member import Swarm
 from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import say_once
 from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
+from turbanet.core.state import State
 from turbanet.core.storage import is_address, place
 
 FORMAT = 1
@@ -33,7 +33,7 @@ def no_optimizer(updates: Any, state: Any, params: Any = None) -> Any:
 INFERENCE_ONLY = optax.GradientTransformation(lambda params: optax.EmptyState(), no_optimizer)
 
 
-def save(swarm: Swarm, folder: str | os.PathLike) -> None:
+def save(swarm: State, folder: str | os.PathLike) -> None:
     """Save `swarm` to `folder`, in place of one that was saved there before; see `TurbaTrainState.save`."""
     store = checkpoint.Folder(folder, 1, what="A swarm")
     paths = store.there.iterdir() if store.there.exists() else ()
@@ -51,7 +51,7 @@ def save(swarm: Swarm, folder: str | os.PathLike) -> None:
     store.write(1 + (store.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **message)
 
 
-def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
+def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> State:
     """Load the swarm that `save` wrote to `folder`; see `TurbaTrainState.load`.
 
     Parameters

@@ -13,7 +13,6 @@ from flax.core.tracers import current_trace
 
 from turbanet.core.optimizers import evaluation_params
 
-Swarm: TypeAlias = Any  # a TurbaTrainState, whose module imports this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training

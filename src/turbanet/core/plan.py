@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.backend import tracing_for
 from turbanet.core.arrays import is_key
-from turbanet.core.member import Swarm
+from turbanet.core.state import State
 
 ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
@@ -100,7 +100,7 @@ class Plan:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
-    def resolve(self, swarm: Swarm) -> "Plan":
+    def resolve(self, swarm: State) -> "Plan":
         """Return the plan with the default block if it has none; a given block stays."""
         if self.block is not None:
             return self
@@ -330,7 +330,7 @@ def check_plan(plan: Any) -> None:
         raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
 
 
-def choose(plan: Any, swarm: Swarm) -> Plan:
+def choose(plan: Any, swarm: State) -> Plan:
     """Return the given plan, or one of all devices, with its block resolved for the swarm."""
     check_plan(plan)
     plan = (plan if isinstance(plan, Plan) else Plan()).resolve(swarm)

@@ -42,7 +42,7 @@ def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mod
     waited = jnp.zeros(len(swarm), jnp.int32)
     rule = patience, min_delta, monitor, mode
     best_of = best, waited, swarm.params, swarm.collections, _averages(swarm)
-    return swarm.replace(stopping=Stopping(_all_active(swarm), *best_of, *rule))
+    return swarm.replace(_stopping=Stopping(_all_active(swarm), *best_of, *rule))
 
 
 def prepared(swarm: Any, patience: int | None, min_delta: float, rule: tuple[str, str], callbacks: Any) -> Any:
@@ -54,12 +54,12 @@ def prepared(swarm: Any, patience: int | None, min_delta: float, rule: tuple[str
 
 def that_can_stop(swarm: Any) -> Any:
     """Return `swarm` set to train each member until a callback stops it."""
-    return swarm.replace(stopping=Stopping(_all_active(swarm)))
+    return swarm.replace(_stopping=Stopping(_all_active(swarm)))
 
 
 def is_by_callbacks(swarm: Any) -> bool:
     """Whether members of `swarm` stop only at the request of callbacks."""
-    return isinstance(swarm.stopping, Stopping) and swarm.stopping.patience is None
+    return isinstance(swarm._stopping, Stopping) and swarm._stopping.patience is None
 
 
 def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
@@ -67,7 +67,7 @@ def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
 
     The monitored value is not in `metrics` where a plan is measured, and where the host computes it: see `judged`.
     """
-    stopping = before.stopping
+    stopping = before._stopping
     if stopping is None:
         return after
     value = metrics.get(stopping.monitor)
@@ -79,24 +79,24 @@ def judged(state: Any, value: Any) -> Any:
 
     A member that had stopped before, as by a callback, stays stopped.
     """
-    stopping = state.stopping
+    stopping = state._stopping
     value = value if stopping.mode == "min" else -value
     better = value < stopping.best - stopping.min_delta
     best = {"params": state.params, "collections": state.collections, "opt_state": _averages(state)}
     improved = stopping.replace(best=value, waited=0, **best)
     updated = choose(better, improved, stopping.replace(waited=stopping.waited + 1))
-    return state.replace(stopping=updated.replace(active=stopping.active & (updated.waited < stopping.patience)))
+    return state.replace(_stopping=updated.replace(active=stopping.active & (updated.waited < stopping.patience)))
 
 
 def restored(swarm: Any) -> Any:
     """Return `swarm` with every member's best weights, if there was patience, and without the state of stopping."""
-    stopping = swarm.stopping
+    stopping = swarm._stopping
     if stopping is None or stopping.patience is None:
-        return swarm.replace(stopping=None)
+        return swarm.replace(_stopping=None)
     best = {"params": stopping.params, "collections": stopping.collections}
     if stopping.opt_state is not None:
         best["opt_state"] = stopping.opt_state
-    return swarm.replace(**best, stopping=None)
+    return swarm.replace(**best, _stopping=None)
 
 
 def _averages(state):

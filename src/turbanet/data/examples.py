@@ -8,7 +8,7 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_arrays
-from turbanet.core.member import Swarm
+from turbanet.core.state import State
 from turbanet.core.plan import Plan, taken
 from turbanet.data.sampling import check_rows, ragged
 
@@ -38,7 +38,7 @@ class Data(struct.PyTreeNode):
         return (self.x, self.y) if index is None else jax.tree.map(lambda leaf: leaf[index], (self.x, self.y))
 
 
-def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
+def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
     """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another."""
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")

@@ -11,7 +11,8 @@ import numpy as np
 from turbanet.data import batches
 from turbanet.data.batches import Chunk
 from turbanet.data.examples import Data
-from turbanet.core.member import SHUFFLE, Swarm, member_key
+from turbanet.core.member import SHUFFLE, member_key
+from turbanet.core.state import State
 from turbanet.core.memory import memory
 from turbanet.core.plan import ALIGNED_BYTES, Plan
 from turbanet.data.sampling import epoch_order, own_order, own_steps
@@ -42,7 +43,7 @@ class Mapped:
     batch_size, shuffle, equal_steps : as `fit` takes them
     """
 
-    def __init__(self, data: Data, swarm: Swarm, *, batch_size: int, shuffle: bool, equal_steps: bool = False):
+    def __init__(self, data: Data, swarm: State, *, batch_size: int, shuffle: bool, equal_steps: bool = False):
         self.data = data
         self.swarm = swarm
         self.batch_size = batch_size

@@ -183,7 +183,7 @@ def _of_first_member(swarm, data, loss_fn, max_rows=None):
     (own,) = of_members((data,), 0)
     count = int(own.length if own.count is None else own.count)
     rows = own.read(np.arange(count)[:max_rows])
-    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, stopping=None)
+    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, _stopping=None)
     try:
         prediction = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
     except Exception:  # the training will raise it, with more context

@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import metrics, stopping
-from turbanet.core.member import SHUFFLE, Swarm, member_key
+from turbanet.core.member import SHUFFLE, member_key
 from turbanet.core.plan import Plan, choose, say_once
+from turbanet.core.state import Swarm
 from turbanet.data import memmap
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps

@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
-from turbanet.core.member import Swarm
 from turbanet.core.plan import Plan
+from turbanet.core.state import Swarm
 from turbanet.data.batches import Batches, Chunk
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checks import check_data, check_fit, check_masks

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from turbanet.core import member, schedules, stopping
-from turbanet.core.member import Swarm
 from turbanet.core.plan import Plan
+from turbanet.core.state import Swarm
 from turbanet.core.sums import added, zero
 from turbanet.data.examples import Data
 from turbanet.data.sampling import own_steps
@@ -44,23 +44,23 @@ class Part(Train):
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
         def start(state):
-            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
+            return state.replace(_underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
 
         def step(number, state):
-            progress = state.underway
+            progress = state._underway
             batch, mask, is_step = self._batch(progress, number, data)
             after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
-            after = after.replace(underway=progress.replace(place=progress.place + 1, loss=added(progress.loss, loss)))
+            after = after.replace(_underway=progress.replace(place=progress.place + 1, loss=added(progress.loss, loss)))
             return after if is_step is None else stopping.choose(is_step, after, state)
 
         @partial(jax.jit, inline=True)  # traced once, for its shapes and for the last part
         def end(state):
-            state, metrics = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
+            state, metrics = self._end(state, state, state._underway.loss[0] / state._underway.place, held_out)
             return state, jax.tree.map(lambda one: one[None], metrics)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
         after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
-        after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
+        after = after if before._stopping is None else stopping.choose(before._stopping.active, after, before)
         nothing = room(jax.eval_shape(end, after)[1])
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
 
@@ -78,7 +78,7 @@ class Part(Train):
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """Return the swarm before the first part of an epoch of `length` rows."""
         order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
-        return swarm.replace(underway=underway(len(swarm), order))
+        return swarm.replace(_underway=underway(len(swarm), order))
 
 
 def underway(members: int, order: Any = None) -> Underway:

@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 
 from turbanet.core.arrays import is_key
 from turbanet.core.fingerprint import as_numbers
-from turbanet.core.member import Swarm
+from turbanet.core.state import Swarm
 from turbanet.data.examples import of_members
 
 

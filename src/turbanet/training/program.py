@@ -142,8 +142,8 @@ class Train:
             before, after.replace(epoch=after.epoch + 1), {stopping.LOSS: validation} | metrics
         )
         values = loss, validation, metrics
-        if before.stopping is not None:  # a stopped member has no loss
-            values = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), values)
+        if before._stopping is not None:  # a stopped member has no loss
+            values = jax.tree.map(lambda value: jnp.where(before._stopping.active, value, jnp.nan), values)
         return after, (*values, predictions)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from turbanet.core import metrics, stopping
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.member import Swarm
 from turbanet.core.plan import gathered, home
+from turbanet.core.state import State
 from turbanet.data.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
@@ -27,7 +27,7 @@ class Record:
     callbacks : as `fit` takes them
     """
 
-    swarm: Swarm
+    swarm: State
     metric: Any
     followed: tuple[str, str, float]
     callbacks: Sequence[Callable]
@@ -54,7 +54,7 @@ class Record:
 
     def finish(
         self, run: Training, *, progress: bool, on_interrupt: str, gather: Callable | None = None
-    ) -> tuple[Swarm, History]:
+    ) -> tuple[Any, History]:
         """Train to the end or to Ctrl-C, and return what `fit` returns or raise `Interrupted`.
 
         An exception of a callback, a loader or a full disk carries `swarm` and `history` as well.
@@ -89,7 +89,7 @@ class Record:
     def _result(self, run, state, recorded):
         """Return (swarm, history) for the caller."""
         history = self.history(run, state.epoch, recorded)
-        has_best = state.stopping is not None and state.stopping.patience is not None
+        has_best = state._stopping is not None and state._stopping.patience is not None
         state = gathered(stopping.restored(state))
         of_batches = isinstance(getattr(run, "batches", None), Batches)
         may_see_none = of_batches and getattr(run.program, "is_masked", False)

@@ -15,11 +15,11 @@ from tqdm.auto import tqdm
 from turbanet.checkpoints import checkpoint
 from turbanet.core import schedules, stopping
 from turbanet.core.interrupt import GivenUpError, noted
-from turbanet.core.member import Swarm
 from turbanet.core.memory import fitting, is_out_of_memory
 from turbanet.core.metrics import on_host
 from turbanet.core.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
+from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.program import Evaluate, Train, compile_in_thread, compiled
@@ -49,7 +49,7 @@ class Training:
     is_recorded = True  # whether the losses of all that the states have trained are recorded
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
-    def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
+    def __init__(self, program: Train, swarm: State, data, *, epochs, segment, plan, metrics, checkpoints, between):
         self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether separate programs score held-out rows
         self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
         self.start = swarm
@@ -66,11 +66,11 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self.plan = choose(plan, swarm)
-        if self.plan.on_accelerator and not (checkpoints or between or swarm.stopping):
+        if self.plan.on_accelerator and not (checkpoints or between or swarm._stopping):
             self.segment = epochs  # nothing happens between segments, and a call costs as much as many epochs
         self._cut()
         # A resumed training may have other callbacks.
-        compared = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm
+        compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
         facts = checkpoints and checkpoint.facts(compared, program, self.identity or data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         latest = self.keeper and self.keeper.latest()
@@ -163,7 +163,7 @@ class Training:
 
     def last(self) -> Any:
         """Return all members' states in the original order."""
-        return self.everyone().replace(underway=None)
+        return self.everyone().replace(_underway=None)
 
     @property
     def holds_states(self) -> bool:
@@ -182,7 +182,7 @@ class Training:
 
     def still_training(self) -> np.ndarray:
         """Return the positions of the members that have not stopped, int [member]."""
-        if self.start.stopping is None:
+        if self.start._stopping is None:
             return self.training
         return self.training[self._active()]
 
@@ -191,8 +191,8 @@ class Training:
         stay = ~members[self.training]
         of_rounds = [self.current.place(stay, round) for round in self._rounds()]
         for number, (state, stays) in enumerate(zip(self.states, of_rounds, strict=True)):
-            active = state.stopping.active & stays
-            self.states[number] = state.replace(stopping=state.stopping.replace(active=active))
+            active = state._stopping.active & stays
+            self.states[number] = state.replace(_stopping=state._stopping.replace(active=active))
 
     def set(self, values: dict[str, Any]) -> None:
         """Set hyperparameters, each a number or [member], of the members that have not stopped."""
@@ -236,7 +236,7 @@ class Training:
 
     def _active(self):
         """Return which of `self.training` have not stopped, bool [member]."""
-        return np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
+        return np.concatenate([state._stopping.active for state in self.states])[: len(self.training)]
 
     def _state(self):
         """Return the states of `self.training`, without the copies that fill a block."""
@@ -339,7 +339,7 @@ class Training:
         evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
         evaluation = evaluated(evaluate, self._state(), self.data[1], self.current)
         *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], evaluation)
-        if self.start.stopping is not None:
+        if self.start._stopping is not None:
             active = self._active()[:, None]
             scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
         return *scores, predictions
@@ -347,7 +347,7 @@ class Training:
     def _update_by_host(self, losses):
         """Update schedules and patience that follow a loss or metric computed on the host."""
         _, loss, metrics = losses
-        monitor = self.start.stopping and self.start.stopping.monitor
+        monitor = self.start._stopping and self.start._stopping.monitor
         value = ({stopping.LOSS: loss} | metrics).get(monitor) if self.is_by_count or monitor in self.metrics else None
         loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
         if value is None and loss is None:
@@ -375,7 +375,7 @@ class Training:
 
     def _set_aside(self):
         """Set stopped members aside, if that halves the work or ends it."""
-        if self.start.stopping is None:
+        if self.start._stopping is None:
             return
         active = self._active()
         goes_on, stopped = np.flatnonzero(active), np.flatnonzero(~active)
@@ -426,8 +426,8 @@ class Training:
         if self.done:
             metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
-        active = arrays.setdefault(".stopping.active", np.ones(len(self.start), bool))
-        if self.start.stopping is None and not np.all(active):
+        active = arrays.setdefault("._stopping.active", np.ones(len(self.start), bool))
+        if self.start._stopping is None and not np.all(active):
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
         self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
@@ -436,11 +436,11 @@ class Training:
 def _after_epoch(state, loss, value):
     """Return one member after an epoch, given its validation `loss` and the monitored `value`, or None for either."""
     after = schedules.end_epoch(state, loss)
-    if state.stopping is None:
+    if state._stopping is None:
         return after
     if value is not None:
-        after = stopping.judged(after, value.astype(state.stopping.best.dtype))
-    return stopping.choose(state.stopping.active, after, state)
+        after = stopping.judged(after, value.astype(state._stopping.best.dtype))
+    return stopping.choose(state._stopping.active, after, state)
 
 
 def _concatenated(*parts):

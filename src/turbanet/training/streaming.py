@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.checkpoints.checkpoint import types
-from turbanet.core.member import Swarm
 from turbanet.core.plan import say_once
+from turbanet.core.state import Swarm
 from turbanet.data.batches import Ahead, Batches, Chunk
 from turbanet.data.examples import of_members, placed
 from turbanet.data.memmap import Mapped
@@ -42,7 +42,7 @@ class Passing(Part):
 
     def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
         """Return the swarm before the first batch of an epoch."""
-        return swarm.replace(underway=underway(len(swarm)))
+        return swarm.replace(_underway=underway(len(swarm)))
 
 
 class Streaming(Training):
@@ -103,7 +103,7 @@ class Streaming(Training):
         self.placed = [(of_round, held_out) for (of_round,), held_out in zip(of_rounds, self.held_out, strict=True)]
 
     def _train(self, most):
-        if self.start.stopping is not None and not self.steps_done and not self._active().any():
+        if self.start._stopping is not None and not self.steps_done and not self._active().any():
             return self._skip()
         chunk = self.chunk = self.chunk or self._next()
         self.program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
@@ -142,7 +142,7 @@ class Streaming(Training):
         """Yield the chunks from here to the end; do not read the next epoch while this one may be the last."""
         state = self.iterator_state if self.steps_done else None
         for epoch in range(self.done, self.epochs):
-            if self.start.stopping is not None:
+            if self.start._stopping is not None:
                 wait(lambda epoch=epoch: self.next_epoch >= epoch)
             number = self.steps_done if state else 0
             for chunk in self.batches.chunks(epoch, state):
