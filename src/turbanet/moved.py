@@ -30,7 +30,7 @@ PRIVATE = {
     ("training", "core"): (
         "arrays contents fingerprint interrupt member metrics optimizers places=storage plan schedules stopping sums"
     ),
-    ("training", "data"): "augment batches data=examples mapped=memmap sampling",
+    ("training", "data"): "augment batches data=examples sampling",
     ("training", "training"): "weights=sample_weight",
 }
 

@@ -9,7 +9,8 @@ from flax import struct
 
 from turbanet.core.arrays import as_arrays
 from turbanet.core.state import State
-from turbanet.core.plan import Plan, taken
+from turbanet.core.memory import memory
+from turbanet.core.plan import ALIGNED_BYTES, Plan, taken
 from turbanet.data.sampling import check_rows, ragged
 
 
@@ -135,7 +136,24 @@ def targets(data: Data, position: int) -> Any:
 
 
 def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
-    """Return each round's data on devices: a member's own where the member is, shared data once on each device."""
+    """Return each round's data on devices: a member's own where the member is, shared data once on each device.
+
+    Raises MemoryError for data that the devices cannot hold. A CPU uses aligned arrays in place, also those on disk.
+    """
     own, shared = split(data)
+    needed, free = _copied_bytes(own, plan) + len(plan.devices) * _copied_bytes(shared, plan), 0.0
+    if plan.on_accelerator:
+        needed /= len(plan.devices)
+    if needed > 0 and needed > (free := memory(plan.devices)[1]):
+        room = f"x and y need {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"
+        raise MemoryError(f"{room}: take fewer rows, or read them batch by batch with fit_batches.")
     shared = plan.share(shared)
     return [join(plan.place(own, round), shared) for round in rounds]
+
+
+def _copied_bytes(tree, plan):
+    """Return the bytes of a tree's host arrays that its devices need a copy of."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    if not plan.on_accelerator:
+        leaves = [leaf for leaf in leaves if not (leaf.flags.c_contiguous and leaf.ctypes.data % ALIGNED_BYTES == 0)]
+    return sum(leaf.nbytes for leaf in leaves)

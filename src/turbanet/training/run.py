@@ -44,7 +44,6 @@ class Training:
     between : between(this) is called after each segment; None: no call
     """
 
-    identity: Any = None  # data that checkpoints are compared by, if not those in memory
     interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
     is_recorded = True  # whether the losses of all that the states have trained are recorded
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
@@ -71,7 +70,7 @@ class Training:
         self._cut()
         # A resumed training may have other callbacks.
         compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
-        facts = checkpoints and checkpoint.facts(compared, program, self.identity or data, metrics)
+        facts = checkpoints and checkpoint.facts(compared, program, data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         latest = self.keeper and self.keeper.latest()
         self.requested_block = self.plan.block  # a resumed training keeps its plan if the caller requests the same one
@@ -399,16 +398,12 @@ class Training:
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
         progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
-        progress |= {"seconds": [self.compile_seconds, self.steady_seconds], **self._more_progress()}
+        progress |= {"seconds": [self.compile_seconds, self.steady_seconds]}
         self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
 
     def _checkpoint_number(self):
         """Return the number of a checkpoint made now: Orbax requires it to grow."""
         return self.done * self.steps + self.steps_done if isinstance(self.program, Part) else self.done
-
-    def _more_progress(self):
-        """Return what else a checkpoint stores, {name: JSON value}."""
-        return {}
 
     def _resume(self, arrays, progress, *, is_given):
         """Resume from a checkpoint, with its segments, and with its plan unless the caller gave another one."""
