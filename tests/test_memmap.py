@@ -45,7 +45,7 @@ def test_labels_out_of_range_on_disk_are_found_before(tmp_path):
 def test_what_a_device_cannot_hold_is_refused(x, monkeypatch):
     """Rows that JAX would copy: these begin where no array of its own does."""
     y = (x[..., 0] > 0).astype(np.int32)
-    monkeypatch.setattr(examples, "memory", lambda devices: (2**20, x.nbytes // 2))
+    monkeypatch.setattr(examples, "free_memory", lambda devices: x.nbytes // 2)
     monkeypatch.setattr(examples, "ALIGNED_BYTES", 2**40)
     with pytest.raises(
         MemoryError, match="GiB are free: take fewer rows, or read them batch by batch with fit_batches"

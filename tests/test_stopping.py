@@ -208,7 +208,7 @@ def test_what_cannot_be_followed_is_refused(how, message):
 
 def test_a_member_that_breaks_keeps_its_last_good_weights():
     swarm = made()
-    state = stopping.with_stopping(swarm, 2, 0.0, stopping.LOSS, "min").get_state(1)
+    state = stopping.prepared(swarm, 2, 0.0, (stopping.LOSS, "min"), ()).get_state(1)
     broken = state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, state.params))
     after = stopping.after_epoch(state, broken, {stopping.LOSS: np.float32(np.nan)})
     jax.tree.map(np.testing.assert_array_equal, after._stopping.params, state.params)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from turbanet.backend import tracing_for
 from turbanet.core.arrays import is_key
 from turbanet.core.state import State
 
-ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
 KEPT_SECONDS = 0.1  # of compilation from which on a program is saved to disk
 MOST_CALLS = 16  # in place of a loop over blocks, which takes up to a fifth of the compilation; a call takes 1.5 ms
@@ -47,24 +45,15 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Fal
         if len(jax.devices("cpu")) != cores:
             message = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
             raise RuntimeError(f"{message}; call it before any array (in a notebook: restart the kernel).") from None
-    if cache:
-        _keep_programs(None if cache is True else Path(cache).expanduser().absolute())
-    return cores
-
-
-def cache_folder(name: str) -> Path:
-    """Return the folder of this name in TURBANET_CACHE, or in the user's cache folder."""
-    return Path(os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")).expanduser() / name
-
-
-def _keep_programs(folder):
-    if folder is None and jax.config.jax_compilation_cache_dir:
-        return
-    # A folder for each machine: a program is compiled for the instructions of its processor.
-    folder = folder or cache_folder("compiled") / platform.node()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if not cache or (cache is True and jax.config.jax_compilation_cache_dir):
+        return cores
+    if cache is True:  # a folder for each machine: a program is compiled for the instructions of its processor
+        root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
+        cache = Path(root, "compiled", platform.node())
+    jax.config.update("jax_compilation_cache_dir", str(Path(cache).expanduser().absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
     compilation_cache.reset_cache()  # JAX reads the setting only once
+    return cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +120,7 @@ class Plan:
     @property
     def on_accelerator(self) -> bool:
         """Whether the devices are accelerators and not cores of a CPU."""
-        first: Any = next(iter(self.devices))
-        return first.platform != "cpu"
+        return self.devices[0].platform != "cpu"
 
     def _share(self, members):
         """Return the number of members of each device."""
@@ -156,8 +144,7 @@ class Plan:
 
     def lower(self, function: Callable, *args: Any, **settings: Any) -> jax.stages.Lowered:
         """Trace and lower `function` for the devices of the plan; `settings` are arguments of `jax.jit`."""
-        first: Any = next(iter(self.devices))
-        with tracing_for(first):
+        with tracing_for(self.devices[0]):
             return jax.jit(function, compiler_options=self.compiler_options, **settings).lower(*args)
 
     def padded(self, members: int) -> int:
@@ -215,15 +202,13 @@ class Plan:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of several devices, of the axis "member"."""
-        sharding: Any = self._sharding()
-        return sharding.mesh
+        """The mesh of the devices, of the axis "member"."""
+        return Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
 
     def _sharding(self, *axes):
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
-        mesh = Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
-        return NamedSharding(mesh, PartitionSpec(*axes))
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
 def resized(tree: Any, members: int, begin: int = 0) -> Any:
@@ -252,17 +237,20 @@ _resized_on_devices = jax.jit(_resized, static_argnums=(1, 2))
 def gathered(*rounds: Any, members: int | None = None) -> Any:
     """Return the trees of several rounds as one, of the first `members` or of all.
 
-    Arrays on the host become NumPy arrays, which are then moved in one piece.
+    Arrays on the host become NumPy arrays.
     """
     if all(map(is_on_host, jax.tree.leaves(rounds))):
-        return jax.tree.map(partial(_joined, members), *rounds)
-    tree = _concatenated(*rounds) if rounds[1:] else rounds[0]
+        tree = _concatenated(*rounds, xp=np) if rounds[1:] else jax.tree.map(np.asarray, rounds[0])
+        return jax.tree.map(lambda leaf: leaf[:members], tree)
+    tree = _concatenated_on_devices(*rounds) if rounds[1:] else rounds[0]
     return tree if members is None else resized(tree, members)
 
 
-@jax.jit
-def _concatenated(*rounds):
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rounds)
+def _concatenated(*rounds, xp=jnp):
+    return jax.tree.map(lambda *parts: xp.concatenate(parts), *rounds)
+
+
+_concatenated_on_devices = jax.jit(_concatenated)
 
 
 def taken(tree: Any, positions: Any) -> Any:
@@ -281,24 +269,6 @@ def taken(tree: Any, positions: Any) -> Any:
 @jax.jit
 def _taken_on_devices(leaves, positions):
     return [leaf[positions] for leaf in leaves]
-
-
-def _joined(members, *parts):
-    """Concatenate leaves; those of several rounds or devices in aligned memory, which JAX uses without a copy."""
-    first = parts[0]
-    if len(parts) == 1 and (not isinstance(first, jax.Array) or len(first.devices()) == 1):
-        return np.asarray(first)[:members]
-    shape = (len(parts) * len(first) if members is None else members, *first.shape[1:])
-    size = math.prod(shape) * first.dtype.itemsize
-    buffer = np.empty(size + ALIGNED_BYTES, np.uint8)
-    begin = -buffer.ctypes.data % ALIGNED_BYTES
-    whole = buffer[begin : begin + size].view(first.dtype).reshape(shape)
-    for number, part in enumerate(parts):
-        of_round = whole[number * len(first) : (number + 1) * len(first)]
-        for shard in part.addressable_shards:
-            target = of_round[shard.index]
-            target[...] = np.asarray(shard.data)[: len(target)]
-    return whole
 
 
 def home(leaf: jax.Array | np.ndarray) -> Any:

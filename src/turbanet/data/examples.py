@@ -8,10 +8,12 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_arrays
+from turbanet.core.memory import free_memory
+from turbanet.core.plan import Plan, taken
 from turbanet.core.state import State
-from turbanet.core.memory import memory
-from turbanet.core.plan import ALIGNED_BYTES, Plan, taken
 from turbanet.data.sampling import check_rows, ragged
+
+ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 
 
 class Data(struct.PyTreeNode):
@@ -144,7 +146,7 @@ def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
     needed, free = _copied_bytes(own, plan) + len(plan.devices) * _copied_bytes(shared, plan), 0.0
     if plan.on_accelerator:
         needed /= len(plan.devices)
-    if needed > 0 and needed > (free := memory(plan.devices)[1]):
+    if needed > 0 and needed > (free := free_memory(plan.devices)):
         room = f"x and y need {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"
         raise MemoryError(f"{room}: take fewer rows, or read them batch by batch with fit_batches.")
     shared = plan.share(shared)

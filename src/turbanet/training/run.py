@@ -186,7 +186,7 @@ class Training:
         return self.training[self._active()]
 
     def stop(self, members: np.ndarray) -> None:
-        """Stop these members, bool [member], of a swarm that can stop (see `stopping.that_can_stop`)."""
+        """Stop these members, bool [member], of a swarm that can stop (see `stopping.prepared`)."""
         stay = ~members[self.training]
         of_rounds = [self.current.place(stay, round) for round in self._rounds()]
         for number, (state, stays) in enumerate(zip(self.states, of_rounds, strict=True)):
