@@ -359,9 +359,7 @@ class TurbaTrainState(State):
     def shape(self) -> tuple[int, int, int]:
         """(members, inputs, outputs): the widths of the last axis of an input, an array, and of a prediction."""
         if not hasattr(self.sample, "shape"):
-            raise ValueError(
-                "shape is unknown: an input of this swarm is no single array, or was not given."
-            )
+            raise ValueError("shape is unknown: an input of this swarm is no single array, or was not given.")
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import time
 import weakref
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from turbanet.core.plan import say_once
 from turbanet.core.state import State
 from turbanet.core.storage import Mirror, is_address, place
 
-FORMAT = 4
+FORMAT = 5
 LOCK = ".lock"
 OPAQUE = "what cannot be compared"
 
@@ -80,14 +80,8 @@ def differences(saved: dict, current: dict) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a training depends on, {name: version}."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"Python": python, **{name: _version(name) for name in ("turbanet", "jax", "flax", "optax")}}
-
-
-def _version(package):
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a folder on the path
-        return "not installed"
+    packages = "turbanet", "jax", "flax", "optax"
+    return {"Python": python, **{name: importlib.import_module(name).__version__ for name in packages}}
 
 
 def identified(swarm: State, others: dict) -> dict[str, str]:

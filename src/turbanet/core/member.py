@@ -138,10 +138,15 @@ def checked(out: Any) -> Scored:
 
 def takes(function: Callable, name: str) -> bool:
     """Whether a function's own signature, not that of a function it wraps, has a parameter of this name."""
+    return name in parameters(function, follow_wrapped=False)
+
+
+def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters in a function's signature; none if it is written in C and has no signature."""
     try:
-        return name in inspect.signature(function, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # written in C
-        return False
+        return inspect.signature(function, follow_wrapped=follow_wrapped).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) -> tuple[Any, jax.Array, Any]:
