@@ -10,7 +10,6 @@ from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.core import stopping
-from turbanet.core.plan import say_once
 from turbanet.training import parts, run as training
 
 rng = np.random.default_rng(1)
@@ -183,12 +182,6 @@ def test_a_training_that_follows_a_metric_is_resumed(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed[0].params, straight[0].params)
     with pytest.raises(ValueError, match="stopping was 3, 0.0, max validation_metric and is 3, 0.0, min valid"):
         train(made(), checkpoints=kept, **job | {"mode": "min"})
-
-
-def test_one_epoch_a_call_is_said(caplog):
-    say_once.cache_clear()
-    train(made(), epochs=2, metric=right, monitor="validation_metric", mode="max")
-    assert "Patience follows validation_metric, which NumPy computes: one epoch a call." in caplog.text
 
 
 @pytest.mark.parametrize(

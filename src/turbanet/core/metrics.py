@@ -13,7 +13,6 @@ from turbanet.core.member import parameters, takes
 from turbanet.core.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
-EPOCHS = 8  # whose predictions are returned to the host at a time
 RESERVED = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
 
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from turbanet.core.arrays import as_arrays
-from turbanet.data.examples import Data
 from turbanet.core.interrupt import GivenUpError
+from turbanet.data.examples import Data
 
 CHUNK_BYTES = 64 * 2**20  # of a chunk, about
 MOST_BATCHES = 256  # of a chunk

@@ -143,10 +143,10 @@ def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
     Raises MemoryError for data that the devices cannot hold. A CPU uses aligned arrays in place, also those on disk.
     """
     own, shared = split(data)
-    needed, free = _copied_bytes(own, plan) + len(plan.devices) * _copied_bytes(shared, plan), 0.0
-    if plan.on_accelerator:
-        needed /= len(plan.devices)
-    if needed > 0 and needed > (free := free_memory(plan.devices)):
+    devices: Any = plan.devices
+    needed = _copied_bytes(own, plan) / len(devices) + _copied_bytes(shared, plan)
+    needed *= 1 if plan.on_accelerator else len(devices)  # the cores of a CPU share a memory
+    if needed > 0 and needed > (free := free_memory(devices)):
         room = f"x and y need {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"
         raise MemoryError(f"{room}: take fewer rows, or read them batch by batch with fit_batches.")
     shared = plan.share(shared)

@@ -1,6 +1,5 @@
 """Train, evaluate and predict with whole swarms: epochs are one compiled program, members share data by index."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,9 +10,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
-from turbanet.core import metrics, stopping
+from turbanet.core import stopping
 from turbanet.core.member import SHUFFLE, member_key
-from turbanet.core.plan import Plan, say_once
+from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps
@@ -72,14 +71,14 @@ def fit(
     validation_rows : int [member, row], the held-out rows that each member is scored on; None: all
     metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}.
         A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
-        arrays for each member and epoch, and once before the training. A scikit-learn metric is called in its own
-        order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, whichever it
+        arrays for each member after each epoch, and once before the training. A scikit-learn metric is called in its
+        own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
         expects
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
         with its best weights. Stopped members cost nothing from the next segment on that needs half as many blocks
     min_delta : a validation loss is better if it is lower than the best one by more than this
     monitor : the name of a metric that patience follows instead of the validation loss ("validation_metric" for one
-        given without a name); training waits for a metric that is not compiled after each epoch
+        given without a name)
     mode : whether that metric is better when small, "min", or large, "max"
     checkpoints : a folder or `Checkpoints` in which the training is saved after each segment. A training that was
         killed and is called again as before resumes with the plan it began with, and ends with the same bits
@@ -154,11 +153,6 @@ def fit(
         masked=not equal_steps and len(short(data, batch_size)) > 0,
         equal_steps=equal_steps,
     )
-    if checked.on_host:
-        by_epoch = monitor in checked.on_host
-        if by_epoch:
-            say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
-        program = dataclasses.replace(program, predictions=True, epochs=1 if by_epoch else metrics.EPOCHS)
     record = Record(swarm, metric, checked.followed(validation, min_delta), callbacks)
     run = Training(
         program,

@@ -105,7 +105,7 @@ def fit_batches(
 
     record = Record(swarm, metric, checked.followed(validation, min_delta), callbacks)
     run = Streaming(
-        Passing(checked.loss_fn, 0, metrics=checked.in_program, predictions=bool(checked.on_host), masked=True),
+        Passing(checked.loss_fn, 0, metrics=checked.in_program, masked=True),
         stopping.prepared(swarm, patience, min_delta, checked.rule, callbacks),
         Batches(batches, len(swarm), check),
         checked.held_out,

@@ -49,8 +49,8 @@ class Training:
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: State, data, *, epochs, segment, plan, metrics, checkpoints, between):
-        self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether separate programs score held-out rows
-        self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
+        self.is_scored_apart = bool(metrics) or is_by_count(program.loss_fn, data[1])  # after each epoch, for the host
+        self.program = dataclasses.replace(program, epochs=1) if self.is_scored_apart else program
         self.start = swarm
         self.data = data
         self.epochs = epochs
@@ -208,10 +208,10 @@ class Training:
         rounds = self._rounds()
         self.states = [self.current.place(state, round) for round in rounds]
         data, held_out = self.data
-        self.placed = placed((data, None if self.is_by_count else held_out), self.current, rounds)
+        self.placed = placed((data, None if self.is_scored_apart else held_out), self.current, rounds)
         if self.current.on_accelerator:  # the data stay there
             ((data, held_out_there),) = self.placed
-            self.data = data, held_out if self.is_by_count else held_out_there
+            self.data = data, held_out if self.is_scored_apart else held_out_there
         self.ready = None
 
     def _cut(self):
@@ -292,11 +292,10 @@ class Training:
     def _record(self, recorded, epochs):
         """Append the losses and metrics of epochs that have ended."""
         self.steps_done = 0
-        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
-        if self.is_by_count:
-            *losses[1:], predictions = self._evaluate_by_count()
-        losses[2] |= self._host_metrics(predictions, losses[1])
-        self._update_by_host(losses)
+        losses = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
+        if self.is_scored_apart:
+            losses = (losses[0], *self._scores())
+            self._update(*losses[1:])
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 
@@ -333,22 +332,26 @@ class Training:
         every[:, self.training] = own
         return every
 
-    def _evaluate_by_count(self):
-        """Return (validation loss, {name: metric}, predictions) [member, 1, ...], NaN for stopped members."""
-        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
+    def _scores(self):
+        """Return (validation loss, {name: metric}) [member, 1], NaN for stopped members."""
+        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, predictions=bool(self.metrics))
         evaluation = evaluated(evaluate, self._state(), self.data[1], self.current)
-        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], evaluation)
-        if self.start._stopping is not None:
-            active = self._active()[:, None]
-            scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
-        return *scores, predictions
+        loss, values, predictions = jax.tree.map(np.array, evaluation)
+        values |= {name: np.full(len(loss), np.nan) for name in self.metrics}
+        active = np.ones(len(loss), bool) if self.start._stopping is None else self._active()
+        for position in np.flatnonzero(active) if self.metrics else ():
+            y = targets(self.data[1], position)
+            rows = slice(len(jax.tree.leaves(y)[0]))
+            prediction = jax.tree.map(itemgetter((position, rows)), predictions)
+            for name, metric in self.metrics.items():
+                values[name][position] = on_host(name, metric)(prediction, y)
+        return jax.tree.map(lambda value: np.where(active, value, np.nan)[:, None], (loss, values))
 
-    def _update_by_host(self, losses):
-        """Update schedules and patience that follow a loss or metric computed on the host."""
-        _, loss, metrics = losses
+    def _update(self, loss, metrics):
+        """Update schedules and patience by the scores [member, 1] of the last epoch."""
         monitor = self.start._stopping and self.start._stopping.monitor
-        value = ({stopping.LOSS: loss} | metrics).get(monitor) if self.is_by_count or monitor in self.metrics else None
-        loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
+        value = ({stopping.LOSS: loss} | metrics).get(monitor)
+        loss = loss if schedules.needs_validation(self.start) else None
         if value is None and loss is None:
             return
         of_rounds = resized((loss, value), self.current.padded(len(self.training)))
@@ -356,21 +359,6 @@ class Training:
             members = slice(number * len(state), (number + 1) * len(state))
             last = [None if each is None else each[members, -1] for each in of_rounds]
             self.states[number] = jax.vmap(_after_epoch)(state, *last)
-
-    def _host_metrics(self, predictions, loss):
-        """Return {name: metric} of predictions [member, epoch, row, ...]; NaN where the validation loss is NaN."""
-        if not self.metrics:
-            return {}
-        metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
-        values = {name: np.full(loss.shape, np.nan) for name in self.metrics}
-        for position in range(len(self.training)):
-            y = targets(self.data[1], position)
-            rows = slice(len(jax.tree.leaves(y)[0]))
-            for epoch in np.flatnonzero(~np.isnan(loss[position])):
-                prediction = jax.tree.map(itemgetter((position, epoch, rows)), predictions)
-                for name, metric in metrics.items():
-                    values[name][position, epoch] = metric(prediction, y)
-        return values
 
     def _set_aside(self):
         """Set stopped members aside, if that halves the work or ends it."""
