@@ -21,8 +21,9 @@ from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.core.fingerprint import fingerprint
+from turbanet.core.gather import resized
 from turbanet.core.optimizers import check_optimizer
-from turbanet.core.plan import resized, say_once
+from turbanet.core.plan import say_once
 from turbanet.core.state import State
 from turbanet.training.program import Evaluate, read, remembered
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from turbanet.checkpoints.checkpoint import called
+from turbanet.checkpoints.identity import called
 from turbanet.core.member import Functions
 from turbanet.core.state import State
 

@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.backend import tracing_for
-from turbanet.core.arrays import is_key
+from turbanet.core.gather import resized
 from turbanet.core.state import State
 
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
@@ -209,76 +209,6 @@ class Plan:
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*axes))
-
-
-def resized(tree: Any, members: int, begin: int = 0) -> Any:
-    """Return `members` members of a [member, ...] tree from `begin` on, filled up with copies of the last one.
-
-    NumPy resizes arrays on the host, as it has nothing to compile.
-    """
-    if all(map(is_on_host, jax.tree.leaves(tree))):
-        return _resized(gathered(tree), members, begin, xp=np)
-    whole = begin == 0 and all(len(leaf) == members for leaf in jax.tree.leaves(tree))
-    return tree if whole else _resized_on_devices(tree, members, begin)
-
-
-def _resized(tree, members, begin, xp=jnp):
-    def resize(leaf):
-        leaf = leaf[begin : begin + members]
-        extra = members - len(leaf)
-        return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf
-
-    return jax.tree.map(resize, tree)
-
-
-_resized_on_devices = jax.jit(_resized, static_argnums=(1, 2))
-
-
-def gathered(*rounds: Any, members: int | None = None) -> Any:
-    """Return the trees of several rounds as one, of the first `members` or of all.
-
-    Arrays on the host become NumPy arrays.
-    """
-    if all(map(is_on_host, jax.tree.leaves(rounds))):
-        tree = _concatenated(*rounds, xp=np) if rounds[1:] else jax.tree.map(np.asarray, rounds[0])
-        return jax.tree.map(lambda leaf: leaf[:members], tree)
-    tree = _concatenated_on_devices(*rounds) if rounds[1:] else rounds[0]
-    return tree if members is None else resized(tree, members)
-
-
-def _concatenated(*rounds, xp=jnp):
-    return jax.tree.map(lambda *parts: xp.concatenate(parts), *rounds)
-
-
-_concatenated_on_devices = jax.jit(_concatenated)
-
-
-def taken(tree: Any, positions: Any) -> Any:
-    """Return the members of a [member, ...] tree at these positions: int or bool [member], or a slice.
-
-    Leaves stay on their devices. On the host NumPy is faster than XLA: it copies whole rows.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    on_devices = [leaf for leaf in leaves if not is_on_host(leaf)]
-    if on_devices:
-        selected = iter(_taken_on_devices(on_devices, np.arange(len(on_devices[0]))[positions]))
-    out = [np.asarray(leaf)[positions] if is_on_host(leaf) else next(selected) for leaf in leaves]
-    return jax.tree.unflatten(structure, out)
-
-
-@jax.jit
-def _taken_on_devices(leaves, positions):
-    return [leaf[positions] for leaf in leaves]
-
-
-def home(leaf: jax.Array | np.ndarray) -> Any:
-    """Return the sharding of an array; for a NumPy array, the one that JAX would give it."""
-    return leaf.sharding if isinstance(leaf, jax.Array) else jnp.zeros(0).sharding
-
-
-def is_on_host(leaf: Any) -> bool:
-    """Return whether NumPy can read an array in place."""
-    return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))
 
 
 def _found_again(names, block, deterministic=False):

@@ -8,8 +8,9 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_arrays
+from turbanet.core.gather import taken
 from turbanet.core.memory import free_memory
-from turbanet.core.plan import Plan, taken
+from turbanet.core.plan import Plan
 from turbanet.core.state import State
 from turbanet.data.sampling import check_rows, ragged
 

@@ -15,8 +15,8 @@ from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
 from turbanet.core.arrays import as_arrays, check_whole
+from turbanet.core.gather import resized
 from turbanet.core.member import predict
-from turbanet.core.plan import resized
 from turbanet.core.state import State
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.training.program import ROWS

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.checkpoints.checkpoint import types
+from turbanet.checkpoints.identity import types
 from turbanet.core.fingerprint import fingerprint
 from turbanet.training.fit import fit
 from turbanet.training.history import History

@@ -9,8 +9,9 @@ import numpy as np
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
-from turbanet.core.plan import Plan, check_plan, gathered, home, say_once
+from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig

@@ -12,8 +12,9 @@ from tqdm.auto import tqdm
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.plan import LARGEST_BLOCK, Plan, home
+from turbanet.core.plan import LARGEST_BLOCK, Plan
 from turbanet.networks.policies import Agent, distribution
 from turbanet.ppo import PPOConfig
 from turbanet.rl import learning

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from turbanet.core import metrics, stopping
+from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.plan import gathered, home
 from turbanet.core.state import State
 from turbanet.data.batches import Batches
 from turbanet.training.callbacks import call

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.checkpoints import checkpoint
+from turbanet.checkpoints import checkpoint, identity
 from turbanet.core import schedules, stopping
+from turbanet.core.gather import gathered, is_on_host, resized, taken
 from turbanet.core.interrupt import GivenUpError, noted
 from turbanet.core.memory import fitting, is_out_of_memory
 from turbanet.core.metrics import on_host
-from turbanet.core.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
+from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
 from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
@@ -70,7 +71,7 @@ class Training:
         self._cut()
         # A resumed training may have other callbacks.
         compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
-        facts = checkpoints and checkpoint.facts(compared, program, data, metrics)
+        facts = checkpoints and identity.facts(compared, program, data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         latest = self.keeper and self.keeper.latest()
         self.requested_block = self.plan.block  # a resumed training keeps its plan if the caller requests the same one
@@ -382,12 +383,12 @@ class Training:
             return
         if not is_due and not self.keeper.is_due():
             return
-        losses = checkpoint.leaves_by_name(self.losses and self.seen())
+        losses = identity.leaves_by_name(self.losses and self.seen())
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
         progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
         progress |= {"seconds": [self.compile_seconds, self.steady_seconds]}
-        self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
+        self.keeper.save(number, arrays | identity.leaves_by_name(self.everyone()), progress)
 
     def _checkpoint_number(self):
         """Return the number of a checkpoint made now: Orbax requires it to grow."""

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core.gather import gathered, home, taken
 from turbanet.core.member import takes
 from turbanet.core.memory import fitting
 from turbanet.core.optimizers import has_averages
-from turbanet.core.plan import Plan, choose, gathered, home, say_once, taken
+from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.state import State
 from turbanet.data.examples import Data, of_members, placed
 from turbanet.training.program import Evaluate, compiled

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.checkpoints.checkpoint import types
+from turbanet.checkpoints.identity import types
 from turbanet.core.state import Swarm
 from turbanet.data.batches import Ahead, Batches, Chunk
 from turbanet.data.examples import of_members, placed
