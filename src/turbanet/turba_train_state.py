@@ -387,8 +387,8 @@ class TurbaTrainState(State):
     def _lead(self, x, *y):
         """Return x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
         data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
-        if len(self) == 1:
-            data = self._lead_one(*data)
+        if len(self) == 1 and self._lacks_member_axis(data[0]):
+            data = jax.tree.map(lambda leaf: leaf[None], data)
         for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):
             if leaf.shape[:1] != (len(self),):
                 raise ValueError(f"{path[0].key} has shape {leaf.shape}; it must lead with the {len(self)} members.")
@@ -396,16 +396,11 @@ class TurbaTrainState(State):
                 raise ValueError(f"{path[0].key} has shape {leaf.shape}: a loss needs at least one row of each member.")
         return data
 
-    def _lead_one(self, x, *y):
-        """Add the member axis to a swarm of one's data that lacks it; for x, the rank of the swarm's sample tells."""
-        leaves, tree = jax.tree.flatten(x)
-        samples = jax.tree.leaves(self.sample)
-        ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
-        bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
-        is_one_row = any(lacks and leaf.shape[:1] == (1,) for lacks, leaf in zip(bare, leaves, strict=True))
-        led = [leaf[None] if lacks else leaf for lacks, leaf in zip(bare, leaves, strict=True)]
-        of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
-        return [jax.tree.unflatten(tree, led), *of_y]
+    def _lacks_member_axis(self, x):
+        """Whether x of a swarm of one is without the member axis; of one row, the rank of the swarm's sample tells."""
+        leaves, samples = jax.tree.leaves(x), jax.tree.leaves(self.sample)
+        is_one = all(leaf.shape[:1] == (1,) for leaf in leaves)
+        return not is_one or any(leaf.ndim <= sample.ndim for leaf, sample in zip(leaves, samples, strict=False))
 
 
 def _unpickled(kind, fields):
