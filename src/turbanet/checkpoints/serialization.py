@@ -16,7 +16,7 @@ from turbanet.core.arrays import as_arrays
 from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import say_once
 from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
-from turbanet.core.state import State
+from turbanet.core.state import State, Swarm
 from turbanet.core.storage import is_address, place
 
 FORMAT = 1
@@ -51,7 +51,14 @@ def save(swarm: State, folder: str | os.PathLike) -> None:
     store.write(1 + (store.manager.latest_step() or 0), identity.leaves_by_name(swarm), {"swarm": about}, **message)
 
 
-def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> State:
+def load(
+    folder: str | os.PathLike,
+    creator: Callable[[Any], Callable[[Any], Swarm]],
+    *,
+    schedule: Any,
+    sample_input: Any,
+    check: bool,
+) -> Swarm:
     """Load the swarm that `save` wrote to `folder`; see `TurbaTrainState.load`.
 
     Parameters

@@ -12,6 +12,7 @@ from flax import linen as nn
 from flax.core.tracers import current_trace
 
 from turbanet.core.optimizers import evaluation_params
+from turbanet.core.state import State, Swarm
 
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
@@ -76,7 +77,7 @@ class Bound:
     than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
     """
 
-    state: Any
+    state: State
     train: bool
     rows_at_once: int | None = None
     calls: int = 0
@@ -84,7 +85,7 @@ class Bound:
 
     def __call__(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.state
-        apply_fn = state.apply_fn
+        apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
         kwargs = mode(apply_fn, self.train) | kwargs
@@ -149,7 +150,7 @@ def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[st
         return {}
 
 
-def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) -> tuple[Any, jax.Array, Any]:
+def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None) -> tuple[Swarm, jax.Array, Any]:
     """One optimizer step of one member on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction).
 
     mask : bool [batch], which rows count, for a loss that takes it; None: all
@@ -166,7 +167,7 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) 
 
 
 def evaluate(
-    loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None, *, rows_at_once: int | None = None
+    loss_fn: Callable, state: State, x: Any, y: Any, mask: Any = None, *, rows_at_once: int | None = None
 ) -> Scored:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and no randomness.
 
@@ -177,7 +178,7 @@ def evaluate(
     return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **kwargs))
 
 
-def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
+def predict(state: State, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
     params = evaluation_params(state.opt_state, state.params)
     return Bound(state, train=False, rows_at_once=rows_at_once)({"params": params}, x, **kwargs)

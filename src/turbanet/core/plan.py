@@ -45,7 +45,8 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Fal
         if len(jax.devices("cpu")) != cores:
             message = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
             raise RuntimeError(f"{message}; call it before any array (in a notebook: restart the kernel).") from None
-    if not cache or (cache is True and jax.config.jax_compilation_cache_dir):
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009  (missing in its stub)
+    if not cache or (cache is True and configured):
         return cores
     if cache is True:  # a folder for each machine: a program is compiled for the instructions of its processor
         root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")

@@ -30,6 +30,7 @@ class State(TrainState):
     weights, and how far an epoch is that is trained in parts.
     """
 
+    step: Any
     seed: Any = 0
     id: Any = 0
     epoch: Any = 0

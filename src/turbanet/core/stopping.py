@@ -56,7 +56,7 @@ def is_by_callbacks(swarm: State) -> bool:
     return isinstance(swarm._stopping, Stopping) and swarm._stopping.patience is None
 
 
-def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
+def after_epoch(before: Swarm, after: Swarm, metrics: Mapping[str, Any]) -> Swarm:
     """Return one member after an epoch from `before` to `after` with `metrics`; `before` if it had stopped.
 
     The monitored value is not in `metrics` where a plan is measured, and where the host computes it: see `judged`.
@@ -68,7 +68,7 @@ def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
     return choose(stopping.active, after if value is None else judged(after, value), before)
 
 
-def judged(state: Any, value: Any) -> Any:
+def judged(state: Swarm, value: Any) -> Swarm:
     """Return one member after an epoch with the monitored `value`; NaN is never better.
 
     A member that had stopped before, as by a callback, stays stopped.
