@@ -95,6 +95,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 
+def pytest_runtest_logreport(report):
+    """A failure is shown at once: a run may be ended before its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid}, {report.when}, {report.duration:.0f} s\n{report.longreprtext[-2000:]}", flush=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """A test that asks for two devices is skipped where there is one."""
