@@ -316,6 +316,14 @@ def test_another_pythons_checkpoint_is_refused_with_that_reason(tmp_path, monkey
         short(tmp_path)
 
 
+def test_a_checkpoint_of_another_format_is_refused_with_that_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "FORMAT", 4)
+    short(tmp_path, epochs=1)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="is of another training: format was 4 and is 5; name another folder"):
+        short(tmp_path)
+
+
 def test_what_cannot_be_compared_is_said_at_first_and_refused_then(tmp_path, caplog):
     rows = (row for row in X)
 
