@@ -413,7 +413,7 @@ def test_rows_that_were_unseen_stay_unseen_in_a_warm_start():
     for _ in range(3):
         model.fit(X_NOISE, Y_NOISE)
     assert model.oob_score_ < 0  # of noise
-    with pytest.raises(ValueError, match="needs all 120 again, got 100"):
+    with pytest.raises(ValueError, match="trained with rows=120 cannot go on with rows=100"):
         model.fit(X_NOISE[:100], Y_NOISE[:100])
 
 

@@ -123,6 +123,8 @@ class SwarmEstimator(BaseEstimator):
         if self.early_stopping:
             unseen["validation_fraction"] = self.validation_fraction
             kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
+        if self.early_stopping or self.oob_score:
+            unseen["rows"] = len(x)
         if resume:
             self._check_resumed(recipe, unseen)
         swarm = with_hyperparameters(self.swarm_ if resume else _untrained(recipe, ADAM), **optimizer)
@@ -130,10 +132,8 @@ class SwarmEstimator(BaseEstimator):
         if shape != (1, outputs):
             task = f"{outputs} classes need logits" if is_classifier(self) else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
-        if resume and (self.oob_score or self.early_stopping):
-            length, rows, held_out = self.__dict__.get("_drawn", (None, None, None))  # so that unseen rows stay unseen
-            if length != len(x):
-                raise ValueError(f"What goes on with rows kept unseen needs all {length} again, got {len(x)}.")
+        if resume and "rows" in unseen:
+            _, rows, held_out = self.__dict__["_drawn"]
         else:
             rows, held_out = self._draw(rng, len(x), weight, y if is_classifier(self) else None)
         if weight is not None:
@@ -157,10 +157,10 @@ class SwarmEstimator(BaseEstimator):
             {"model": model, "layers": widths, "members": identity["swarm_size"]}
             for model, widths, _, identity in (self._made, recipe)
         )
-        before |= getattr(self, "_unseen", unseen)  # older pickles lack it
+        before |= getattr(self, "_unseen", {"early_stopping": False, "oob_score": False})  # of older pickles
         for name, value in (now | unseen).items():
-            if value != before[name] and (name, value) != ("oob_score", False):
-                problem = f"Members trained with {name}={before[name]} cannot go on with {name}={value}"
+            if value != before.get(name) and (name, value) != ("oob_score", False):
+                problem = f"Members trained with {name}={before.get(name)} cannot go on with {name}={value}"
                 raise ValueError(f"{problem}: set warm_start=False to begin anew.")
 
     def _draw(self, rng, length, weight, classes):
@@ -168,8 +168,8 @@ class SwarmEstimator(BaseEstimator):
         pool = np.arange(length) if weight is None else np.flatnonzero(weight)
         held_out = None
         if self.early_stopping:
-            kwargs = {} if classes is None else {"stratify": classes[pool]}
-            pool, held_out = train_test_split(pool, test_size=self.validation_fraction, random_state=rng, **kwargs)
+            kwargs = {"test_size": self.validation_fraction, "stratify": None if classes is None else classes[pool]}
+            pool, held_out = train_test_split(pool, random_state=rng, **kwargs)
         rows = np.tile(pool, (self.members, 1))
         return (pool[rng.randint(len(pool), size=rows.shape)] if self.bootstrap else rows), held_out
 

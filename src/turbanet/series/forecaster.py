@@ -235,7 +235,7 @@ class _Trained:
         self.shape = len(panels), len(panels[0].series)
         self.centre = np.array([y.mean() for y in values])
         self.spread = np.array([y.std() for y in values])
-        self.spread[self.spread == 0] = 1
+        self.spread[~(self.spread > 0)] = 1
         standardised = [(y - centre) / spread for y, centre, spread in zip(values, self.centre, self.spread)]
         self.scaled = [y.astype(np.float32) for y in standardised]  # panel after panel
         self.swarms = {}
