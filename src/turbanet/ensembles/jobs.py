@@ -56,8 +56,7 @@ class Job:
 
     def run(self, cluster: Any = None) -> tuple[Any, History]:
         """Train here or on a cluster, and return (trained members, history)."""
-        whole = np.arange(len(self.x))
-        all_rows = all(np.array_equal(rows, whole) for rows in self.rows)
+        all_rows = np.array_equal(self.rows, np.tile(np.arange(len(self.x)), (len(self.rows), 1)))
         kwargs: dict[str, Any] = {"rows": None if all_rows else self.rows, "progress": False, **self.how}
         if self.validation is not None:
             shared = self.validation if self.validation.ndim == 1 else slice(None)

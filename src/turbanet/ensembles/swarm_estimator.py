@@ -118,22 +118,26 @@ class SwarmEstimator(BaseEstimator):
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         recipe = self.model, (*self.hidden, outputs), optimizer, identity
-        unseen: dict[str, Any] = {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
+        settings = {"model": self.model, "layers": recipe[1], "members": self.members}
+        settings |= {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
         kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": self.batch_size, "plan": self.plan}
         if self.early_stopping:
-            unseen["validation_fraction"] = self.validation_fraction
+            settings["validation_fraction"] = self.validation_fraction
             kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
         if self.early_stopping or self.oob_score:
-            unseen["rows"] = len(x)
-        if resume:
-            self._check_resumed(recipe, unseen)
+            settings["rows"] = len(x)  # those that were unseen stay unseen
+        for name, value in settings.items() if resume else ():
+            before = self.__dict__.get("_settings", {}).get(name)  # older pickles have none, and do not go on
+            if value != before and (name, value) != ("oob_score", False):
+                problem = f"Members trained with {name}={before} cannot go on with {name}={value}"
+                raise ValueError(f"{problem}: set warm_start=False to begin anew.")
         swarm = with_hyperparameters(self.swarm_ if resume else _untrained(recipe, ADAM), **optimizer)
         shape = one_prediction(swarm, x, [x.shape[1:]]).shape
         if shape != (1, outputs):
             task = f"{outputs} classes need logits" if is_classifier(self) else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
-        if resume and "rows" in unseen:
-            _, rows, held_out = self.__dict__["_drawn"]
+        if resume and "rows" in settings:
+            rows, held_out = self.__dict__["_drawn"]
         else:
             rows, held_out = self._draw(rng, len(x), weight, y if is_classifier(self) else None)
         if weight is not None:
@@ -144,24 +148,12 @@ class SwarmEstimator(BaseEstimator):
             problem = f"All {self.members} members diverged, their losses or weights are NaN or infinite"
             raise ValueError(f"{problem}: take a smaller learning_rate than {self.learning_rate}, or scale X.")
         self.swarm_ = trained
-        self._drawn = len(x), job.rows, job.validation
+        self._drawn = job.rows, job.validation
         self.history_ = self.history_ + history if resume else history
         self.n_iter_ = int(self.history_.epochs.max())
         self._made = recipe
-        self._unseen = unseen
+        self._settings = settings
         return job.rows, job.validation
-
-    def _check_resumed(self, recipe, unseen):
-        """Raise ValueError where the parameters describe other members or unseen rows; `oob_score` may end."""
-        before, now = (
-            {"model": model, "layers": widths, "members": identity["swarm_size"]}
-            for model, widths, _, identity in (self._made, recipe)
-        )
-        before |= getattr(self, "_unseen", {"early_stopping": False, "oob_score": False})  # of older pickles
-        for name, value in (now | unseen).items():
-            if value != before.get(name) and (name, value) != ("oob_score", False):
-                problem = f"Members trained with {name}={before.get(name)} cannot go on with {name}={value}"
-                raise ValueError(f"{problem}: set warm_start=False to begin anew.")
 
     def _draw(self, rng, length, weight, classes):
         """Draw (rows of each member, rows held out for early stopping or None) among rows with a weight above 0."""

@@ -124,15 +124,13 @@ class Forecaster:
         """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
         whole = panels.read(table, self.freq)
         cuts = [self.horizon * number for number in range(1 + self.calibration)]
-        trained = self._train(whole, cuts, "training with its calibration")
-        self._trained = trained
-        self._panel = whole
-        forecasts = trained.forecast(self.horizon)
+        self._trained = self._train(whole, cuts, "training with its calibration")
+        forecasts = self._trained.forecast(self.horizon)
         errors = [np.abs(whole.after(cut, self.horizon) - forecasts[i]) for i, cut in enumerate(cuts) if cut > 0]
         self._errors = np.array(errors)  # [cut, series, step]
         first = {LOCAL: slice(len(whole.series)), GLOBAL: slice(1)}
-        self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), swarm) for kind, swarm in trained.swarms.items()}
-        self.histories_: dict[str, History] = trained.histories
+        self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), self._trained.swarms[kind]) for kind in self.kinds}
+        self.histories_: dict[str, History] = self._trained.histories
         return self
 
     def predict(self, steps: int | None = None, *, level: float | Sequence[float] = ()) -> pd.DataFrame:
@@ -146,7 +144,7 @@ class Forecaster:
         if not hasattr(self, "_trained"):
             raise ValueError("Nothing is trained yet: call fit(table) first.")
         (forecast, *_) = self._trained.forecast(steps)
-        table = self._table(self._panel, forecast)
+        table = self._table(self._trained.panels[0], forecast)
         for each in np.atleast_1d(level):
             half_width = self._half_width(each, steps).ravel()
             table[f"{self.name}-lo-{each:g}"] = table[self.name] - half_width
@@ -173,8 +171,7 @@ class Forecaster:
         cuts = [steps + step * number for number in reversed(range(windows))]
         trained = self._train(whole, cuts, f"a forecast from {windows} origins")
         tables = []
-        for cut, forecast in zip(cuts, trained.forecast(steps), strict=True):
-            panel = whole.cut(cut)
+        for cut, panel, forecast in zip(cuts, trained.panels, trained.forecast(steps), strict=True):
             lines = self._table(panel, forecast)
             lines.insert(2, "cutoff", np.repeat(np.array([y.index[-1] for y in panel.series.values()]), steps))
             lines.insert(3, "y", whole.after(cut, steps).ravel())
@@ -231,6 +228,7 @@ class _Trained:
 
     def __init__(self, forecaster: Forecaster, panels: list[Panel]):
         self.forecaster = forecaster
+        self.panels = panels
         values = [y.to_numpy() for panel in panels for y in panel.series.values()]
         self.shape = len(panels), len(panels[0].series)
         self.centre = np.array([y.mean() for y in values])
