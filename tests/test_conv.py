@@ -11,11 +11,11 @@ import torch
 from flax import linen as nn
 from jax import lax
 
-from turbanet.networks import conv, winograd
-from turbanet.networks.batch_last import ImageLayout, batch_last_conv
-from turbanet.networks.conv import default_conv, matmul_conv
 from turbanet.networks.convnets import LeNet
-from turbanet.networks.pooling import max_pool
+from turbanet.networks.cpu import conv, winograd
+from turbanet.networks.cpu.batch_last import ImageLayout, batch_last_conv
+from turbanet.networks.cpu.conv import default_conv, matmul_conv
+from turbanet.networks.cpu.pooling import max_pool
 
 rng = np.random.default_rng(4)
 CHANNELS_LAST = {n: (f"N{s}C", f"{s}IO", f"N{s}C") for n, s in {1: "W", 2: "HW", 3: "DHW"}.items()}

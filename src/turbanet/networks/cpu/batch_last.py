@@ -11,8 +11,8 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
-from turbanet.networks.conv import default_conv
-from turbanet.networks.products import bilinear
+from turbanet.networks.cpu.conv import default_conv
+from turbanet.networks.cpu.products import bilinear
 
 ROWS_BYTES = 5 * 2**18  # of patches copied at a time
 FEW_FEATURES = 32  # up to this number a convolution is faster with the batch as the last axis

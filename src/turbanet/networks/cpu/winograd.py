@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from turbanet.networks.products import trilinear
+from turbanet.networks.cpu.products import trilinear
 
 CHUNK_BYTES = 2**23  # of tiles at a time
 # Transforms along one axis: of 4 numbers of the input, of 3 of the window, and of 4 products into 2 outputs.

@@ -11,8 +11,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from turbanet.backend import on_accelerator
-from turbanet.networks import winograd
-from turbanet.networks.products import bilinear, product
+from turbanet.networks.cpu import winograd
+from turbanet.networks.cpu.products import bilinear, product
 
 CHUNK_BYTES = 2**20  # of patches copied at a time, as a core's cache holds them ...
 CHUNK_PLACES = 1024  # ... but at least so many positions of the window
