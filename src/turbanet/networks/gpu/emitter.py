@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from turbanet.networks.gpu.reader import IDENTITY, LIMIT, Operation, Program, Value, read
+from turbanet.networks.gpu.reader import IDENTITY, Operation, Program, Value, read
 
 Blocks = np.ndarray  # of arrays; of the shape of the whole array, but 1 along its long axes
 TENSOR_CORES = 16  # smallest side of a product that uses them
@@ -35,8 +35,6 @@ def train(
     *,
     steps: int = 1,
     most_epochs: int,
-    limit: int | None = LIMIT,
-    warps: int | None = None,
     interpret: bool = False,
 ) -> tuple[Any, jax.Array]:
     """Train all members for `epochs` x `steps` of `step(state, *batch) -> (state, loss)` in one kernel.
@@ -49,8 +47,6 @@ def train(
     epochs : int or scalar array, at most `most_epochs`; another number does not compile again
     order : int32 [member, epoch x step, batch], the rows of each step
     steps : of an epoch
-    limit : bytes of a member, None for any; see `reader.read`
-    warps : of 32 threads, per member; None: by the step's shapes
     interpret : whether to run without a GPU, slowly
 
     Returns
@@ -66,21 +62,21 @@ def train(
     rows, data_tree = jax.tree.flatten(data)
     lead = () if order is None else (order.shape[-1],)
     batch = [jax.ShapeDtypeStruct(lead + row.shape[len(lead) :], row.dtype) for row in rows]
-    program = read(step, one, *jax.tree.unflatten(data_tree, batch), limit=limit)
+    program = read(step, one, *jax.tree.unflatten(data_tree, batch))
     values = program.inputs[: len(leaves)]
     leaves = [_pad(leaf, program, value.shape) for leaf, value in zip(leaves, values)]
     shared = [_pad(row, program, value.shape, len(lead)) for row, value in zip(rows, program.inputs[len(leaves) :])]
     shared += [_pad(jnp.asarray(array), program, value.shape) for value, array in program.constants.items()]
     if order is not None:
         order = _pad(order, program, order.shape[-1:])
-    call = _call(program, leaves, order is not None, steps, most_epochs, warps or _warps(program), interpret)
+    call = _call(program, leaves, order is not None, steps, most_epochs, interpret)
     epochs = jnp.asarray(epochs, jnp.int32)
     *after, losses = jax.vmap(call, (0, None, None if order is None else 0, None))(leaves, shared, order, epochs)
     after = [leaf[(..., *map(slice, value.shape))] for leaf, value in zip(after, values)]
     return jax.tree.unflatten(tree, after), losses
 
 
-def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
+def _call(program, leaves, ordered, steps, most_epochs, interpret):
     """Return the kernel of one member: (leaves, shared data, order, epochs) -> [*leaves, losses]; vmap makes a grid."""
     warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
     state, batch = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
@@ -105,10 +101,7 @@ def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
 
         def epoch(number, carry):
             carry = (*carry, _broadcast(np.float32(0), ()))
-            if steps == 1:
-                carry = one_step(number, carry)
-            else:
-                carry = lax.fori_loop(number * steps, (number + 1) * steps, one_step, carry)
+            carry = lax.fori_loop(number * steps, (number + 1) * steps, one_step, carry)
             losses[number] = carry[-1] / np.float32(steps)
             return carry[:-1]
 
@@ -121,8 +114,8 @@ def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
     def call(leaves, shared, order, epochs):
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
-        how = {"interpret": True} if interpret else {"compiler_params": triton.CompilerParams(num_warps=warps)}
-        run = pl.pallas_call(kernel, out_shape=[*shapes, losses], name="train", **how)
+        how = triton.CompilerParams(num_warps=_warps(program))
+        run = pl.pallas_call(kernel, [*shapes, losses], name="train", interpret=interpret, compiler_params=how)
         return run(epochs, *leaves, *([order] if ordered else []), *shared)
 
     return call
@@ -132,7 +125,7 @@ def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
     """Return the outputs of a program whose inputs and constants are in `env`, by the ids of their values."""
 
     def blocks(value):
-        return env[id(value)] if isinstance(value, Value) else _single(value)
+        return env[id(value)] if isinstance(value, Value) else _blocks((), lambda _: value)
 
     for op in program.operations:
         emit: Any = EMIT.get(op.name, _elementwise)
@@ -164,10 +157,6 @@ def _blocks(extents: Iterable[int], make: Callable) -> Blocks:
     for index in np.ndindex(blocks.shape):
         blocks[index] = make(index)
     return blocks
-
-
-def _single(block):
-    return _blocks((), lambda _: block)
 
 
 def _extents(program, shape):
@@ -261,8 +250,6 @@ def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
     """Apply an operation elementwise; scalars and axes of size 1 are broadcast."""
     shape = op.outputs[0].shape
     function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
-    if op.name in ("max", "min") and op.outputs[0].dtype != jnp.float32:
-        function = partial(op.primitive.bind, **op.params)
     spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
     return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
 
@@ -381,15 +368,13 @@ def _matrices(op, x, i, y, j, size):
     if x.shape[i] <= min(shape):  # one outer product after the other
         picked = [(_pick(x, i, k), _pick(y, j, k)) for k in range(size)]
         return reduce(lax.add, [_broadcast(a, shape, (0,)) * _broadcast(b, shape, (1,)) for a, b in picked])
+    axis = int(columns <= rows)  # one column after the other, or one row
+    if axis == 0:
+        x, i, y, j = y, j, x, i
     out = _broadcast(np.float32(0), shape)
-    if columns <= rows:
-        for k in range(columns):
-            column = (x * _broadcast(_pick(y, 1 - j, k), x.shape, (i,))).sum(i)
-            out = _select(_number(out, 1) == k, _broadcast(column, shape, (0,)), out)
-        return out
-    for k in range(rows):
-        row = (y * _broadcast(_pick(x, 1 - i, k), y.shape, (j,))).sum(j)
-        out = _select(_number(out, 0) == k, _broadcast(row, shape, (1,)), out)
+    for k in range(shape[axis]):
+        line = (x * _broadcast(_pick(y, 1 - j, k), x.shape, (i,))).sum(i)
+        out = _select(_number(out, axis) == k, _broadcast(line, shape, (1 - axis,)), out)
     return out
 
 
@@ -399,20 +384,6 @@ def _moved(program, x, shape, axis, start, stride, count, fill):
     before, long = program.long(shape), shape[axis] > program.short
     after = [*shape[:axis], count, *shape[axis + 1 :]]
     held, positions = before.index(axis) if long else -1, [start + j * stride for j in range(count)]
-    if count > program.short and long:
-
-        def moved(block):
-            padded = program.padded(after)
-            wide = (*padded[:held], block.shape[held], *padded[held:])
-            axes = [*range(held + 1), *range(held + 2, len(wide))]
-            to = lax.broadcasted_iota(jnp.int32, wide, held + 1) * stride + start
-            same = lax.broadcasted_iota(jnp.int32, wide, held) == to
-            zero = block.dtype.type(0)
-            out = _select(same, _broadcast(block, wide, axes), zero).sum(held, dtype=block.dtype)
-            source = _number(out, held) * stride + start
-            return _select((source >= 0) & (source < shape[axis]), out, fill)
-
-        return _blocks(x.shape, lambda i: moved(x[i]))
 
     def at(index, position):
         """Return the block at one position of `axis`, without that axis."""
@@ -456,13 +427,11 @@ def _pieces(program, op, x):
     return pieces
 
 
-def _padded(program, op, x, fill):
-    shape, fill = list(op.inputs[0].shape), op.inputs[1]
-    if isinstance(fill, Value):
-        raise NotImplementedError
+def _padded(program, op, x, _):
+    shape = list(op.inputs[0].shape)
     for axis, (low, high) in enumerate((int(low), int(high)) for low, high, _ in op.params["padding_config"]):
         if low or high:
-            x = _moved(program, x, shape, axis, -low, 1, shape[axis] + low + high, fill)
+            x = _moved(program, x, shape, axis, -low, 1, shape[axis] + low + high, op.inputs[1])
             shape[axis] += low + high
     return x
 
