@@ -130,6 +130,7 @@ def read(step: Callable, state: Any, *batch: Any) -> Program:
     for program.short in SHORT:
         if max(program.blocks(value.shape) for value in values) <= MOST_BLOCKS:
             break
+    check_moves(program)
     program.bytes = _most_bytes(program)
     if program.bytes > LIMIT:
         raise Refused(
@@ -174,6 +175,17 @@ def _check_operation(op):
         raise Refused("The kernel pads only at the ends of an axis, and with a constant.")
     if op.name == "select_n" and len(op.inputs) != 3:
         raise Refused("The kernel selects between two arrays, not more.")
+
+
+def check_moves(program: Program) -> None:
+    """Raise Refused unless what is cut or joined along an axis is held number by number."""
+    for op in program.operations:
+        if op.name in ("concatenate", "pad", "slice", "split"):
+            sizes = list(zip(*(value.shape for value in [*op.inputs, *op.outputs] if value.shape)))
+            padding = op.params.get("padding_config", [(0, 0, 0)] * len(sizes))
+            longest = max((max(n) for n, pads in zip(sizes, padding) if len(set(n)) > 1 or any(pads)), default=0)
+            if longest > program.short:
+                raise Refused(f"The kernel does not {op.name} along axes of {longest}, but of up to {program.short}.")
 
 
 def _inline(jaxpr, inputs, constants, operations):
