@@ -396,13 +396,9 @@ def _concatenate(program, op, *inputs):
 
 
 EMIT = {
-    "reduce_sum": _reduce,
-    "reduce_max": _reduce,
-    "reduce_min": _reduce,
+    **dict.fromkeys(COMBINE, _reduce),
     "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
     "transpose": _transpose,
     "iota": _iota,
     "dot_general": _dot,
