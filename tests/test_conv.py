@@ -220,6 +220,20 @@ def test_swarm_in_a_scan_trains_like_each_member_alone():
             np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4)
 
 
+def test_a_depthwise_convolution_of_members_compiles_in_a_scan():
+    """The XLA of jax 0.10.2 writes no machine code for slices that start where a table of constants says."""
+    x, w = normal(2, 32, 16, 16, 128), normal(2, 3, 3, 1, 128)
+    f, _ = both(x[0], w[0], padding="SAME", feature_group_count=128)
+
+    def train(x, w):
+        def step(both, _):
+            return jax.tree.map(jnp.subtract, both, jax.grad(lambda x, w: jnp.sin(f(x, w)).sum(), (0, 1))(*both)), None
+
+        return lax.scan(step, (x, w), None, length=2)[0]
+
+    jax.jit(jax.vmap(train)).lower(x, w).compile()
+
+
 LAYERS = {
     "plain": nn.Conv(4, (3, 3)),
     "numbers": nn.Conv(4, (3, 3), strides=2, padding=1),

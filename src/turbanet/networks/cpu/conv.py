@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -124,10 +123,7 @@ def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
 
 def _weighted(x, kernel, *, moves):
     """Depthwise convolution: the weighted sum of the views of x from each tap of the window."""
-    views = [x]
-    for move in moves:
-        views = [view for wider in views for view in _views(wider, *move)]
-    return sum(view * tap for view, tap in zip(views, kernel.reshape(-1, x.shape[-1])))
+    return sum(view * tap for view, tap in zip(_all_views(x, moves), kernel.reshape(-1, x.shape[-1])))
 
 
 def _weighted_to_x(g, kernel, *, moves):
@@ -139,16 +135,17 @@ def _weighted_to_x(g, kernel, *, moves):
 
 
 def _weighted_to_kernel(g, x, *, moves):
-    """Gradient of the kernel: the view from each tap times g, in a loop over taps, which compiles faster."""
-    sizes, strides, dilations = ([move[part] for move in moves] for part in (1, 2, 3))
-    taps = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, len(moves))
-    extents = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
+    """Gradient of the kernel: the view from each tap times g."""
+    taps = [(view * g).sum(range(g.ndim - 1)) for view in _all_views(x, moves)]
+    return jnp.stack(taps).reshape(*(size for _, size, _, _ in moves), 1, g.shape[-1])
 
-    def of_tap(start):
-        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *extents, x.shape[-1]])
-        return (lax.slice(view, [0] * x.ndim, view.shape, [1, *strides, 1]) * g).sum(range(g.ndim - 1))
 
-    return lax.map(of_tap, taps * dilations).reshape(*sizes, 1, g.shape[-1])
+def _all_views(x, moves):
+    """Return the view of x from each tap of a window over several axes."""
+    views = [x]
+    for move in moves:
+        views = [view for wider in views for view in _views(wider, *move)]
+    return views
 
 
 def _views(x, axis, size, stride, dilation):
