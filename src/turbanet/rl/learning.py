@@ -116,7 +116,7 @@ class Learn(Train):
         after = after.replace(_stopping=before._stopping.replace(active=trains_on))
         metrics = {name: jnp.where(active & made, value, jnp.nan) for name, value in metrics.items()}
         metrics["evaluation"] = jnp.where(active, evaluation, jnp.nan)
-        return after, (metrics.pop("loss"), None, metrics, None)
+        return after, (metrics.pop("loss"), None, metrics)
 
     def _update(self, state, settings, params):
         """Make a rollout and train on it: -> (state, metrics)."""
