@@ -68,3 +68,8 @@ def test_repr_of_other_leaves_fails_not(swarm):
     deleted = jax.tree.map(jnp.copy, swarm)
     jax.tree.map(lambda leaf: leaf.delete(), deleted)
     assert "MLP" in repr(deleted)
+
+
+def test_notebooks_see_it_escaped(swarm):
+    swarm = swarm.replace(apply_fn=lambda variables, x: x)
+    assert swarm._repr_html_().startswith("<pre>TurbaTrainState") and "&lt;lambda&gt;" in swarm._repr_html_()

@@ -133,11 +133,13 @@ def test_a_program_that_is_given_what_was_placed_leaves_the_callers(plan):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
-def test_what_lies_on_several_devices_is_gathered(dtype):
+def test_what_lies_on_several_devices_is_gathered_where_jax_takes_it_over(dtype):
     given = {"w": jnp.arange(4 * 30).reshape(4, 5, 6).astype(dtype), "none": jnp.zeros((4, 0), dtype)}
     whole = gather.gathered(tn.Plan(2, 1).place(given))
     np.testing.assert_array_equal(whole["w"], np.asarray(given["w"]))
     assert whole["w"].dtype == given["w"].dtype and whole["none"].shape == (4, 0)
+    back = jax.device_put(whole["w"], given["w"].sharding)
+    assert back.unsafe_buffer_pointer() == whole["w"].ctypes.data
 
 
 @pytest.mark.parametrize("plan", [(1, 3), (2, 1), (2, 2)])

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import html
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
@@ -359,13 +361,18 @@ class TurbaTrainState(State):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(members, inputs, outputs): the widths of the last axis of an input, an array, and of a prediction."""
+        if self.sample is None:
+            return (len(self), *_kernel_widths(self.params))
         if not hasattr(self.sample, "shape"):
-            raise ValueError("shape is unknown: an input of this swarm is no single array, or was not given.")
+            raise ValueError("shape is unknown: an input of this swarm is no single array.")
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 
     def __repr__(self) -> str:
         return described(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(described(self))}</pre>"
 
     def __reduce__(self) -> Any:
         """Pickle the functions too, by cloudpickle, as optimizers are closures (for pickle and joblib)."""
@@ -414,3 +421,15 @@ def _unpickled(kind, fields):
 def _member_specification(tree):
     """Return what two swarms must have in common in a part: its structure, a member's shapes and types."""
     return jax.tree.structure(tree), [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def _kernel_widths(params):
+    """Return (inputs, outputs) of a stack of layers by its params: the first and last kernel in natural order."""
+
+    def natural(path):
+        return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", jax.tree_util.keystr(path)))
+
+    leaves = {natural(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.ndim >= 3}
+    if not leaves:
+        raise ValueError("shape is unknown: no sample input was given and no layer has a kernel.")
+    return leaves[min(leaves)].shape[-2], leaves[max(leaves)].shape[-1]

@@ -8,13 +8,11 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_arrays
-from turbanet.core.gather import taken
+from turbanet.core.gather import ALIGNED_BYTES, taken
 from turbanet.core.memory import free_memory
 from turbanet.core.plan import Plan
 from turbanet.core.state import State
 from turbanet.data.sampling import check_rows, ragged
-
-ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 
 
 class Data(struct.PyTreeNode):
