@@ -15,7 +15,7 @@ report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: tha
 	@$(IN_VENV) python -m study.pipeline.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
 
 test: lint ## lint, then all tests, the slow ones too
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
 	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load)
 
 lint: .venv/.installed ## ruff and the types of the library, without changing a file

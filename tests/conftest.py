@@ -5,6 +5,7 @@ packages, pytest, hypothesis, scikit-learn and pandas.
 """
 
 import ast
+import gc
 import importlib.util
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from jax._src.lru_cache import LRUCache
 
 import turbanet
-from turbanet.training import run
+from turbanet.training import program, run
 
 OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled as they are for a user
 if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
@@ -36,6 +37,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's back
 
 PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
 HERE = Path(__file__).parent
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 8000  # of the process of some tests
 COMPILED = HERE.parent / "build/tests"  # a folder that may be deleted at any time
 
 
@@ -71,6 +74,15 @@ def compilation_cache():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Compiled programs are dropped after a module, once they are many: Linux allows a process 65 530 mappings."""
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        program.forget()
+        gc.collect()
+
+
 def put(self, key, value):
     """JAX's own writes in place: who reads meanwhile, or after a run that was killed, would find half of it."""
     part = self.path / f"{key}.{os.getpid()}"
@@ -93,6 +105,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="of CPU devices"))
     longest = ["test_pipeline.py", "test_twins.py"]
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+
+
+def pytest_runtest_logreport(report):
+    """A failure is shown at once: a run may be ended before its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid}, {report.when}, {report.duration:.0f} s\n{report.longreprtext[-2000:]}", flush=True)
 
 
 @pytest.hookimpl(wrapper=True)

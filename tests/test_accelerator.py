@@ -194,7 +194,7 @@ def test_stopped_members_are_set_aside_and_end_as_they_would_have(blocks, monkey
 def test_a_block_is_what_memory_holds_found_by_one_more_compilation(call, blocks, monkeypatch):
     share = MEMBERS // len(jax.devices())
     monkeypatch.setattr(memory, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == share else (400, 100))
-    monkeypatch.setattr(memory, "memory", lambda devices: (1000, 1000))
+    monkeypatch.setattr(memory, "free_memory", lambda devices: 1000)
     call()
     assert {block for _, block in blocks} == {share, share // 2}  # three quarters would fit, and leave a small block
 
@@ -244,7 +244,7 @@ def test_epochs_of_much_work_are_calls_of_their_own(blocks):
 
 
 def test_no_member_fits_in_no_memory(blocks, monkeypatch):
-    monkeypatch.setattr(memory, "memory", lambda devices: (0, 0))
+    monkeypatch.setattr(memory, "free_memory", lambda devices: 0)
     with pytest.raises(MemoryError, match="are needed, more than is free; take fewer members"):
         tn.predict(made(), X)
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.checkpoints import checkpoint
+from turbanet.checkpoints import checkpoint, identity
 from turbanet.core import memory
 from turbanet.training import run as training
 
@@ -311,8 +311,16 @@ def test_another_value_inside_what_computes_is_refused(tmp_path, one, other, nam
 
 def test_another_pythons_checkpoint_is_refused_with_that_reason(tmp_path, monkeypatch):
     short(tmp_path, epochs=1)
-    monkeypatch.setattr(checkpoint, "sys", types.SimpleNamespace(version_info=(3, 99, 0)))
+    monkeypatch.setattr(identity, "sys", types.SimpleNamespace(version_info=(3, 99, 0)))
     with pytest.raises(ValueError, match=r"is of another training: Python was 3\.\d+ and is 3\.99"):
+        short(tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_that_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "FORMAT", 4)
+    short(tmp_path, epochs=1)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="is of another training: format was 4 and is 5; name another folder"):
         short(tmp_path)
 
 
@@ -350,7 +358,7 @@ def test_writing_takes_no_more_than_its_share(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(checkpoint.Keeper, "write", lambda self, *_, **__: now.__setitem__(0, now[0] + 1))
-    keeper = checkpoint.Keeper(tn.Checkpoints(tmp_path, share=0.1), {checkpoint.OPAQUE: ""})
+    keeper = checkpoint.Keeper(tn.Checkpoints(tmp_path, share=0.1), {identity.OPAQUE: ""})
     kept = []
     for segment in range(12):
         now[0] += 5  # of training

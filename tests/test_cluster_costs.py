@@ -58,12 +58,10 @@ def test_make_peers_knows_the_parts():
 
 @pytest.mark.slow
 def test_shards_sleep_on_workers_that_have_started():
-    table = cluster_costs.sleeping(workers=(2, 4), shards=10, sleep_seconds=0.2, instant=20)
-    slept = table[table.kind == idle.SLEEP]
-    assert slept.shards.tolist() == [5, 10]
-    assert slept.ideal_seconds.tolist() == pytest.approx([0.5, 0.5])
-    assert slept.rounds_seconds.tolist() == pytest.approx([0.6, 0.6])
-    assert (slept.seconds >= slept.rounds_seconds).all()
+    table = cluster_costs.sleeping(workers=[2], shards=5, sleep_seconds=0.2, instant=20)
+    assert table.kind.tolist() == [idle.SLEEP, idle.INSTANT] and table.shards.tolist() == [5, 20]
+    assert table.ideal_seconds.tolist() == pytest.approx([0.5, 0]) and table.rounds_seconds[0] == pytest.approx(0.6)
+    assert (table.seconds >= table.rounds_seconds).all()
 
 
 @pytest.mark.slow

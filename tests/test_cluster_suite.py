@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ import pytest
 import turbanet as tn
 from study.cluster import methods as cluster_methods, suite as cluster_suite
 from study.cluster.methods import Forecaster
-from study.cluster.suite import Nodes
 
 # Ray's own processes: forked and at once replaced, and ended by the operating system.
 pytestmark = [
@@ -136,25 +134,3 @@ def test_a_run_that_ends_too_early_to_be_killed_says_so(tmp_path):
         cluster_suite.killed(there, lambda: None, tmp_path, done=3)
     with pytest.raises(OSError, match="the run's own"):
         cluster_suite.killed(there, (tmp_path / "the run's own").read_text, tmp_path, done=3)
-
-
-@pytest.mark.slow
-def test_a_killed_node_changes_no_bit_and_tasks_learn_the_same(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    there = Nodes(2)
-    try:
-        before = [node.node_id for node in there.nodes]
-        run = {"members": 12, "shard": 3, "epochs": 30, "segment": 1, "progress": False, **HOW}
-        nodes = partial(tn.cluster.fit, MAKE, DATA, tn.mse, **run)
-        began = time.time()
-        kill = cluster_suite.killed(there, partial(nodes, checkpoints=tmp_path / "a"), tmp_path / "a", done=1)
-        (results, history), when = kill
-        assert len(there.nodes) == 2 and len(set(before) & {node.node_id for node in there.nodes}) == 1
-        assert began < when and cluster_suite.attempts(history, killed_at=when).lost.sum() >= 1
-        swarm, _, predictions = cluster_suite.one_process(MAKE, DATA, np.arange(12), epochs=30, **HOW)
-        assert cluster_suite.difference(results.swarm(), swarm) == 0
-        own = cluster_methods.jobs(MAKE, DATA, np.arange(4), epochs=30, batch_size=10)
-        _, forecasts = cluster_methods.by_tasks(own, hidden=4, **RATE)
-        np.testing.assert_allclose(forecasts, predictions[:4], rtol=1e-3, atol=1e-4)
-    finally:
-        there.close()

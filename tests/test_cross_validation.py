@@ -204,12 +204,12 @@ def test_a_jax_key_is_a_key():
 
 
 BAD = [
-    ({"folds": 61}, "folds must be from 2 to the 60 rows, got 61"),
-    ({"folds": 1}, "folds must be from 2"),
-    ({"folds": 16, "groups": GROUPS}, "from 2 to the 15 groups"),
-    ({"groups": GROUPS[:-1]}, "groups must name a group for each of the 60 rows, got shape"),
+    ({"folds": 61}, "number of splits n_splits=61 greater than the number of samples: n_samples=60"),
+    ({"folds": 1}, "setting n_splits=2 or more, got n_splits=1"),
+    ({"folds": 16, "groups": GROUPS}, "n_splits=16 greater than the number of groups: 15"),
+    ({"groups": GROUPS[:-1]}, r"inconsistent numbers of samples: \[60, 60, 59\]"),
     ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 0 .* no row of class"),
-    ({"folds": 30, "stratified": True}, "stratified folds need at least 30 rows of each class"),
+    ({"folds": 30, "stratified": True}, "n_splits=30 cannot be greater than the number of members in each class"),
     ({"seeds": 0}, "at least one"),
     ({"schedules": []}, "at least one"),
     ({"key": 2**32}, "key must be one int from 0 to 2147483646"),

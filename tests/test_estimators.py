@@ -283,9 +283,9 @@ def test_a_warm_start_goes_on_and_equals_one_training():
 @pytest.mark.parametrize(
     ("changed", "labels", "message"),
     [
-        ({"members": 4}, [0, 1], "members were 3 of 20 features and are 4"),
-        ({"hidden": (9,)}, [0, 1], "layers were .8, 2. and are .9, 2."),
-        ({}, [0, 2], "warm_start needs the classes"),
+        ({"members": 4}, [0, 1], "trained with members=3 cannot go on with members=4"),
+        ({"hidden": (9,)}, [0, 1], "trained with layers=.8, 2. cannot go on with layers=.9, 2."),
+        ({}, [0, 2], r"Members of the classes \[0 1\] cannot go on with \[0 2\]"),
     ],
 )
 def test_a_warm_start_of_other_networks_is_refused(changed, labels, message):
@@ -413,7 +413,7 @@ def test_rows_that_were_unseen_stay_unseen_in_a_warm_start():
     for _ in range(3):
         model.fit(X_NOISE, Y_NOISE)
     assert model.oob_score_ < 0  # of noise
-    with pytest.raises(ValueError, match="needs all 120 again, got 100"):
+    with pytest.raises(ValueError, match="trained with rows=120 cannot go on with rows=100"):
         model.fit(X_NOISE[:100], Y_NOISE[:100])
 
 
@@ -475,14 +475,18 @@ def test_members_that_diverged_are_left_out(caplog):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({}, {"early_stopping": True}, "early_stopping=False, .* are to go on with early_stopping=True"),
+        ({}, {"early_stopping": True}, "trained with early_stopping=False cannot go on with early_stopping=True"),
         (
             {"early_stopping": True},
             {"early_stopping": False},
-            "early_stopping=True, .* go on with early_stopping=False",
+            "trained with early_stopping=True cannot go on with early_stopping=False",
         ),
-        ({"early_stopping": True}, {"validation_fraction": 0.3}, "validation_fraction=0.1 .* validation_fraction=0.3"),
-        ({}, {"oob_score": True}, "oob_score=False .* oob_score=True, which needs other rows to be unseen"),
+        (
+            {"early_stopping": True},
+            {"validation_fraction": 0.3},
+            "validation_fraction=0.1 cannot go on with validation_fraction=0.3",
+        ),
+        ({}, {"oob_score": True}, "trained with oob_score=False cannot go on with oob_score=True"),
     ],
 )
 def test_a_warm_start_that_needs_other_rows_unseen_is_refused(before, after, message):

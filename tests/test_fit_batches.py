@@ -1,4 +1,4 @@
-"""Training on batches of an iterator: as `fit` on the same rows in the same order, resumed where it was."""
+"""Training on batches of an iterator: as `fit` on the same rows in the same order, resumed at an epoch."""
 
 import itertools
 import os
@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
 from turbanet.core import memory
-from turbanet.core.plan import say_once
 from turbanet.data import batches as batches_module
 
 rng = np.random.default_rng(0)
@@ -62,48 +61,18 @@ def equal(ours, theirs):
         np.testing.assert_array_equal(one, two)
 
 
-class Loader:
-    """Batches by an iterator that can say where it is, as grain's do; each epoch begins anew."""
-
-    def __init__(self, size=10, dies_at=None):
-        self.parts = in_order(size)
-        self.dies_at = dies_at
-        self.began = []
-
-    def __iter__(self):
-        return Position(self)
-
-
-class Position:
-    def __init__(self, loader):
-        self.loader = loader
-        self.next = 0
-
-    def __next__(self):
-        if self.next == 0 or not self.loader.began:
-            self.loader.began.append(self.next)
-        if self.next >= len(self.loader.parts):
-            raise StopIteration
-        self.next += 1
-        return self.loader.parts[self.next - 1]
-
-    def __iter__(self):
-        return self
-
-    def get_state(self):
-        return {"next": self.next}
-
-    def set_state(self, state):
-        self.next = state["next"]
-
-
 TENSORS = TensorDataset(torch.tensor(X), torch.tensor(Y))
 
 
 @pytest.mark.parametrize(
     "batches",
-    [in_order(10), lambda epoch: iter(in_order(10)), DataLoader(TENSORS, batch_size=10), Loader()],
-    ids=["list", "function", "DataLoader", "stateful"],
+    [
+        in_order(10),
+        lambda epoch: iter(in_order(10)),
+        DataLoader(TENSORS, batch_size=10),
+        grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(10),
+    ],
+    ids=["list", "function", "DataLoader", "grain"],
 )
 def test_batches_train_as_fit_trains_on_rows_in_that_order(batches):
     same(train(batches), by_fit())
@@ -165,39 +134,6 @@ def test_trees_are_batches_too():
     np.testing.assert_allclose(swarm.params["Dense_0"]["kernel"], by_fit()[0].params["Dense_0"]["kernel"], rtol=1e-4)
 
 
-class Source:
-    """Rows as grain reads them."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, row):
-        return X[row], Y[row]
-
-    def __repr__(self):  # by which grain tells another one
-        return "rows"
-
-
-def of_loader():
-    one_pass = grain.samplers.IndexSampler(len(X), shuffle=True, seed=0, num_epochs=1)
-    return grain.DataLoader(
-        data_source=Source(), sampler=one_pass, operations=[grain.transforms.Batch(10)], worker_count=0
-    )
-
-
-def of_dataset():
-    return grain.MapDataset.source(Source()).shuffle(seed=1).batch(10)
-
-
-@pytest.mark.parametrize("make", [of_loader, of_dataset])
-def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, monkeypatch, interrupted_after, make):
-    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
-    whole = train(make())
-    assert not np.array_equal(whole[1].train_loss, train(in_order(10))[1].train_loss)  # it shuffles
-    interrupted_after(7, lambda: train(make(), checkpoints=tmp_path))
-    equal(train(make(), checkpoints=tmp_path), whole)
-
-
 class Killed(Exception):
     pass
 
@@ -211,38 +147,25 @@ def dies_after(calls):
     return callback
 
 
-@pytest.mark.parametrize("make", [Loader, lambda: DataLoader(TENSORS, batch_size=10)], ids=["stateful", "DataLoader"])
-def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path, make):
-    whole = train(make(), callbacks=[print], segment=1)
+def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path):
+    whole = train(in_order(10), callbacks=[print], segment=1)
     with pytest.raises(Killed):
-        train(make(), callbacks=[dies_after([])], segment=1, checkpoints=tmp_path)
-    loader = make()
-    equal(train(loader, callbacks=[print], segment=1, checkpoints=tmp_path), whole)
-    if isinstance(loader, Loader):
-        assert len(loader.began) == 2  # of four epochs: what a callback raises leaves a checkpoint
+        train(in_order(10), callbacks=[dies_after([])], segment=1, checkpoints=tmp_path)
+    begun = []
+    equal(
+        train(lambda epoch: begun.append(epoch) or in_order(10), callbacks=[print], segment=1, checkpoints=tmp_path),
+        whole,
+    )
+    assert begun == [2, 3]  # of four epochs: what a callback raises leaves a checkpoint
 
 
-@pytest.mark.parametrize(("most", "calls"), [(1, 7), (2, 4)])
-def test_a_training_that_was_interrupted_in_an_epoch_goes_on_in_it(
-    tmp_path, monkeypatch, interrupted_after, most, calls
-):
-    monkeypatch.setattr(batches_module, "MOST_BATCHES", most)
-    whole = train(Loader())
-    stopped = interrupted_after(calls, lambda: train(Loader(), checkpoints=tmp_path))  # of five batches an epoch
+def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(tmp_path, monkeypatch, interrupted_after):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
+    whole = train(in_order(10))
+    stopped = interrupted_after(7, lambda: train(in_order(10), checkpoints=tmp_path))  # of five batches an epoch
     assert len(stopped.history.train_loss) == 1
     assert int(stopped.swarm.step[0]) == 7
-    loader = Loader()
-    equal(train(loader, checkpoints=tmp_path), whole)
-    assert loader.began[0] == 2
-
-
-def test_where_batches_cannot_say_where_they_are_one_sentence_says_so(tmp_path, caplog):
-    say_once.cache_clear()
-    train(DataLoader(TENSORS, batch_size=10), checkpoints=tmp_path / "a")
-    assert "DataLoader cannot say where it is" in caplog.text
-    caplog.clear()
-    train(Loader(), checkpoints=tmp_path / "b")
-    assert "cannot say" not in caplog.text
+    equal(train(in_order(10), checkpoints=tmp_path), whole)
 
 
 @pytest.mark.parametrize(
@@ -376,43 +299,6 @@ def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see
     ill["Dense_0"]["bias"][3, 0] = np.inf
     train([(X, Y, nobody)], before.replace(params=ill))
     assert "Of 5 member(s) 3 diverged" in caplog.text
-
-
-def test_fewer_batches_than_a_training_was_kept_at_are_refused(tmp_path, monkeypatch, interrupted_after):
-    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
-    interrupted_after(8, lambda: train(Loader(), checkpoints=tmp_path))
-    with pytest.raises(ValueError, match="in the middle of epoch 1, where these batches have ended"):
-        train(Loader(size=25), checkpoints=tmp_path)
-
-
-def test_a_loader_that_sets_the_state_of_its_next_iterator_goes_on(tmp_path, monkeypatch, interrupted_after):
-    class Stateful:
-        """As torchdata's: the iterator says where it is, the loader is told."""
-
-        begins = 0
-
-        def __iter__(self):
-            iterator = Position(Loader())
-            iterator.next, self.begins = self.begins, 0
-            return Told(iterator)
-
-        def load_state_dict(self, state):
-            self.begins = state["next"]
-
-    class Told:
-        def __init__(self, iterator):
-            self.iterator = iterator
-
-        def __next__(self):
-            return next(self.iterator)
-
-        def state_dict(self):
-            return self.iterator.get_state()
-
-    monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
-    whole = train(Stateful())
-    interrupted_after(7, lambda: train(Stateful(), checkpoints=tmp_path))
-    equal(train(Stateful(), checkpoints=tmp_path), whole)
 
 
 def rmse(params, x, y, apply_fn, mask=None):

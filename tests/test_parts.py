@@ -61,7 +61,7 @@ def test_parts_train_what_whole_epochs_train(how, request):
     whole, expected = train(**how)
     request.getfixturevalue("in_parts")
     found, history = train(**how)
-    assert found.underway is None
+    assert found._underway is None
     for one, wanted in zip(seen(history), seen(expected), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-4) if wanted is not None else None
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found.params, whole.params)
@@ -94,7 +94,7 @@ def test_a_training_that_was_stopped_inside_an_epoch_goes_on_bit_for_bit(in_part
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "_train", interrupted)
         swarm, history = train(on_interrupt="return", checkpoints=tmp_path)
-    assert len(calls) == steps and len(history.train_loss) == steps // 4 and swarm.underway is None
+    assert len(calls) == steps and len(history.train_loss) == steps // 4 and swarm._underway is None
     found = train(checkpoints=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]))
     np.testing.assert_array_equal(found[1].train_loss, expected[1].train_loss)
@@ -130,19 +130,8 @@ def test_a_sequence_counts_at_each_of_its_positions(monkeypatch):
         assert long(800, model=tn.LSTM(5), x=series) is expected
 
 
-def test_an_image_counts_as_often_as_its_windows_see_it(monkeypatch):
-    # LeNet on 32 x 32: places * window * features of both convolutions, then the three Dense layers.
-    products = 28 * 28 * 75 * 6 + 10 * 10 * 150 * 16 + 400 * 120 + 120 * 84 + 84 * 10
-    images = np.zeros((64, 32, 32, 3), np.float32)
-    for share, expected in ((0.95, True), (1.2, False)):
-        monkeypatch.setattr(parts, "LONG", share * 6 * products * 64 * 4)
+def test_an_image_counts_at_the_square_root_of_its_positions(monkeypatch):
+    images, weights = np.zeros((64, 32, 32, 3), np.float32), (75 + 1) * 6 + (150 + 1) * 16 + 401 * 120 + 121 * 84 + 850
+    for limit, expected in ((1.01, False), (0.99, True)):
+        monkeypatch.setattr(parts, "LONG", limit * 6 * weights * 32 * 64 * 4)
         assert long(64, model=tn.networks.LeNet(), x=images) is expected
-
-
-def test_the_operations_of_an_image_are_counted_once(monkeypatch):
-    monkeypatch.setattr(parts, "LONG", 3e9)
-    images = np.zeros((64, 32, 32, 3), np.float32)
-    assert not long(64, model=tn.networks.LeNet(classes=7), x=images)
-    monkeypatch.setattr(parts.member, "predict", None)
-    assert not long(64, model=tn.networks.LeNet(classes=7), x=images)
-    assert long(64, model=tn.networks.LeNet(classes=8), x=images)  # what cannot be counted may be long

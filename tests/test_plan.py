@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.core import plan as plan_module
+from turbanet.core import gather, plan as plan_module
 
 
 def swarm(members, widths=(4, 2)):
@@ -97,8 +97,8 @@ def test_few_blocks_of_large_networks_are_calls_of_their_own(plan, members, expe
     if members:
         placed = [plan.place(np.arange(members), round) for round in plan.rounds(members)]
         filled = [*range(members), *[members - 1] * (plan.padded(members) - members)]
-        np.testing.assert_array_equal(plan_module.gathered(*placed), filled)
-        np.testing.assert_array_equal(plan_module.gathered(*placed, members=members), range(members))
+        np.testing.assert_array_equal(gather.gathered(*placed), filled)
+        np.testing.assert_array_equal(gather.gathered(*placed, members=members), range(members))
 
 
 @pytest.mark.cpu
@@ -109,14 +109,14 @@ def test_a_swarm_of_which_few_are_left_is_called_as_it_began():
 
 
 def test_what_lies_on_other_devices_than_the_hosts_is_resized_there(monkeypatch):
-    monkeypatch.setattr(plan_module, "is_on_host", lambda leaf: False)
-    leaf, before = jnp.arange(5, dtype=jnp.int16), plan_module._resized_on_devices._cache_size()
+    monkeypatch.setattr(gather, "is_on_host", lambda leaf: False)
+    leaf, before = jnp.arange(5, dtype=jnp.int16), gather._resized_on_devices._cache_size()
     placed = [tn.Plan(2, 2).place(leaf, round) for round in tn.Plan(2, 2).rounds(5)]
     np.testing.assert_array_equal(np.concatenate(placed), [0, 1, 2, 3, 4, 4, 4, 4])
-    np.testing.assert_array_equal(plan_module.gathered(*placed, members=5), leaf)
-    known = plan_module._resized_on_devices._cache_size()
+    np.testing.assert_array_equal(gather.gathered(*placed, members=5), leaf)
+    known = gather._resized_on_devices._cache_size()
     tn.Plan(2, 2).place(leaf + 1, range(4, 8))
-    assert plan_module._resized_on_devices._cache_size() == known > before  # nothing compiles again
+    assert gather._resized_on_devices._cache_size() == known > before  # nothing compiles again
 
 
 @pytest.mark.parametrize("plan", [(1, 4), (2, 2)], ids=["one device", "two"])
@@ -135,7 +135,7 @@ def test_a_program_that_is_given_what_was_placed_leaves_the_callers(plan):
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
 def test_what_lies_on_several_devices_is_gathered_where_jax_takes_it_over(dtype):
     given = {"w": jnp.arange(4 * 30).reshape(4, 5, 6).astype(dtype), "none": jnp.zeros((4, 0), dtype)}
-    whole = plan_module.gathered(tn.Plan(2, 1).place(given))
+    whole = gather.gathered(tn.Plan(2, 1).place(given))
     np.testing.assert_array_equal(whole["w"], np.asarray(given["w"]))
     assert whole["w"].dtype == given["w"].dtype and whole["none"].shape == (4, 0)
     back = jax.device_put(whole["w"], given["w"].sharding)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from turbanet.networks.products import bilinear, dot_general, product
+from turbanet.networks.cpu.products import bilinear, dot_general, product
 
 rng = np.random.default_rng(0)
 X, W = rng.normal(size=(3, 5, 4)).astype(np.float32), rng.normal(size=(3, 4, 2)).astype(np.float32)  # [member, ...]

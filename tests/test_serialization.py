@@ -15,7 +15,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.checkpoints import checkpoint, serialization
+from turbanet.checkpoints import checkpoint, identity, serialization
 from turbanet.core import schedules
 
 rng = np.random.default_rng(0)
@@ -198,8 +198,8 @@ def test_check_false_takes_another_function_and_no_other_shape(tmp_path):
 
 def test_under_another_python_another_model_is_said(tmp_path, monkeypatch, caplog):
     made(schedule=None).save(tmp_path)
-    versions = checkpoint.versions() | {"Python": "3.99"}
-    monkeypatch.setattr(checkpoint, "versions", lambda: versions)
+    versions = identity.versions() | {"Python": "3.99"}
+    monkeypatch.setattr(identity, "versions", lambda: versions)
     with caplog.at_level(logging.WARNING, "turbanet"):
         load(tmp_path, Net("tanh"), optimizer())
     assert "computes the same by now is unknown: model was Net()" in caplog.text and "'3.99'" in caplog.text

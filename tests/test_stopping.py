@@ -10,7 +10,6 @@ from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.core import stopping
-from turbanet.core.plan import say_once
 from turbanet.training import parts, run as training
 
 rng = np.random.default_rng(1)
@@ -185,12 +184,6 @@ def test_a_training_that_follows_a_metric_is_resumed(tmp_path):
         train(made(), checkpoints=kept, **job | {"mode": "min"})
 
 
-def test_one_epoch_a_call_is_said(caplog):
-    say_once.cache_clear()
-    train(made(), epochs=2, metric=right, monitor="validation_metric", mode="max")
-    assert "Patience follows validation_metric, which NumPy computes: one epoch a call." in caplog.text
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -208,12 +201,12 @@ def test_what_cannot_be_followed_is_refused(how, message):
 
 def test_a_member_that_breaks_keeps_its_last_good_weights():
     swarm = made()
-    state = stopping.with_stopping(swarm, 2, 0.0, stopping.LOSS, "min").get_state(1)
+    state = stopping.prepared(swarm, 2, 0.0, (stopping.LOSS, "min"), ()).get_state(1)
     broken = state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, state.params))
     after = stopping.after_epoch(state, broken, {stopping.LOSS: np.float32(np.nan)})
-    jax.tree.map(np.testing.assert_array_equal, after.stopping.params, state.params)
-    assert after.stopping.waited == 1 and after.stopping.active
-    assert not stopping.after_epoch(after, after, {stopping.LOSS: np.float32(np.nan)}).stopping.active
+    jax.tree.map(np.testing.assert_array_equal, after._stopping.params, state.params)
+    assert after._stopping.waited == 1 and after._stopping.active
+    assert not stopping.after_epoch(after, after, {stopping.LOSS: np.float32(np.nan)})._stopping.active
 
 
 def test_without_patience_nobody_stops():

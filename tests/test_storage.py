@@ -81,7 +81,7 @@ def test_an_address_that_holds_nothing_loads_nothing(address):
         ("gs://bucket/run", ImportError, "cannot be opened .*install"),
         ("what://run", ValueError, "fsspec knows"),
         (Path("s3://bucket/run"), ValueError, "an address that a path has cut"),
-        (UPath("memory://run", listings=1), ValueError, "storage_options would stay here"),
+        (UPath("memory://run", listings=1), ValueError, "storage_options of memory://run would stay here: set them in"),
     ],
 )
 def test_an_address_that_cannot_be_opened_stops_at_once(address, error, sentence):

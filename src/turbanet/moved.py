@@ -26,11 +26,12 @@ PRIVATE = {
     ("populations", "evolution"): "evolve=evolving genealogy generations genetics population_based=pbt variation",
     ("populations", "federated"): "federated=server local_sgd=averaging privacy rounds",
     ("populations", "rl"): "agents environments foraging learning rewards settings together=multi_agent",
+    ("networks", "networks.cpu"): "batch_last conv pooling products recurrent=lstm winograd",
     ("training", "checkpoints"): "checkpoint describe saved=serialization",
     ("training", "core"): (
         "arrays contents fingerprint interrupt member metrics optimizers places=storage plan schedules stopping sums"
     ),
-    ("training", "data"): "augment batches data=examples mapped=memmap sampling",
+    ("training", "data"): "augment batches data=examples sampling",
     ("training", "training"): "weights=sample_weight",
 }
 

@@ -8,20 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from turbanet.networks.policies import ActorCritic, Agent, Categorical, DualEncoderActorCritic, Gaussian, distribution
-
-__all__ = [
-    "ActorCritic",
-    "Agent",
-    "Categorical",
-    "DualEncoderActorCritic",
-    "Gaussian",
-    "PPOConfig",
-    "RolloutBuffer",
-    "Taken",
-    "gae",
-    "ppo_loss",
-]
+from turbanet.networks.policies import (
+    ActorCritic as ActorCritic,  # exported here as well
+    Agent as Agent,
+    Categorical as Categorical,
+    DualEncoderActorCritic as DualEncoderActorCritic,
+    Gaussian as Gaussian,
+    distribution,
+)
 
 PUBLIC_COLUMNS = 4  # of the y of `PPOConfig.loss_fn`: action, old log-probability, advantage, return
 
@@ -69,18 +63,14 @@ class PPOConfig(NamedTuple):
         initial = {name: float(np.ravel(value)[0]) for name, value in numbers.items()}
         return optax.inject_hyperparams(clipped_adam)(**initial)
 
-    @property
-    def loss_fn(self) -> Callable:
-        """The loss of one member: loss(params, x, y, apply_fn) -> (scalar, (policy loss, value loss, entropy)).
+    def loss_fn(self, params: Any, x: Any, y: Any, apply_fn: Callable) -> tuple[jax.Array, tuple]:
+        """Return the loss of one member, and (policy loss, value loss, entropy).
 
         x : observations [batch, ...]; y : [batch, 4] of action, old log-probability, advantage and return
         apply_fn({"params": params}, x) : (logits [batch, action], values [batch])
 
         Advantages are normalised over this member's batch alone.
         """
-        return self._loss
-
-    def _loss(self, params, x, y, apply_fn):
         if y.ndim != 2 or y.shape[1] != PUBLIC_COLUMNS:
             raise ValueError(f"y is [batch, 4]: action, old log-probability, advantage, return; got {y.shape}.")
         if self.clip_values:

@@ -1,8 +1,8 @@
 """The state of a swarm: many networks of one architecture as one pytree with a leading member axis."""
 
 import copy
+import dataclasses
 import html
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from flax.core import freeze
 from flax.errors import ScopeParamShapeError
-from flax.training.train_state import TrainState
 from numpy.typing import ArrayLike
 
 from turbanet.backend import on_accelerator, platform
@@ -25,8 +23,10 @@ from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.core.fingerprint import fingerprint
+from turbanet.core.gather import resized
 from turbanet.core.optimizers import check_optimizer
-from turbanet.core.plan import resized, say_once
+from turbanet.core.plan import say_once
+from turbanet.core.state import State
 from turbanet.training.program import Evaluate, read, remembered
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version
@@ -34,14 +34,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _by_public_names(method: Method) -> Method:
-    """Let `method` also take x and y by the names of TurbaNet 0.4; an unknown keyword is an error that lists all."""
-    names = list(inspect.signature(method).parameters)[1:]
-    known = names + [public for public, name in PUBLIC_NAMES.items() if name in names]
+    """Let `method` also take x and y by the names of TurbaNet 0.4."""
 
     @wraps(method)
     def call(self, *args, **kwargs):
-        if unknown := sorted(kwargs.keys() - known):
-            raise TypeError(f"{method.__name__} takes no {', '.join(unknown)}; it takes {', '.join(known)}.")
         return method(self, *args, **{PUBLIC_NAMES.get(name, name): value for name, value in kwargs.items()})
 
     return cast(Method, call)
@@ -67,23 +63,13 @@ def _predict(capture, state, x):
     return member.predict(state, x, **settings)
 
 
-class TurbaTrainState(TrainState):
-    """A swarm: Flax's `TrainState` whose leaves lead with a `member` axis.
+class TurbaTrainState(State):
+    """A swarm: Flax's `TrainState` whose leaves lead with a `member` axis; `State` lists its fields.
 
     A member is identified by `seed` and `id`, not by position: its random numbers depend only on these and on `epoch`,
     so adding or removing others never changes it. A state without the member axis (`create`, `get_state`) is one
     network.
     """
-
-    seed: Any = 0
-    id: Any = 0
-    epoch: Any = 0
-    collections: Any = struct.field(default_factory=dict)  # the model's other variables: {name: tree}
-    schedule: Any = None  # see schedules.with_schedule
-    stopping: Any = None  # while `fit` trains with a patience
-    underway: Any = None  # while `fit` trains long epochs in parts
-    loss_fn: Callable | None = struct.field(pytree_node=False, default=None)
-    sample: Any = struct.field(pytree_node=False, default=None)  # shape and type of an input or its parts, if known
 
     @classmethod
     def swarm(
@@ -298,19 +284,6 @@ class TurbaTrainState(TrainState):
         """
         return _each(_predict, bool(capture_intermediates), self, *self._lead(x))
 
-    def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
-        """Make one optimizer update by `grads`; on a swarm, of each member by itself.
-
-        `value` is the loss, for optimizers that use it; `kwargs` are fields to replace in the same step.
-        """
-        if jnp.ndim(self.step) > 0:
-            return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
-        extra = {} if value is None else {"value": value}
-        tx = optax.with_extra_args_support(self.tx)
-        updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
-        params = optax.apply_updates(self.params, updates)
-        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
-
     def append(self, other: Self, return_ids: bool = False) -> Any:
         """Append the members of `other` to the swarm; an appended id that is taken becomes the next free one.
 
@@ -354,11 +327,6 @@ class TurbaTrainState(TrainState):
         if len(self) != 1:
             raise ValueError(f"copies are of one network, this is a swarm of {len(self)}: take swarm[[id]] of it.")
         return resized(self, members).replace(id=jnp.arange(members, dtype=self.id.dtype))
-
-    def get_state(self, index: int) -> Self:
-        """Return the member at position `index` as one network, without the member axis."""
-        self._check_position(index)
-        return jax.tree.map(lambda leaf: leaf[index], self)
 
     def remove_state(self, index: int) -> Self:
         """Return the swarm without the member at position `index`."""
@@ -423,26 +391,11 @@ class TurbaTrainState(TrainState):
     def __deepcopy__(self, memo: dict) -> Self:
         return jax.tree.map(copy.deepcopy, self)
 
-    def __len__(self) -> int:
-        return np.shape(self.step)[0] if jnp.ndim(self.step) else 1
-
-    def loss(self, loss_fn: Callable | None = None) -> Callable:
-        """Return `loss_fn`, or the swarm's own for None; ValueError for anything but a function."""
-        loss_fn = loss_fn or self.loss_fn
-        if not callable(loss_fn):
-            message = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
-            raise ValueError(f"{message}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
-        return loss_fn
-
-    def _check_position(self, index):
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"No member {index} in a swarm of {len(self)}.")
-
     def _lead(self, x, *y):
         """Return x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
         data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
-        if len(self) == 1:
-            data = self._lead_one(*data)
+        if len(self) == 1 and self._lacks_member_axis(data[0]):
+            data = jax.tree.map(lambda leaf: leaf[None], data)
         for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):
             if leaf.shape[:1] != (len(self),):
                 raise ValueError(f"{path[0].key} has shape {leaf.shape}; it must lead with the {len(self)} members.")
@@ -450,22 +403,19 @@ class TurbaTrainState(TrainState):
                 raise ValueError(f"{path[0].key} has shape {leaf.shape}: a loss needs at least one row of each member.")
         return data
 
-    def _lead_one(self, x, *y):
-        """Add the member axis to a swarm of one's data that lacks it; for x, the rank of the swarm's sample tells."""
-        leaves, tree = jax.tree.flatten(x)
-        samples = jax.tree.leaves(self.sample)
-        ranks = [leaf.ndim for leaf in samples] if len(samples) == len(leaves) else [0] * len(leaves)
-        bare = [leaf.shape[:1] != (1,) or leaf.ndim <= rank for leaf, rank in zip(leaves, ranks, strict=True)]
-        is_one_row = any(lacks and leaf.shape[:1] == (1,) for lacks, leaf in zip(bare, leaves, strict=True))
-        led = [leaf[None] if lacks else leaf for lacks, leaf in zip(bare, leaves, strict=True)]
-        of_y = jax.tree.map(lambda leaf: leaf[None] if is_one_row or leaf.shape[:1] != (1,) else leaf, y)
-        return [jax.tree.unflatten(tree, led), *of_y]
+    def _lacks_member_axis(self, x):
+        """Whether x of a swarm of one is without the member axis; of one row, the rank of the swarm's sample tells."""
+        leaves, samples = jax.tree.leaves(x), jax.tree.leaves(self.sample)
+        is_one = all(leaf.shape[:1] == (1,) for leaf in leaves)
+        return not is_one or any(leaf.ndim <= sample.ndim for leaf, sample in zip(leaves, samples, strict=False))
 
 
 def _unpickled(kind, fields):
     import cloudpickle
 
-    return kind(**cloudpickle.loads(fields))
+    names = {field.name for field in dataclasses.fields(kind)}
+    # What a pickle of 0.6 calls stopping and underway is _stopping and _underway now.
+    return kind(**{name if name in names else f"_{name}": value for name, value in cloudpickle.loads(fields).items()})
 
 
 def _member_specification(tree):

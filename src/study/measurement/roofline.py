@@ -70,7 +70,7 @@ def _count(jaxpr):
         if equation.primitive.name == "dot_general":
             (summed, _), _ = equation.params["dimension_numbers"]
             total += 2 * out * math.prod(np.array(shapes[0])[list(summed)].tolist())
-        elif equation.primitive.name == "product":  # turbanet.networks.products
+        elif equation.primitive.name == "product":  # turbanet.networks.cpu.products
             total += 2 * out * shapes[0][-1]
         elif equation.primitive.name == "conv_general_dilated":
             features = equation.params["dimension_numbers"].rhs_spec[0]

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from turbanet.checkpoints.checkpoint import called
-from turbanet.core.member import Functions, Swarm
+from turbanet.checkpoints.identity import called
+from turbanet.core.member import Functions
+from turbanet.core.state import State
 
 
-def described(swarm: Swarm) -> str:
+def described(swarm: State) -> str:
     """Describe members, model, parameters of each, types and devices; never fails, whatever the leaves are."""
     kind = type(swarm).__name__
     try:
@@ -23,9 +24,11 @@ def described(swarm: Swarm) -> str:
         network = f"{members[0]} member(s)" if members else "one network"
         identity = f"{network}, {_span('seed', swarm.seed)}, {_span('id', swarm.id)}"
         size = f"{count:,} parameters{' each' if members else ''}, {types}"
-        where = _where(params or [swarm.step])
-    except Exception:  # jax.tree.map makes a swarm of anything, and a repr is what errors are read by
-        return f"{kind}: of other leaves than arrays\nmodel: {model(swarm.apply_fn)}\nwhere: nowhere"
+        arrays = [leaf for leaf in (*params, swarm.step) if isinstance(leaf, jax.Array)]
+        devices = {str(device) for array in arrays for device in array.sharding.device_set}
+    except Exception:  # jax.tree.map makes a swarm of anything, JAX traces it, and a repr is what errors are read by
+        return f"{kind}: of leaves without values\nmodel: {model(swarm.apply_fn)}\nwhere: nowhere"
+    where = ", ".join(sorted(devices)) or "in the host's memory"
     return f"{kind}: {identity}\nmodel: {model(swarm.apply_fn)}, {size}\nwhere: {where}"
 
 
@@ -41,14 +44,5 @@ def model(apply_fn: Any) -> str:
 
 
 def _span(name, numbers):
-    if isinstance(numbers, jax.core.Tracer | jax.ShapeDtypeStruct):
-        return f"{name} unknown"
-    low, high = np.min(numbers), np.max(numbers)
+    low, high = int(np.min(numbers)), int(np.max(numbers))
     return f"{name} {low}" if low == high else f"{name}s {low} to {high}"
-
-
-def _where(leaves):
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return "in a program that JAX traces"
-    devices = {str(device) for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
-    return ", ".join(sorted(devices)) or "in the host's memory"

@@ -10,19 +10,19 @@ import numpy as np
 import optax
 from flax.core import freeze, unfreeze
 
-from turbanet.checkpoints import checkpoint
+from turbanet.checkpoints import checkpoint, identity
 from turbanet.checkpoints.describe import model
 from turbanet.core.arrays import as_arrays
-from turbanet.core.member import Swarm
 from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import say_once
 from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
+from turbanet.core.state import State, Swarm
 from turbanet.core.storage import is_address, place
 
 FORMAT = 1
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax has not finished
 # Facts that do not affect predictions.
-FOR_TRAINING = "optimizer", "schedule", ".opt_state", ".schedule", checkpoint.OPAQUE
+FOR_TRAINING = "optimizer", "schedule", ".opt_state", ".schedule", identity.OPAQUE
 
 
 def no_optimizer(updates: Any, state: Any, params: Any = None) -> Any:
@@ -33,7 +33,7 @@ def no_optimizer(updates: Any, state: Any, params: Any = None) -> Any:
 INFERENCE_ONLY = optax.GradientTransformation(lambda params: optax.EmptyState(), no_optimizer)
 
 
-def save(swarm: Swarm, folder: str | os.PathLike) -> None:
+def save(swarm: State, folder: str | os.PathLike) -> None:
     """Save `swarm` to `folder`, in place of one that was saved there before; see `TurbaTrainState.save`."""
     store = checkpoint.Folder(folder, 1, what="A swarm")
     paths = store.there.iterdir() if store.there.exists() else ()
@@ -43,15 +43,22 @@ def save(swarm: Swarm, folder: str | os.PathLike) -> None:
         raise ValueError(f"A swarm is saved to a folder of its own, but {problem}: name a new folder.")
     swarm = jax.tree.map(jnp.asarray, swarm)
     schedules = {function: name for name, function in SCHEDULES.items()}
-    about = {"format": FORMAT, "versions": checkpoint.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
+    about = {"format": FORMAT, "versions": identity.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
     about["averages"] = has_averages(swarm.opt_state)
     about["schedules"] = [schedules.get(function) for function in getattr(swarm.schedule, "functions", ())]
     about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
     message = {"what": "The swarm", "advice": "make room, or name another"}
-    store.write(1 + (store.manager.latest_step() or 0), checkpoint.leaves_by_name(swarm), {"swarm": about}, **message)
+    store.write(1 + (store.manager.latest_step() or 0), identity.leaves_by_name(swarm), {"swarm": about}, **message)
 
 
-def load(folder: str | os.PathLike, creator: Callable, *, schedule: Any, sample_input: Any, check: bool) -> Swarm:
+def load(
+    folder: str | os.PathLike,
+    creator: Callable[[Any], Callable[[Any], Swarm]],
+    *,
+    schedule: Any,
+    sample_input: Any,
+    check: bool,
+) -> Swarm:
     """Load the swarm that `save` wrote to `folder`; see `TurbaTrainState.load`.
 
     Parameters
@@ -119,17 +126,17 @@ def _like(about, create, schedule):
 
 def _facts(swarm):
     """Return {name: text} of the functions in a swarm and of its arrays, whose names begin with a dot."""
-    facts = checkpoint.identified(swarm, {})
-    if unread := facts[checkpoint.OPAQUE]:
+    facts = identity.identified(swarm, {})
+    if unread := facts[identity.OPAQUE]:
         say_once(f"The {unread}, which cannot be read: whether a loaded swarm has the same one is not checked.")
-    facts["model"] = facts["model"].replace(checkpoint.called(swarm.apply_fn), model(swarm.apply_fn), 1)
-    return facts | checkpoint.types(swarm)
+    facts["model"] = facts["model"].replace(identity.called(swarm.apply_fn), model(swarm.apply_fn), 1)
+    return facts | identity.types(swarm)
 
 
 def _check(folder, like, about, check):
     """Raise ValueError for a swarm that is not the saved one; only log it if code differs and versions do too."""
-    old, new = about["versions"], checkpoint.versions()
-    for name, other in checkpoint.differences(*map(_any_number, (about["facts"], _facts(like)))).items():
+    old, new = about["versions"], identity.versions()
+    for name, other in identity.differences(*map(_any_number, (about["facts"], _facts(like)))).items():
         is_code = not name.startswith(".")
         if (is_code and not check) or (like.tx is INFERENCE_ONLY and name.startswith(FOR_TRAINING)):
             continue

@@ -5,7 +5,7 @@ import socket
 import uuid
 from typing import Any
 
-from turbanet.checkpoints.checkpoint import differences, versions
+from turbanet.checkpoints.identity import differences, versions
 from turbanet.core.storage import place, write_whole
 
 RUN = "run.json"

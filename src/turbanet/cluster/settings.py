@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from turbanet.checkpoints.checkpoint import versions
+from turbanet.checkpoints.identity import versions
 from turbanet.cluster import driver, validation
 from turbanet.core.fingerprint import fingerprint
-from turbanet.core.plan import home
+from turbanet.core.gather import home
 from turbanet.core.storage import place
 from turbanet.training.fit import History
 from turbanet.turba_train_state import TurbaTrainState

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from turbanet.checkpoints.checkpoint import versions
+from turbanet.checkpoints.identity import versions
 from turbanet.cluster import shard_data
 from turbanet.core.arrays import check_ids, check_whole
 from turbanet.core.fingerprint import fingerprint

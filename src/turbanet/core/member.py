@@ -12,8 +12,8 @@ from flax import linen as nn
 from flax.core.tracers import current_trace
 
 from turbanet.core.optimizers import evaluation_params
+from turbanet.core.state import State, Swarm
 
-Swarm: TypeAlias = Any  # a TurbaTrainState, whose module imports this one
 Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
@@ -77,7 +77,7 @@ class Bound:
     than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
     """
 
-    state: Any
+    state: State
     train: bool
     rows_at_once: int | None = None
     calls: int = 0
@@ -85,7 +85,7 @@ class Bound:
 
     def __call__(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.state
-        apply_fn = state.apply_fn
+        apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
         kwargs = mode(apply_fn, self.train) | kwargs
@@ -139,13 +139,18 @@ def checked(out: Any) -> Scored:
 
 def takes(function: Callable, name: str) -> bool:
     """Whether a function's own signature, not that of a function it wraps, has a parameter of this name."""
+    return name in parameters(function, follow_wrapped=False)
+
+
+def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters in a function's signature; none if it is written in C and has no signature."""
     try:
-        return name in inspect.signature(function, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # written in C
-        return False
+        return inspect.signature(function, follow_wrapped=follow_wrapped).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
-def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) -> tuple[Any, jax.Array, Any]:
+def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None) -> tuple[Swarm, jax.Array, Any]:
     """One optimizer step of one member on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction).
 
     mask : bool [batch], which rows count, for a loss that takes it; None: all
@@ -162,7 +167,7 @@ def train_step(loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None) 
 
 
 def evaluate(
-    loss_fn: Callable, state: Any, x: Any, y: Any, mask: Any = None, *, rows_at_once: int | None = None
+    loss_fn: Callable, state: State, x: Any, y: Any, mask: Any = None, *, rows_at_once: int | None = None
 ) -> Scored:
     """One member's (loss, prediction) by `loss_fn` on x [batch, ...], y, with running statistics and no randomness.
 
@@ -173,7 +178,7 @@ def evaluate(
     return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **kwargs))
 
 
-def predict(state: Any, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
+def predict(state: State, x: Any, *, rows_at_once: int | None = None, **kwargs: Any) -> Any:
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
     params = evaluation_params(state.opt_state, state.params)
     return Bound(state, train=False, rows_at_once=rows_at_once)({"params": params}, x, **kwargs)

@@ -19,50 +19,42 @@ LIMITS = {  # of a control group, by version: file of the limit, file of the use
 Need = namedtuple("Need", "bytes free")  # that a program needs beside its arguments; that its devices have free
 
 
-def memory(devices: Sequence[jax.Device]) -> tuple[float, float]:
-    """Return (total, free) bytes of memory of a device, or of the system for the cores of a CPU."""
+def free_memory(devices: Sequence[jax.Device]) -> float:
+    """Return the free bytes of memory of a device, or of the system for the cores of a CPU."""
     if devices[0].platform == "cpu":
-        system = psutil.virtual_memory()
-        limit, free = container()
-        return min(system.total, limit), min(system.available, free)
+        return min(psutil.virtual_memory().available, container())
     stats = devices[0].memory_stats() or {}
-    limit = stats.get("bytes_limit", math.inf)
-    return limit, limit - stats.get("bytes_in_use", 0)
+    return stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
 
 
-def container(root: Path = Path("/")) -> tuple[float, float]:
-    """Return (limit, free) bytes of this process's control groups (v1 or v2); inf without any.
+def container(root: Path = Path("/")) -> float:
+    """Return the bytes that this process's control groups (v1 or v2) leave free; inf without any.
 
     Cached files count as free, as the kernel drops them first. root : the directory of /proc and /sys.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return math.inf, math.inf
-    limits = [(math.inf, math.inf)]
+        return math.inf
+    free = [math.inf]
     for group in groups:
         _, controllers, path = group.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        inner = top / path.lstrip("/")
-        names = LIMITS[controllers]
-        above = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
-        limits += [_limit(folder, *names) for folder in (above if inner.is_dir() else [top])]
-    return min(limit for limit, _ in limits), min(free for _, free in limits)
+        if controllers in LIMITS:
+            top = root / "sys/fs/cgroup" / controllers
+            inner = top / path.lstrip("/")
+            above = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+            free += [_free(folder, *LIMITS[controllers]) for folder in (above if inner.is_dir() else [top])]
+    return min(free)
 
 
-def _limit(folder, limit, used, cached):
-    """Return (limit, free) bytes of one control group."""
+def _free(folder, limit, used, cached):
+    """Return the free bytes of one control group."""
     try:
-        allowed = (folder / limit).read_text().strip()
-        if allowed == "max":
-            return math.inf, math.inf
+        allowed = float((folder / limit).read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        in_use = int((folder / used).read_text()) - int(statistics.get(cached, 0))
-        return float(allowed), float(allowed) - in_use
-    except (OSError, ValueError):  # the root group has none of these files
-        return math.inf, math.inf
+        return allowed - int((folder / used).read_text()) + int(statistics.get(cached, 0))
+    except (OSError, ValueError):  # the root group has none of these files, and "max" is no limit
+        return math.inf
 
 
 def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
@@ -70,7 +62,7 @@ def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
     temporary, returned = _bytes(executable)
     sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share a memory; without any, the process dies
     need = sharing * (temporary + rounds * returned)
-    return Need(need, memory(plan.devices)[1])
+    return Need(need, free_memory(plan.devices))
 
 
 def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:

@@ -1,6 +1,5 @@
 """Metrics of held-out predictions: compiled if a metric takes a mask, computed on the host otherwise."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,11 +9,10 @@ import jax
 import numpy as np
 
 from turbanet.core.arrays import first_line
-from turbanet.core.member import takes
+from turbanet.core.member import parameters, takes
 from turbanet.core.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
-EPOCHS = 8  # whose predictions are returned to the host at a time
 RESERVED = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
 
 
@@ -50,7 +48,7 @@ def on_host(name: str, metric: Callable) -> Callable:
 
     Where y holds classes, scikit-learn's metrics receive the likeliest classes or the probabilities, not logits.
     """
-    first, second = [*_parameters(metric), "", ""][:2]
+    first, second = [*parameters(metric), "", ""][:2]
     convert = _converter(metric, second)
 
     def of_member(prediction, y):
@@ -112,10 +110,3 @@ def _probabilities(prediction, y, *, of_one):
 
 def _holds_classes(y):
     return hasattr(y, "dtype") and y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
-
-
-def _parameters(metric: Any) -> Mapping[str, Any]:
-    try:
-        return inspect.signature(metric).parameters
-    except (TypeError, ValueError):  # written in C
-        return {}

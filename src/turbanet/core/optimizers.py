@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.core.arrays import first_line
+from turbanet.core.state import State
 
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:
@@ -55,7 +56,7 @@ def has_averages(opt_state: Any) -> bool:
     return bool(_averaging(opt_state))
 
 
-def check_plain(swarm: Any, caller: str) -> None:
+def check_plain(swarm: State, caller: str) -> None:
     """Raise ValueError, in the name of `caller`, if a swarm predicts by other parameters than those that it trains."""
     if has_averages(swarm.opt_state):
         problem = f"{caller} goes by what is trained, and this swarm predicts by what its optimizer keeps beside it"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -18,10 +17,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.backend import tracing_for
-from turbanet.core.arrays import is_key
-from turbanet.core.member import Swarm
+from turbanet.core.gather import resized
+from turbanet.core.state import State
 
-ALIGNED_BYTES = 64  # JAX uses arrays in place that begin at a multiple of it
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
 KEPT_SECONDS = 0.1  # of compilation from which on a program is saved to disk
 MOST_CALLS = 16  # in place of a loop over blocks, which takes up to a fifth of the compilation; a call takes 1.5 ms
@@ -47,24 +45,16 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Fal
         if len(jax.devices("cpu")) != cores:
             message = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
             raise RuntimeError(f"{message}; call it before any array (in a notebook: restart the kernel).") from None
-    if cache:
-        _keep_programs(None if cache is True else Path(cache).expanduser().absolute())
-    return cores
-
-
-def cache_folder(name: str) -> Path:
-    """Return the folder of this name in TURBANET_CACHE, or in the user's cache folder."""
-    return Path(os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")).expanduser() / name
-
-
-def _keep_programs(folder):
-    if folder is None and jax.config.jax_compilation_cache_dir:
-        return
-    # A folder for each machine: a program is compiled for the instructions of its processor.
-    folder = folder or cache_folder("compiled") / platform.node()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009  (missing in its stub)
+    if not cache or (cache is True and configured):
+        return cores
+    if cache is True:  # a folder for each machine: a program is compiled for the instructions of its processor
+        root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
+        cache = Path(root, "compiled", platform.node())
+    jax.config.update("jax_compilation_cache_dir", str(Path(cache).expanduser().absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
     compilation_cache.reset_cache()  # JAX reads the setting only once
+    return cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +90,7 @@ class Plan:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))
 
-    def resolve(self, swarm: Swarm) -> "Plan":
+    def resolve(self, swarm: State) -> "Plan":
         """Return the plan with the default block if it has none; a given block stays."""
         if self.block is not None:
             return self
@@ -131,8 +121,7 @@ class Plan:
     @property
     def on_accelerator(self) -> bool:
         """Whether the devices are accelerators and not cores of a CPU."""
-        first: Any = next(iter(self.devices))
-        return first.platform != "cpu"
+        return self.devices[0].platform != "cpu"
 
     def _share(self, members):
         """Return the number of members of each device."""
@@ -156,8 +145,7 @@ class Plan:
 
     def lower(self, function: Callable, *args: Any, **settings: Any) -> jax.stages.Lowered:
         """Trace and lower `function` for the devices of the plan; `settings` are arguments of `jax.jit`."""
-        first: Any = next(iter(self.devices))
-        with tracing_for(first):
+        with tracing_for(self.devices[0]):
             return jax.jit(function, compiler_options=self.compiler_options, **settings).lower(*args)
 
     def padded(self, members: int) -> int:
@@ -215,100 +203,13 @@ class Plan:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of several devices, of the axis "member"."""
-        sharding: Any = self._sharding()
-        return sharding.mesh
+        """The mesh of the devices, of the axis "member"."""
+        return Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
 
     def _sharding(self, *axes):
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
-        mesh = Mesh(np.array(self.devices), ("member",), axis_types=(AxisType.Auto,))
-        return NamedSharding(mesh, PartitionSpec(*axes))
-
-
-def resized(tree: Any, members: int, begin: int = 0) -> Any:
-    """Return `members` members of a [member, ...] tree from `begin` on, filled up with copies of the last one.
-
-    NumPy resizes arrays on the host, as it has nothing to compile.
-    """
-    if all(map(is_on_host, jax.tree.leaves(tree))):
-        return _resized(gathered(tree), members, begin, xp=np)
-    whole = begin == 0 and all(len(leaf) == members for leaf in jax.tree.leaves(tree))
-    return tree if whole else _resized_on_devices(tree, members, begin)
-
-
-def _resized(tree, members, begin, xp=jnp):
-    def resize(leaf):
-        leaf = leaf[begin : begin + members]
-        extra = members - len(leaf)
-        return xp.concatenate([leaf, xp.repeat(leaf[-1:], extra, axis=0)]) if extra > 0 else leaf
-
-    return jax.tree.map(resize, tree)
-
-
-_resized_on_devices = jax.jit(_resized, static_argnums=(1, 2))
-
-
-def gathered(*rounds: Any, members: int | None = None) -> Any:
-    """Return the trees of several rounds as one, of the first `members` or of all.
-
-    Arrays on the host become NumPy arrays, which are then moved in one piece.
-    """
-    if all(map(is_on_host, jax.tree.leaves(rounds))):
-        return jax.tree.map(partial(_joined, members), *rounds)
-    tree = _concatenated(*rounds) if rounds[1:] else rounds[0]
-    return tree if members is None else resized(tree, members)
-
-
-@jax.jit
-def _concatenated(*rounds):
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rounds)
-
-
-def taken(tree: Any, positions: Any) -> Any:
-    """Return the members of a [member, ...] tree at these positions: int or bool [member], or a slice.
-
-    Leaves stay on their devices. On the host NumPy is faster than XLA: it copies whole rows.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    on_devices = [leaf for leaf in leaves if not is_on_host(leaf)]
-    if on_devices:
-        selected = iter(_taken_on_devices(on_devices, np.arange(len(on_devices[0]))[positions]))
-    out = [np.asarray(leaf)[positions] if is_on_host(leaf) else next(selected) for leaf in leaves]
-    return jax.tree.unflatten(structure, out)
-
-
-@jax.jit
-def _taken_on_devices(leaves, positions):
-    return [leaf[positions] for leaf in leaves]
-
-
-def _joined(members, *parts):
-    """Concatenate leaves; those of several rounds or devices in aligned memory, which JAX uses without a copy."""
-    first = parts[0]
-    if len(parts) == 1 and (not isinstance(first, jax.Array) or len(first.devices()) == 1):
-        return np.asarray(first)[:members]
-    shape = (len(parts) * len(first) if members is None else members, *first.shape[1:])
-    size = math.prod(shape) * first.dtype.itemsize
-    buffer = np.empty(size + ALIGNED_BYTES, np.uint8)
-    begin = -buffer.ctypes.data % ALIGNED_BYTES
-    whole = buffer[begin : begin + size].view(first.dtype).reshape(shape)
-    for number, part in enumerate(parts):
-        of_round = whole[number * len(first) : (number + 1) * len(first)]
-        for shard in part.addressable_shards:
-            target = of_round[shard.index]
-            target[...] = np.asarray(shard.data)[: len(target)]
-    return whole
-
-
-def home(leaf: jax.Array | np.ndarray) -> Any:
-    """Return the sharding of an array; for a NumPy array, the one that JAX would give it."""
-    return leaf.sharding if isinstance(leaf, jax.Array) else jnp.zeros(0).sharding
-
-
-def is_on_host(leaf: Any) -> bool:
-    """Return whether NumPy can read an array in place."""
-    return not isinstance(leaf, jax.Array) or (not is_key(leaf) and all(d.platform == "cpu" for d in leaf.devices()))
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
 def _found_again(names, block, deterministic=False):
@@ -330,7 +231,7 @@ def check_plan(plan: Any) -> None:
         raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
 
 
-def choose(plan: Any, swarm: Swarm) -> Plan:
+def choose(plan: Any, swarm: State) -> Plan:
     """Return the given plan, or one of all devices, with its block resolved for the swarm."""
     check_plan(plan)
     plan = (plan if isinstance(plan, Plan) else Plan()).resolve(swarm)

@@ -10,11 +10,12 @@ import optax
 from flax import struct
 
 from turbanet.core.arrays import as_array
+from turbanet.core.state import State, Swarm
 
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 
 
-def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
+def hyperparameters(swarm: State) -> dict[str, jax.Array]:
     """Return {name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not.
 
     Where several parts of it have the same name, as with `optax.multi_transform`, the part precedes it:
@@ -23,7 +24,7 @@ def hyperparameters(swarm: Any) -> dict[str, jax.Array]:
     return {name: value for name, (_, value) in _found(swarm.opt_state).items()}
 
 
-def with_hyperparameters(swarm: Any, **values: Any) -> Any:
+def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     """Return the swarm with new hyperparameters of its optimizer: `values` are each a number, or one a member.
 
     Names are those of `hyperparameters`. A schedule, if the swarm has one, goes on from a learning rate given here.
@@ -142,7 +143,7 @@ class Schedule:
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
 
-def with_schedule(swarm: Any, schedule: Any) -> Any:
+def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
     """Return the swarm with a learning rate that changes at each epoch of `fit`, from each member's present one.
 
     Each of several learning rates, such as those of `optax.multi_transform`, changes from its own value.
@@ -173,7 +174,7 @@ def with_schedule(swarm: Any, schedule: Any) -> Any:
     return swarm.replace(opt_state=opt_state, schedule=Schedule(which, base, jax.vmap(PLATEAU.init)(base), functions))
 
 
-def learning_rates(swarm: Any) -> dict[str, jax.Array]:
+def learning_rates(swarm: State) -> dict[str, jax.Array]:
     """Return {name: floating-point array [member]} of the learning rates among `hyperparameters`."""
     found = _found(swarm.opt_state)
     return {
@@ -183,12 +184,12 @@ def learning_rates(swarm: Any) -> dict[str, jax.Array]:
     }
 
 
-def needs_validation(swarm: Any) -> bool:
+def needs_validation(swarm: State) -> bool:
     """Whether some member's learning rate follows its validation loss."""
     return swarm.schedule is not None and reduce in swarm.schedule.functions
 
 
-def begin_epoch(state: Any) -> Any:
+def begin_epoch(state: Swarm) -> Swarm:
     """Return the member `state` with the learning rate of its epoch."""
     schedule = state.schedule
     if schedule is None:
@@ -201,7 +202,7 @@ def begin_epoch(state: Any) -> Any:
     return state.replace(opt_state=_set(state.opt_state, rates))
 
 
-def end_epoch(state: Any, validation_loss: Any) -> Any:
+def end_epoch(state: Swarm, validation_loss: Any) -> Swarm:
     """Return the member `state` after an epoch: `reduce` halves its learning rate on a plateau of the loss."""
     schedule = state.schedule
     if schedule is None or reduce not in schedule.functions or validation_loss is None:

@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.optimizers import has_averages
+from turbanet.core.state import State, Swarm
 
 LOSS = "validation_loss"  # what is monitored unless a metric is
 
@@ -34,77 +35,61 @@ class Stopping:
         return f"{self.patience}, {self.min_delta}, {self.mode} {self.monitor}"
 
 
-def with_stopping(swarm: Any, patience: int, min_delta: float, monitor: str, mode: str) -> Any:
-    """Return `swarm` set to train each member until `patience` epochs in a row are not better by `min_delta`."""
+def prepared(swarm: Swarm, patience: int | None, min_delta: float, rule: tuple[str, str], callbacks: Any) -> Swarm:
+    """Return `swarm` with the state of stopping that `fit` needs, if any; rule: (monitor, mode).
+
+    With a patience each member trains until so many epochs in a row are not better by `min_delta`; with
+    callbacks alone, until one of them stops it.
+    """
+    active = jnp.ones(len(swarm), bool)
+    if patience is None:
+        return swarm.replace(_stopping=Stopping(active)) if callbacks else swarm
     if not 0 <= min_delta < np.inf:
         raise ValueError(f"min_delta is by how much an epoch must be better, at least 0; got {min_delta!r}.")
-    best = jnp.full(len(swarm), jnp.inf)
-    waited = jnp.zeros(len(swarm), jnp.int32)
-    rule = patience, min_delta, monitor, mode
-    best_of = best, waited, swarm.params, swarm.collections, _averages(swarm)
-    return swarm.replace(stopping=Stopping(_all_active(swarm), *best_of, *rule))
+    monitored = jnp.full(len(swarm), jnp.inf), jnp.zeros(len(swarm), jnp.int32)
+    best = swarm.params, swarm.collections, _averages(swarm)
+    return swarm.replace(_stopping=Stopping(active, *monitored, *best, patience, min_delta, *rule))
 
 
-def prepared(swarm: Any, patience: int | None, min_delta: float, rule: tuple[str, str], callbacks: Any) -> Any:
-    """Return `swarm` with the state of stopping that `fit` needs, if any; rule: (monitor, mode)."""
-    if patience is not None:
-        return with_stopping(swarm, patience, min_delta, *rule)
-    return that_can_stop(swarm) if callbacks else swarm
-
-
-def that_can_stop(swarm: Any) -> Any:
-    """Return `swarm` set to train each member until a callback stops it."""
-    return swarm.replace(stopping=Stopping(_all_active(swarm)))
-
-
-def is_by_callbacks(swarm: Any) -> bool:
+def is_by_callbacks(swarm: State) -> bool:
     """Whether members of `swarm` stop only at the request of callbacks."""
-    return isinstance(swarm.stopping, Stopping) and swarm.stopping.patience is None
+    return isinstance(swarm._stopping, Stopping) and swarm._stopping.patience is None
 
 
-def after_epoch(before: Any, after: Any, metrics: Mapping[str, Any]) -> Any:
+def after_epoch(before: Swarm, after: Swarm, metrics: Mapping[str, Any]) -> Swarm:
     """Return one member after an epoch from `before` to `after` with `metrics`; `before` if it had stopped.
 
     The monitored value is not in `metrics` where a plan is measured, and where the host computes it: see `judged`.
     """
-    stopping = before.stopping
+    stopping = before._stopping
     if stopping is None:
         return after
     value = metrics.get(stopping.monitor)
     return choose(stopping.active, after if value is None else judged(after, value), before)
 
 
-def judged(state: Any, value: Any) -> Any:
+def judged(state: Swarm, value: Any) -> Swarm:
     """Return one member after an epoch with the monitored `value`; NaN is never better.
 
     A member that had stopped before, as by a callback, stays stopped.
     """
-    stopping = state.stopping
+    stopping = state._stopping
     value = value if stopping.mode == "min" else -value
     better = value < stopping.best - stopping.min_delta
     best = {"params": state.params, "collections": state.collections, "opt_state": _averages(state)}
     improved = stopping.replace(best=value, waited=0, **best)
     updated = choose(better, improved, stopping.replace(waited=stopping.waited + 1))
-    return state.replace(stopping=updated.replace(active=stopping.active & (updated.waited < stopping.patience)))
+    return state.replace(_stopping=updated.replace(active=stopping.active & (updated.waited < stopping.patience)))
 
 
-def restored(swarm: Any) -> Any:
+def restored(swarm: Swarm) -> Swarm:
     """Return `swarm` with every member's best weights, if there was patience, and without the state of stopping."""
-    stopping = swarm.stopping
-    if stopping is None or stopping.patience is None:
-        return swarm.replace(stopping=None)
-    best = {"params": stopping.params, "collections": stopping.collections}
-    if stopping.opt_state is not None:
-        best["opt_state"] = stopping.opt_state
-    return swarm.replace(**best, stopping=None)
+    best = {name: getattr(swarm._stopping, name, None) for name in ("params", "collections", "opt_state")}
+    return swarm.replace(**{name: part for name, part in best.items() if part is not None}, _stopping=None)
 
 
 def _averages(state):
     return state.opt_state if has_averages(state.opt_state) else None
-
-
-def _all_active(swarm):
-    return jnp.ones(len(swarm), bool)
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:

@@ -28,20 +28,16 @@ def place(folder: str | os.PathLike) -> Any:
         if path.parts and path.parts[0].endswith(":") and os.name != "nt":
             raise ValueError(f"{folder} is an address that a path has cut: give it as text, with its two slashes.")
         return path.resolve()
+    if getattr(folder, "storage_options", None):
+        raise ValueError(f"The storage_options of {folder} would stay here: set them in fsspec's configuration.")
     try:
-        from upath import UPath
-    except ImportError:
-        advice = 'pip install "turbanet[cluster]", or name a folder'
-        raise ImportError(f"{folder} needs universal-pathlib, which is not installed: {advice}.") from None
-    try:
+        from upath import UPath  # of turbanet[cluster]
+
         remote = UPath(folder)
-        if getattr(folder, "storage_options", None):
-            raise ValueError("its storage_options would stay here; set them in fsspec's configuration, on every node")
         _ = remote.fs  # opened now, so that its errors are raised here
-    except ImportError as error:
-        raise ImportError(f"{folder} cannot be opened ({error}): install it, or name a folder.") from None
-    except ValueError as error:
-        raise ValueError(f"{folder} cannot be opened ({error}): name a folder, or what fsspec knows.") from None
+    except (ImportError, ValueError) as error:
+        advice = 'install what is missing (pip install "turbanet[cluster]"), or name a folder or what fsspec knows'
+        raise type(error)(f"{folder} cannot be opened ({error}): {advice}.") from None
     return remote
 
 

@@ -1,8 +1,6 @@
 """Chunks of batches from an iterator, read ahead by a thread; one call of a program trains on one chunk."""
 
-import base64
 import contextlib
-import json
 import queue
 import sys
 import threading
@@ -13,8 +11,8 @@ import jax
 import numpy as np
 
 from turbanet.core.arrays import as_arrays
-from turbanet.data.examples import Data
 from turbanet.core.interrupt import GivenUpError
+from turbanet.data.examples import Data
 
 CHUNK_BYTES = 64 * 2**20  # of a chunk, about
 MOST_BATCHES = 256  # of a chunk
@@ -31,16 +29,17 @@ class Chunk(NamedTuple):
     batch_size : rows of a batch
     steps : number of batches
     ends : whether the last batch is the last one of the epoch
-    state : of the iterator after the chunk, as a JSON value; None if the iterator has none
-    is_masked : whether y is a pair with a mask
     """
 
     data: Data
     batch_size: int
     steps: int
     ends: bool
-    state: Any
-    is_masked: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether y is a pair with a mask."""
+        return any(self.data.is_own)
 
     def trained_on(self) -> Data:
         """Return the rows that at least one member sees, without the mask."""
@@ -60,50 +59,53 @@ class Batches:
 
     source : an iterable that starts again with each `iter`, such as a DataLoader; or source(epoch) -> such an iterable
     members : number of members of the swarm
+    check : check(chunk) raises ValueError for a chunk that cannot be trained on
     """
 
-    def __init__(self, source: Any, members: int):
+    def __init__(self, source: Any, members: int, check: Callable[[Chunk], None]):
         if not callable(source) and not hasattr(source, "__iter__"):
             valid = "an iterable of batches (x, y), such as a DataLoader, or a function of the epoch that returns one"
             raise ValueError(f"batches must be {valid}; got {source!r:.60}.")
         self.source = source
         self.members = members
+        self.check = check
         self.capacities: dict[Any, int] = {}  # batches of a full chunk, by their shapes
 
-    def chunks(self, epoch: int, state: Any = None) -> Iterator[Chunk]:
-        """Yield the chunks of an epoch, from the iterator's `state` on; ValueError for what are no batches."""
-        source = self.source(epoch) if callable(self.source) else self.source
-        _check_ends(source)
-        iterator = iter(source) if state is None else _restored(source, state)
-        has_state = any(_state_setter(each) for each in (iterator, source))
-        number = 0
-        pending = self._next(iterator, epoch, number)
-        if pending is None and state is not None:
-            message = f"This training was kept in the middle of epoch {epoch}, where these batches have ended"
-            raise ValueError(f"{message}: go on with the batches that it began with.")
-        if pending is None:
+    def chunks(self, epoch: int) -> Iterator[Chunk]:
+        """Yield the chunks of an epoch; ValueError for what are no batches."""
+        batches = self._batches(epoch)
+        first = next(batches, None)
+        if first is None:
             advice = "what ends for good, as a generator does, must be a function of the epoch that returns a new one"
             raise ValueError(f"There was no batch in epoch {epoch}: {advice}.")
-        while pending is not None:
-            batches, shapes, capacity = [pending], _shapes(pending), self._capacity(pending)
-            after = _state(iterator) if has_state else None
-            number += 1
-            while (pending := self._next(iterator, epoch, number)) is not None:
-                if len(batches) == capacity or _shapes(pending) != shapes:
-                    break
-                batches.append(pending)
-                after = _state(iterator) if has_state else None
-                number += 1
-            capacity = self.capacities.setdefault(shapes, len(batches) if pending is None else capacity)
-            yield self._chunk(batches, capacity, ends=pending is None, state=after)
+        number = 0
+        while first is not None:
+            group, following, shapes = [first], next(batches, None), _shapes(first)
+            capacity = self._capacity(first)
+            while following is not None and len(group) < capacity and _shapes(following) == shapes:
+                group.append(following)
+                following = next(batches, None)
+            if following is None:
+                capacity = self.capacities.setdefault(shapes, len(group))
+            chunk = self._chunk(group, capacity, ends=following is None)
+            try:
+                self.check(chunk)
+            except ValueError as error:
+                position = f"In epoch {epoch}, among batches {number} to {number + len(group) - 1}"
+                raise ValueError(f"{position}: {error}") from error
+            yield chunk
+            number += len(group)
+            first = following
 
-    def _next(self, iterator, epoch, number):
-        """Return the next batch as (x, y, rows or None), or None at the end."""
-        nothing = object()
-        batch = next(iterator, nothing)
-        if batch is nothing:
-            return None
-        which = f"Batch {number} of epoch {epoch}"
+    def _batches(self, epoch):
+        """Yield the batches of an epoch, each as (x, y, rows or None)."""
+        source = self.source(epoch) if callable(self.source) else self.source
+        _check_ends(source)
+        for number, batch in enumerate(source):
+            yield self._checked(batch, f"Batch {number} of epoch {epoch}")
+
+    def _checked(self, batch, which):
+        """Return a batch as (x, y, rows or None); ValueError, with its name `which`, for what is none."""
         if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
             several = isinstance(batch, tuple | list | dict)
             received = f"{type(batch).__name__} of {len(batch)}" if several else type(batch).__name__
@@ -125,12 +127,11 @@ class Batches:
         return x, y, rows
 
     def _capacity(self, batch):
-        if (shapes := _shapes(batch)) in self.capacities:
-            return self.capacities[shapes]
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-        return int(np.clip(CHUNK_BYTES // max(size, 1), 1, MOST_BATCHES))
+        most = int(np.clip(CHUNK_BYTES // max(size, 1), 1, MOST_BATCHES))
+        return self.capacities.get(_shapes(batch), most)
 
-    def _chunk(self, batches, capacity, *, ends, state):
+    def _chunk(self, batches, capacity, *, ends):
         batch_size = len(jax.tree.leaves(batches[0][0])[0])
 
         def joined(*leaves):
@@ -146,19 +147,16 @@ class Batches:
             y = y, mask
             is_own.append(True)
         data = Data(x, y, None, None, tuple(is_own), capacity * batch_size, False)
-        return Chunk(data, batch_size, len(batches), ends, state, is_masked=batches[0][2] is not None)
+        return Chunk(data, batch_size, len(batches), ends)
 
 
 class Ahead:
-    """A queue of an iterator's items, filled by a thread; an exception of the iterator is raised by `take`.
+    """A queue of an iterator's items, filled by a thread; an exception of the iterator is raised by `take`."""
 
-    make : make(wait) -> the iterator; its call of wait(until) blocks the thread until `until()` is true
-    """
-
-    def __init__(self, make: Callable[[Callable], Iterator]):
+    def __init__(self, items: Iterator):
         self._items: queue.Queue = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(make,), name="turbanet-batches", daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(items,), name="turbanet-batches", daemon=True)
         self._thread.start()
 
     def take(self, given_up: Callable[[], bool]) -> Any:
@@ -176,17 +174,12 @@ class Ahead:
         self._closed.set()
         self._thread.join(JOIN_SECONDS)
 
-    def _wait(self, until):
-        while not until():
-            if self._closed.wait(POLL_SECONDS / 10):
-                raise GivenUpError
-
-    def _read(self, make):
+    def _read(self, items):
         try:
-            for item in make(self._wait):
-                if not self._put(item, None):
+            for item in items:
+                self._put(item, None)
+                if self._closed.is_set():
                     return
-            self._put(None, RuntimeError("There is nothing after the last epoch."))
         except BaseException as error:
             self._put(None, error)
 
@@ -194,27 +187,12 @@ class Ahead:
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
                 self._items.put(item, timeout=POLL_SECONDS)
-                return True
-        return False
+                return
 
 
 def _shapes(batch):
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-
-
-def _state(iterator):
-    """Return the state of an iterator as a JSON value, by grain's get_state or a loader's state_dict, or None."""
-    read = getattr(iterator, "get_state", None) or getattr(iterator, "state_dict", None)
-    if read is None:
-        return None
-    state = read()
-    if isinstance(state, bytes):
-        return {"bytes": base64.b64encode(state).decode()}
-    try:
-        return {"value": json.loads(json.dumps(state))}
-    except TypeError:
-        return None
 
 
 def _check_ends(source):
@@ -226,22 +204,3 @@ def _check_ends(source):
     if endless:
         advice = "leave .repeat() out, or say how many: lambda epoch: itertools.islice(stream, 100)"
         raise ValueError(f"These batches have no end, and an epoch goes once through them: {advice}.")
-
-
-def _state_setter(iterable):
-    """Return the method that sets the state of an iterator, or of a loader for its next iterator; None without one."""
-    return getattr(iterable, "set_state", None) or getattr(iterable, "load_state_dict", None)
-
-
-def _restored(source, state):
-    """Return an iterator of `source` that continues from a `state`."""
-    value = base64.b64decode(state["bytes"]) if "bytes" in state else state["value"]
-    iterator = iter(source)
-    if set_state := _state_setter(iterator):
-        set_state(value)
-        return iterator
-    if set_state := _state_setter(source):
-        set_state(value)
-        return iter(source)
-    message = "This training was kept in the middle of an epoch, by an iterator that could say where it was"
-    raise ValueError(f"{message}; {type(iterator).__name__} cannot: go on with the batches that it began with.")

@@ -8,8 +8,10 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_arrays
-from turbanet.core.member import Swarm
-from turbanet.core.plan import Plan, taken
+from turbanet.core.gather import ALIGNED_BYTES, taken
+from turbanet.core.memory import free_memory
+from turbanet.core.plan import Plan
+from turbanet.core.state import State
 from turbanet.data.sampling import check_rows, ragged
 
 
@@ -38,7 +40,7 @@ class Data(struct.PyTreeNode):
         return (self.x, self.y) if index is None else jax.tree.map(lambda leaf: leaf[index], (self.x, self.y))
 
 
-def prepare(swarm: Swarm, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
+def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
     """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another."""
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
@@ -135,7 +137,24 @@ def targets(data: Data, position: int) -> Any:
 
 
 def placed(data: Any, plan: Plan, rounds: list[range]) -> list:
-    """Return each round's data on devices: a member's own where the member is, shared data once on each device."""
+    """Return each round's data on devices: a member's own where the member is, shared data once on each device.
+
+    Raises MemoryError for data that the devices cannot hold. A CPU uses aligned arrays in place, also those on disk.
+    """
     own, shared = split(data)
+    devices: Any = plan.devices
+    needed = _copied_bytes(own, plan) / len(devices) + _copied_bytes(shared, plan)
+    needed *= 1 if plan.on_accelerator else len(devices)  # the cores of a CPU share a memory
+    if needed > 0 and needed > (free := free_memory(devices)):
+        room = f"x and y need {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"
+        raise MemoryError(f"{room}: take fewer rows, or read them batch by batch with fit_batches.")
     shared = plan.share(shared)
     return [join(plan.place(own, round), shared) for round in rounds]
+
+
+def _copied_bytes(tree, plan):
+    """Return the bytes of a tree's host arrays that its devices need a copy of."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    if not plan.on_accelerator:
+        leaves = [leaf for leaf in leaves if not (leaf.flags.c_contiguous and leaf.ctypes.data % ALIGNED_BYTES == 0)]
+    return sum(leaf.nbytes for leaf in leaves)

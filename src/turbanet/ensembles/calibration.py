@@ -106,7 +106,12 @@ def prediction_interval(
         raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")
     factor = factor_of(deviations(y, *_centre_and_spread(held_out)), level)
     centre, spread = _centre_and_spread(prediction)
-    half_width = np.full_like(spread, np.inf) if np.isinf(factor) else factor * spread
+    return interval(centre, spread, factor)
+
+
+def interval(centre: np.ndarray, spread: np.ndarray, factor: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return `centre` minus and plus `factor` spreads, infinite where the factor is."""
+    half_width = factor * np.where(np.isinf(factor), 1, spread)
     return centre - half_width, centre + half_width
 
 

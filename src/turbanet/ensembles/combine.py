@@ -98,11 +98,15 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     rows: int [member, row], the rows that each member was trained on (see `sampling`), padded with -1. Such
     predictions can be scored without test rows (Breiman 1996).
     """
-    prediction = np.asarray(prediction)
+    return of_unseen_rows(np.asarray(prediction), np.asarray(rows)).mean(axis=0).filled(np.nan)
+
+
+def of_unseen_rows(prediction: np.ndarray, rows: np.ndarray) -> np.ma.MaskedArray:
+    """Return prediction [member, row, ...] as an array that masks `rows` [member, row] of each member."""
     in_bags = np.zeros(prediction.shape, bool)
-    for in_bag, trained_on in zip(in_bags, np.asarray(rows), strict=True):
+    for in_bag, trained_on in zip(in_bags, rows, strict=True):
         in_bag[trained_on[trained_on >= 0]] = True
-    return np.ma.array(prediction, mask=in_bags).mean(axis=0).filled(np.nan)
+    return np.ma.array(prediction, mask=in_bags)
 
 
 def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None) -> jax.Array:
@@ -180,13 +184,13 @@ def score_interval(
     prediction = np.asarray(of_members(prediction, "prediction"))
     with_classes(prediction, y)  # for its errors
     rng = np.random.default_rng(seed)
-    _, rows, classes = prediction.shape
-    cells = np.asarray(y) * classes + prediction.argmax(-1)
+    members, rows, classes = prediction.shape
+    cells = (np.arange(members)[:, None] * classes + np.asarray(y)) * classes + prediction.argmax(-1)
     draws = []
     for _ in range(resamples):
         drawn = cells[:, rng.integers(rows, size=rows)]
-        counts = np.stack([np.bincount(of_member, minlength=classes**2) for of_member in drawn])
-        draws.append(_of_counts(counts.reshape(-1, classes, classes)).mean(axis=1))
+        counts = np.bincount(drawn.ravel(), minlength=members * classes**2).reshape(members, classes, classes)
+        draws.append(_of_counts(counts).mean(axis=1))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return dict(zip(SCORES, zip(low.tolist(), high.tolist())))
 

@@ -1,7 +1,7 @@
 """Bagged small networks as scikit-learn classifiers and regressors."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Self
 
 import jax
@@ -11,13 +11,11 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 
-from turbanet.ensembles.calibration import deviations, factor_of
-from turbanet.ensembles.combine import ensemble_mean, out_of_bag
+from turbanet.ensembles.calibration import deviations, factor_of, interval
+from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
 from turbanet.loss import mse, softmax_cross_entropy
-from turbanet.training.fit import predict
 
 MIN_OOB_MEMBERS = 5  # out-of-bag members of a row that intervals use: the spread of fewer is too uncertain
 
@@ -66,50 +64,19 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
     _: KW_ONLY
     class_weight: Mapping | str | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on X [row, feature] and y [row], classes of any type; sample_weight [row] weights rows in the loss."""
-        resume = self.warm_start and hasattr(self, "swarm_")
-        x, labels = self._validate_inputs(X, y, reset=not resume)
-        check_classification_targets(labels)
-        classes = np.unique(labels)
-        if resume and not np.array_equal(classes, self.classes_):
-            raise ValueError(f"warm_start needs the classes {self.classes_} again, y holds {classes}.")
-        self._discard_results(resume=resume)
-        self.classes_ = classes
-        index, weight = self._encode_labels(x, labels, sample_weight)
-        outputs = len(classes)
-        rows, held_out = self._train(x, index, outputs, softmax_cross_entropy, weight, classes=index, resume=resume)
-        if self.oob_score:
-            self.oob_decision_function_, covered = self._out_of_bag(self._probabilities(x), rows, held_out)
-            predicted = self.oob_decision_function_[covered].argmax(axis=1)
-            weight = self._check_weights(x, sample_weight)  # without the class weights
-            weights = {} if weight is None else {"sample_weight": weight[covered]}
-            self.oob_score_ = accuracy_score(index[covered], predicted, **weights)
-        return self
+    classes_: np.ndarray = field(init=False)
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Train for one more epoch on these rows; the first call needs `classes`, all that will ever occur."""
-        self._check_partial_fit()
         if isinstance(self.class_weight, str):
             advice = "give {class: weight}, as a batch does not tell how often a class comes"
             raise ValueError(f"partial_fit does not support class_weight={self.class_weight!r}: {advice}.")
-        first = not hasattr(self, "swarm_")
-        if first and classes is None:
+        if classes is None and not hasattr(self, "swarm_"):
             raise ValueError("The first call of partial_fit needs classes=, all that will ever come.")
-        x, labels = self._validate_inputs(X, y, reset=first)
-        check_classification_targets(labels)
         classes = self.classes_ if classes is None else np.unique(classes)
-        if not first and not np.array_equal(classes, self.classes_):
-            raise ValueError(f"partial_fit began with the classes {self.classes_}, now it is given {classes}.")
-        self._discard_results(resume=True)
-        self.classes_ = classes
-        if len(unknown := np.setdiff1d(labels, classes)):
-            raise ValueError(f"y holds {unknown[0]!r}, which is none of the classes {classes}.")
-        index, weight = self._encode_labels(x, labels, sample_weight)
-        self._train(x, index, len(classes), softmax_cross_entropy, weight, classes=index, resume=True, epochs=1)
-        return self
+        return self._fit(X, y, sample_weight, partial=True, classes=classes)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the mean over members of the class probabilities [row, class]."""
@@ -120,26 +87,34 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
-    def predict_members(self, X: ArrayLike) -> np.ndarray:
-        """Return each member's class probabilities [member, row, class]."""
-        check_is_fitted(self, "swarm_")
-        return self._probabilities(self._validate_inputs(X, reset=False))
-
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable class [row]."""
         index = self.predict_proba(X).argmax(axis=1)
         return self.classes_[index]
 
-    def _probabilities(self, x):
-        return np.asarray(jax.nn.softmax(predict(self.swarm_, x)), dtype=np.float64)
+    def _decode(self, logits):
+        return np.asarray(jax.nn.softmax(logits), dtype=np.float64)
 
-    def _encode_labels(self, x, labels, sample_weight):
-        """Return (int32 [row], the position of each label in `classes_`; its weight [row] or None)."""
-        weight = self._check_weights(x, sample_weight)
+    def _encode(self, labels, weight, resume, classes):
+        """Set `classes_`, and return (int32 [row], number of classes, loss function, weight [row] or None)."""
+        check_classification_targets(labels)
+        classes = np.unique(labels) if classes is None else classes
+        if resume and not np.array_equal(classes, self.classes_):
+            advice = "give the same again, or begin anew"
+            raise ValueError(f"Members of the classes {self.classes_} cannot go on with {classes}: {advice}.")
+        if len(unknown := np.setdiff1d(labels, classes)):
+            raise ValueError(f"y holds {unknown[0]!r}, which is none of the classes {classes}.")
+        self.classes_ = classes
         if self.class_weight is not None:
             of_class = compute_sample_weight(self.class_weight, labels).astype(np.float32)
             weight = of_class if weight is None else weight * of_class
-        return np.searchsorted(self.classes_, labels).astype(np.int32), weight
+        return np.searchsorted(classes, labels).astype(np.int32), len(classes), softmax_cross_entropy, weight
+
+    def _score_out_of_bag(self, logits, rows, held_out, labels, weight):
+        unseen, covered, weight = self._out_of_bag(self._decode(logits), rows, held_out, weight)
+        self.oob_decision_function_ = unseen.mean(axis=0).filled(np.nan)
+        predicted = self.classes_[self.oob_decision_function_[covered].argmax(axis=1)]
+        self.oob_score_ = accuracy_score(labels[covered], predicted, sample_weight=weight)
 
 
 @dataclass(repr=False, eq=False)
@@ -152,32 +127,9 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
     [row, feature] to [row, target], and `oob_prediction_` is [row] or [row, target].
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on X [row, feature] and y [row] or [row, target]; sample_weight [row] weights rows in the loss."""
-        resume = self.warm_start and hasattr(self, "swarm_")
-        x, targets = self._validate_inputs(X, y, multi_output=True, y_numeric=True, reset=not resume)
-        weight = self._check_weights(x, sample_weight)
-        self._discard_results(resume=resume)
-        scaled = self._standardise(targets, weight, refit=not resume)
-        rows, held_out = self._train(x, scaled, scaled.shape[1], mse, weight, resume=resume)
-        if self.oob_score:
-            self._score_out_of_bag(np.asarray(predict(self.swarm_, x), np.float64), rows, held_out, targets, weight)
-        return self
-
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one more epoch on these rows."""
-        self._check_partial_fit()
-        first = not hasattr(self, "swarm_")
-        x, targets = self._validate_inputs(X, y, multi_output=True, y_numeric=True, reset=first)
-        weight = self._check_weights(x, sample_weight)
-        self._discard_results(resume=True)
-        scaled = self._standardise(targets, weight, refit=first)
-        self._train(x, scaled, scaled.shape[1], mse, weight, resume=True, epochs=1)
-        return self
-
-    def predict_members(self, X: ArrayLike) -> np.ndarray:
-        """Return members' predictions in y's unit, for `prediction_interval`, [member, row] or with targets."""
-        return self._unstandardise(np.asarray(self._predict_members(X), dtype=np.float64))
+        return self._fit(X, y, sample_weight, partial=True)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the mean over members, [row] or [row, target]."""
@@ -191,7 +143,6 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         scores). Each target is calibrated by itself, and rows are not weighted. This needs `oob_score=True`, about 20
         members or more, and new rows from the distribution of the training rows.
         """
-        check_is_fitted(self, "swarm_")
         if not hasattr(self, "oob_deviations_"):
             raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")
         if not 0 < level < 1:
@@ -201,15 +152,17 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         members = self._exclude_diverged(self.predict_members(X))
         factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
-        factor = factors[0] if self._single else factors
-        half_width = np.where(np.isinf(factor), np.inf, np.where(np.isinf(factor), 0, factor) * spread)
-        return centre - half_width, centre + half_width
+        return interval(centre, spread, factors[0] if self._single else factors)
 
-    def _standardise(self, targets, weight, *, refit):
-        """Return targets as float32 [row, target], standardised by these rows if `refit`, else as in the first call."""
+    def _decode(self, standardised):
+        y = np.asarray(standardised, np.float64) * self._spread + self._mean
+        return y[..., 0] if self._single else y
+
+    def _encode(self, targets, weight, resume, classes=None):
+        """Return (float32 [row, target], number of targets, loss function, weight), standardised as at first."""
         single = targets.ndim == 1
         targets = np.asarray(targets, np.float64).reshape(len(targets), -1)  # centred before rounding to float32
-        if refit:
+        if not resume:
             self._single = single
             self._mean = np.average(targets, axis=0, weights=weight)
             spread = np.sqrt(np.average((targets - self._mean) ** 2, axis=0, weights=weight))
@@ -217,22 +170,15 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         if (single, targets.shape[1]) != (self._single, len(self._mean)):
             before = len(self._mean)
             raise ValueError(f"y had {before} target(s) before and has {targets.shape[1]}: give as many again.")
-        return ((targets - self._mean) / self._spread).astype(np.float32)
+        return ((targets - self._mean) / self._spread).astype(np.float32), targets.shape[1], mse, weight
 
-    def _unstandardise(self, y):
-        y = y * self._spread + self._mean
-        return y[..., 0] if self._single else y
-
-    def _score_out_of_bag(self, members, rows, held_out, targets, weight):
-        """Set the out-of-bag attributes from the members' standardised predictions [member, row, target]."""
-        centre, covered = self._out_of_bag(members, rows, held_out)
-        members, rows = self._exclude_diverged(members), self._exclude_diverged(rows)
-        self.oob_prediction_ = self._unstandardise(centre)
-        weights = {} if weight is None else {"sample_weight": weight[covered]}
-        self.oob_score_ = r2_score(targets[covered], self.oob_prediction_[covered], **weights)
-        counts = sum((np.bincount(of_member, minlength=len(targets)) == 0).astype(int) for of_member in rows)
-        used = covered & (counts >= MIN_OOB_MEMBERS) & (True if weight is None else weight > 0)
-        variance = out_of_bag(members**2, rows)[used] - centre[used] ** 2
-        spread = np.sqrt(np.maximum(variance, 0) * (counts[used] / (counts[used] - 1))[:, None])
-        scaled = self._standardise(targets, weight, refit=False)[used]
-        self.oob_deviations_ = deviations(scaled, centre[used], spread)  # [row, target]
+    def _score_out_of_bag(self, standardised, rows, held_out, targets, weight):
+        unseen, covered, weight = self._out_of_bag(np.asarray(standardised, np.float64), rows, held_out, weight)
+        centre = unseen.mean(axis=0).filled(np.nan)
+        self.oob_prediction_ = self._decode(centre)
+        self.oob_score_ = r2_score(targets[covered], self.oob_prediction_[covered], sample_weight=weight)
+        used = unseen[..., 0].count(axis=0) >= MIN_OOB_MEMBERS
+        used[covered] &= True if weight is None else weight > 0
+        scaled, *_ = self._encode(targets, weight, resume=True)
+        spread = unseen[:, used].std(axis=0, ddof=1).data
+        self.oob_deviations_ = deviations(scaled[used], centre[used], spread)  # [row, target]

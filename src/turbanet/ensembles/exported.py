@@ -15,8 +15,9 @@ from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
 from turbanet.core.arrays import as_arrays, check_whole
-from turbanet.core.member import Swarm, predict
-from turbanet.core.plan import resized
+from turbanet.core.gather import resized
+from turbanet.core.member import predict
+from turbanet.core.state import State
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.training.program import ROWS
 
@@ -80,7 +81,7 @@ class Exported:
 
 
 def export(
-    swarm: Swarm, *, kind: str, rows: int = 64, platforms: Sequence[str] | None = None, sample_input: Any = None
+    swarm: State, *, kind: str, rows: int = 64, platforms: Sequence[str] | None = None, sample_input: Any = None
 ) -> Exported:
     """Export what `predict` computes as StableHLO, for a process that has JAX and TurbaNet but not the model.
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from flax.linen.initializers import glorot_uniform
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -20,7 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from turbanet.core.arrays import check_whole
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_hyperparameters
-from turbanet.ensembles.combine import out_of_bag
+from turbanet.ensembles.combine import of_unseen_rows
 from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import weighted
 from turbanet.networks import convnets, models
@@ -62,19 +63,52 @@ class SwarmEstimator(BaseEstimator):
     random_state: int | np.random.RandomState | None = None
 
     history_: History = field(init=False)  # set by `fit`; declared here for type checkers
-    classes_: np.ndarray = field(init=False)
-    _drawn: tuple = field(init=False)
+    swarm_: Any = field(init=False)
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on X [row, feature] and y; sample_weight [row] weights rows in the loss.
+
+        y : [row], classes of any type of a classifier, numbers of a regressor, which also takes [row, target]
+        """
+        return self._fit(X, y, sample_weight)
+
+    def predict_members(self, X: ArrayLike) -> np.ndarray:
+        """Return each member's prediction: a classifier's probabilities [member, row, class], else in y's unit.
+
+        A regressor's are [member, row] or [member, row, target], as `prediction_interval` takes them.
+        """
+        return self._decode(self._predict_members(X))
 
     def predict_std(self, X: ArrayLike) -> np.ndarray:
         """Return the standard deviation over members, which has the shape of their mean."""
         return self._exclude_diverged(self.predict_members(X)).std(axis=0)
 
-    def _train(self, x, y, outputs, loss_fn, weight, *, classes=None, resume=False, epochs=None):
-        """Train on the rows of x and y with a weight above 0, and return (rows of each member, held-out rows or None).
+    def _fit(self, X, y, sample_weight, *, partial=False, classes=None):
+        """Train new members or go on with the trained ones, and score them out of bag.
 
-        classes: [row], by which the rows held out for early stopping are stratified. resume: continue with the trained
-        members, if there are any.
+        partial : whether to go on for one epoch; classes : of a classifier, None for those in y
         """
+        for name in ("oob_score", "early_stopping"):
+            if partial and getattr(self, name):
+                raise ValueError(f"partial_fit does not support {name}=True: it has no rows but those it is given.")
+        resume = (partial or self.warm_start) and hasattr(self, "swarm_")
+        kwargs = {"multi_output": True, "y_numeric": True} if is_regressor(self) else {}
+        x, y = validate_data(self, X, y, dtype=np.float32, accept_sparse="csr", reset=not resume, **kwargs)
+        x = _dense(x)
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, x, dtype=np.float32, ensure_non_negative=True)
+        results = ["oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"]
+        for name in results if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
+            self.__dict__.pop(name, None)
+        epochs = 1 if partial else self.epochs
+        rows, held_out = self._train(x, *self._encode(y, weight, resume, classes), resume=resume, epochs=epochs)
+        if self.oob_score:
+            self._score_out_of_bag(predict(self.swarm_, x), rows, held_out, y, weight)
+        return self
+
+    def _train(self, x, y, outputs, loss_fn, weight, *, resume, epochs):
+        """Train on rows of a weight above 0, and return (rows of each member, rows held out for all or None)."""
         check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
@@ -84,23 +118,28 @@ class SwarmEstimator(BaseEstimator):
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         recipe = self.model, (*self.hidden, outputs), optimizer, identity
-        resume = resume and hasattr(self, "swarm_")
-        held_out_by: dict[str, Any] = {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
-        held_out_by |= {"validation_fraction": self.validation_fraction} if self.early_stopping else {}
-        if resume:
-            self._check_held_out(held_out_by)
-        swarm = with_hyperparameters(self._members_to_resume(recipe), **optimizer) if resume else _untrained(*recipe)
+        settings = {"model": self.model, "layers": recipe[1], "members": self.members}
+        settings |= {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
+        kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": self.batch_size, "plan": self.plan}
+        if self.early_stopping:
+            settings["validation_fraction"] = self.validation_fraction
+            kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
+        if self.early_stopping or self.oob_score:
+            settings["rows"] = len(x)  # those that were unseen stay unseen
+        for name, value in settings.items() if resume else ():
+            before = self.__dict__.get("_settings", {}).get(name)  # older pickles have none, and do not go on
+            if value != before and (name, value) != ("oob_score", False):
+                problem = f"Members trained with {name}={before} cannot go on with {name}={value}"
+                raise ValueError(f"{problem}: set warm_start=False to begin anew.")
+        swarm = with_hyperparameters(self.swarm_ if resume else _untrained(recipe, ADAM), **optimizer)
         shape = one_prediction(swarm, x, [x.shape[1:]]).shape
         if shape != (1, outputs):
-            task = f"{outputs} classes need logits" if classes is not None else f"{outputs} target(s) need"
+            task = f"{outputs} classes need logits" if is_classifier(self) else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
-        kwargs: dict[str, Any] = {"epochs": epochs or self.epochs, "batch_size": self.batch_size, "plan": self.plan}
-        if self.early_stopping:
-            kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
-        if resume and (self.oob_score or self.early_stopping):
-            rows, held_out = self._previous_draw(len(x))
+        if resume and "rows" in settings:
+            rows, held_out = self.__dict__["_drawn"]
         else:
-            rows, held_out = self._draw(rng, len(x), weight, classes)
+            rows, held_out = self._draw(rng, len(x), weight, y if is_classifier(self) else None)
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
         job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs), self.cluster)
@@ -109,63 +148,22 @@ class SwarmEstimator(BaseEstimator):
             problem = f"All {self.members} members diverged, their losses or weights are NaN or infinite"
             raise ValueError(f"{problem}: take a smaller learning_rate than {self.learning_rate}, or scale X.")
         self.swarm_ = trained
-        self._drawn = len(x), job.rows, job.validation
+        self._drawn = job.rows, job.validation
         self.history_ = self.history_ + history if resume else history
         self.n_iter_ = int(self.history_.epochs.max())
         self._made = recipe
-        self._unseen = held_out_by
+        self._settings = settings
         return job.rows, job.validation
-
-    def _check_held_out(self, now):
-        """Raise ValueError where resumed members would be scored on rows they were trained on; `oob_score` may end."""
-        before = getattr(self, "_unseen", now)  # older pickles lack it
-        if now != before | {"oob_score": now["oob_score"] and before["oob_score"]}:
-            old, new = (", ".join(f"{name}={value}" for name, value in each.items()) for each in (before, now))
-            problem = f"The members were trained with {old} and are to go on with {new}"
-            raise ValueError(f"{problem}, which needs other rows to be unseen: set warm_start=False to begin anew.")
-
-    def _previous_draw(self, length):
-        """Return what `_draw` returned the last time, so that held-out rows stay held out."""
-        before, *drawn = getattr(self, "_drawn", (None,))
-        if before != length:
-            raise ValueError(f"What goes on with rows that were kept unseen needs all {before} again, got {length}.")
-        return drawn
 
     def _draw(self, rng, length, weight, classes):
         """Draw (rows of each member, rows held out for early stopping or None) among rows with a weight above 0."""
         pool = np.arange(length) if weight is None else np.flatnonzero(weight)
         held_out = None
         if self.early_stopping:
-            kwargs = {} if classes is None else {"stratify": classes[pool]}
-            pool, held_out = train_test_split(pool, test_size=self.validation_fraction, random_state=rng, **kwargs)
+            kwargs = {"test_size": self.validation_fraction, "stratify": None if classes is None else classes[pool]}
+            pool, held_out = train_test_split(pool, random_state=rng, **kwargs)
         rows = np.tile(pool, (self.members, 1))
         return (pool[rng.randint(len(pool), size=rows.shape)] if self.bootstrap else rows), held_out
-
-    def _discard_results(self, *, resume):
-        """Delete earlier results, so that a failing `fit` leaves no mixture of old and new ones."""
-        for name in ("oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"):
-            self.__dict__.pop(name, None)
-        if not resume:
-            self.__dict__.pop("swarm_", None)
-
-    def _members_to_resume(self, recipe):
-        """Return the trained members; ValueError where the parameters now describe other members."""
-        before, now = map(_describe, (self._made, recipe))
-        for name, value in now.items():
-            if value != before[name]:
-                raise ValueError(f"The {name} were {before[name]} and are {value}: set warm_start=False to begin anew.")
-        return self.swarm_
-
-    def _check_weights(self, x, sample_weight):
-        """Return sample_weight as float32 [row] or None, checked by scikit-learn."""
-        if sample_weight is None:
-            return None
-        return _check_sample_weight(sample_weight, x, dtype=np.float32, ensure_non_negative=True)
-
-    def _check_partial_fit(self):
-        for name in ("oob_score", "early_stopping"):
-            if getattr(self, name):
-                raise ValueError(f"partial_fit does not support {name}=True: it has no rows but those it is given.")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a state that can be pickled: the swarm's arrays without functions, the history without devices."""
@@ -179,8 +177,8 @@ class SwarmEstimator(BaseEstimator):
         super().__setstate__(state)
         if "swarm_" in state:
             shapes = [leaf.shape for leaf in state["swarm_"]]
-            for make in (_untrained, _untrained_0_5):
-                leaves, like = jax.tree.flatten(make(*self._made))
+            for optimizer in (ADAM, optax.adamw(**self._made[2])):  # the latter in pickles of version 0.5
+                leaves, like = jax.tree.flatten(_untrained(self._made, optimizer))
                 if shapes == [leaf.shape for leaf in leaves]:
                     self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
                     return
@@ -191,52 +189,36 @@ class SwarmEstimator(BaseEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    def _validate_inputs(self, *data, **options):
-        """Return X as dense float32 [row, feature], and y if given, from arrays, tables or sparse matrices."""
-        checked = validate_data(self, *data, dtype=np.float32, accept_sparse="csr", **options)
-        x, *rest = checked if isinstance(checked, tuple) else (checked,)
-        dense = x.toarray() if hasattr(x, "toarray") else x
-        return (dense, *rest) if rest else dense
-
     def _exclude_diverged(self, members):
         """Return [member, ...] without the members that diverged, which `turbanet.fit` has reported."""
         return members[getattr(self, "_sound", slice(None))]
 
-    def _out_of_bag(self, prediction, rows, held_out):
-        """Return the out-of-bag prediction of the members that did not diverge, and bool [row], where it is not NaN.
+    def _out_of_bag(self, prediction, rows, held_out, weight):
+        """Return the predictions of rows that a member has not seen, of those that did not diverge, as a masked array.
 
-        It is NaN in held-out rows and in rows that all these members were trained on.
+        Besides bool [row], where there are some, and the weights of these rows or None. All have seen held-out rows.
         """
-        oob = out_of_bag(self._exclude_diverged(prediction), self._exclude_diverged(rows))
-        oob[held_out if held_out is not None else []] = np.nan
-        covered = ~np.isnan(oob).any(axis=1)
+        unseen = of_unseen_rows(self._exclude_diverged(prediction), self._exclude_diverged(rows))
+        if held_out is not None:
+            unseen[:, held_out] = np.ma.masked
+        covered = unseen.count(axis=(0, 2)) > 0
         if not covered.any():
             raise ValueError("oob_score needs rows that some member did not see, there are none: take more members.")
-        return oob, covered
+        return unseen, covered, None if weight is None else weight[covered]
 
-    def _predict_members(self, x):
+    def _predict_members(self, X):
         check_is_fitted(self, "swarm_")
-        return predict(self.swarm_, self._validate_inputs(x, reset=False))
+        x = validate_data(self, X, dtype=np.float32, accept_sparse="csr", reset=False)
+        return predict(self.swarm_, _dense(x))
 
 
-def _describe(recipe):
-    """Return {name: value} of what must stay the same for members to be trained on."""
-    model, widths, _, identity = recipe
-    members = f"{identity['swarm_size']} of {identity['sample_input'].shape[1]} features"
-    return {"models": model, "layers": widths, "members": members}
+def _dense(x):
+    return x.toarray() if issparse(x) else x
 
 
-def _untrained(model, widths, optimizer, identity):
+def _untrained(recipe, optimizer):
     """Create the swarm before its training."""
-    return with_hyperparameters(_create(model, widths, ADAM, identity), **optimizer)
-
-
-def _untrained_0_5(model, widths, optimizer, identity):
-    """Create the swarm as version 0.5 did."""
-    return _create(model, widths, optax.adamw(**optimizer), identity)
-
-
-def _create(model, widths, optimizer, identity):
+    model, widths, _, identity = recipe
     return TurbaTrainState.swarm(_network(widths) if model is None else model, optimizer, **identity)
 
 

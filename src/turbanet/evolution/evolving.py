@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.core.arrays import check_whole
-from turbanet.core.member import Swarm
 from turbanet.core.optimizers import check_plain
+from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
 from turbanet.evolution.generations import check_follows, check_names, generations_of
 from turbanet.evolution.genetics import Genetic

@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 from turbanet.core.arrays import check_seed
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.interrupt import Interrupted
-from turbanet.core.member import Swarm
 from turbanet.core.plan import say_once
+from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import EvolutionHistory, joined
 from turbanet.evolution.genetics import read_fitness
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_array, check_next_ids, check_whole
-from turbanet.core.member import Swarm
+from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import NOBODY
 from turbanet.evolution.variation import CROSSOVERS, gaussian
 from turbanet.training.program import read

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.core.arrays import as_array, check_whole
-from turbanet.core.member import Swarm
+from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import NOBODY, EvolutionHistory
 from turbanet.evolution.generations import check_follows, check_names, generations_of
 from turbanet.evolution.genetics import costs, ranked, share_of

@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec
 
 from turbanet.core import member
 from turbanet.core.arrays import check_whole, floating
-from turbanet.core.member import Swarm
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import deal
 from turbanet.training import program
 from turbanet.training.checks import check_data
+from turbanet.turba_train_state import TurbaTrainState
 
 CALLS = 20  # of the program in a training; the clock is read after each
 WORKERS = "worker"  # name of the axis of the workers on one device, over which they are averaged
@@ -43,7 +43,7 @@ class LocalHistory:
 
 
 def local_sgd(
-    swarm: Swarm,
+    swarm: TurbaTrainState,
     x: Any,
     y: Any,
     loss_fn: Callable | None = None,
@@ -56,7 +56,7 @@ def local_sgd(
     seed: int = 0,
     devices: int | None = None,
     allow_nan: bool = False,
-) -> tuple[Swarm, LocalHistory]:
+) -> tuple[TurbaTrainState, LocalHistory]:
     """Train ONE network by a swarm of parallel workers (local SGD: Stich 2019).
 
     Each worker trains a copy of the network, with an optimizer state of its own, on its own rows. Every few steps the

@@ -13,10 +13,11 @@ import optax
 
 from turbanet.core import metrics, schedules
 from turbanet.core.arrays import check_seed, check_whole, floating
-from turbanet.core.member import Swarm
+from turbanet.core.gather import home
 from turbanet.core.memory import fitting
 from turbanet.core.optimizers import check_plain
-from turbanet.core.plan import Plan, check_plan, home, say_once
+from turbanet.core.plan import Plan, check_plan, say_once
+from turbanet.core.state import Swarm
 from turbanet.data.examples import pair, prepare
 from turbanet.data.sampling import check_rows
 from turbanet.federated.rounds import Rounds, run, split_layers

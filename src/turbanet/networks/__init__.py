@@ -1,10 +1,10 @@
 """Network architectures in plain Flax, and the operations that make them fast in a swarm."""
 
-from turbanet.networks.conv import matmul_conv
 from turbanet.networks.convnets import VGG, AlexNet, LeNet, LeNet5, MobileNet, ResNet
+from turbanet.networks.cpu.conv import matmul_conv
+from turbanet.networks.cpu.lstm import lstm
+from turbanet.networks.cpu.products import dot_general
 from turbanet.networks.models import LSTM, MLP
-from turbanet.networks.products import dot_general
-from turbanet.networks.recurrent import lstm
 
 __all__ = [
     "LSTM",

@@ -7,10 +7,10 @@ import jax
 from flax import linen as nn
 from jax import numpy as jnp
 
-from turbanet.networks.batch_last import FEW_FEATURES, ImageLayout
+from turbanet.networks.cpu.batch_last import FEW_FEATURES, ImageLayout
+from turbanet.networks.cpu.pooling import max_pool
+from turbanet.networks.cpu.products import dot_general
 from turbanet.networks.models import Precise
-from turbanet.networks.pooling import max_pool
-from turbanet.networks.products import dot_general
 
 
 class LeNet(Precise):

@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 from flax.linen.recurrent import DenseParams
 
-from turbanet.networks.recurrent import lstm
+from turbanet.networks.cpu.lstm import lstm
 
 FEATURES_FIRST_ROWS = 64  # from this number on rows fill the vector units that narrow layers leave half empty
 
@@ -85,7 +85,7 @@ class LSTM(Precise):
     """One LSTM layer and a linear read-out of its last state: x [batch, time, feature] -> [batch, outputs].
 
     Parameters are those of `nn.RNN(nn.OptimizedLSTMCell(hidden))`. Results differ by rounding: a gate below that, 1e-7
-    in float32, may be 0 (see `recurrent`).
+    in float32, may be 0 (see `cpu.lstm`).
     """
 
     hidden: int = 32

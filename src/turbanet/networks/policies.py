@@ -112,10 +112,8 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        for _ in range(2):
-            x = nn.tanh(nn.Dense(self.hidden_dim)(x))
-        logits = nn.Dense(self.n_actions)(x)
-        return logits, nn.Dense(1)(x)[..., 0]
+        x = _two_layers(x, self.hidden_dim)
+        return nn.Dense(self.n_actions)(x), nn.Dense(1)(x)[..., 0]
 
 
 class DualEncoderActorCritic(nn.Module):
@@ -127,13 +125,16 @@ class DualEncoderActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        actor = critic = x
-        for _ in range(2):
-            actor = nn.tanh(nn.Dense(self.actor_hidden)(actor))
-        for _ in range(2):
-            critic = nn.tanh(nn.Dense(self.critic_hidden)(critic))
-        logits = nn.Dense(self.n_actions)(actor)
-        return logits, nn.Dense(1)(critic)[..., 0]
+        actor = _two_layers(x, self.actor_hidden)
+        critic = _two_layers(x, self.critic_hidden)
+        return nn.Dense(self.n_actions)(actor), nn.Dense(1)(critic)[..., 0]
+
+
+def _two_layers(x, width):
+    """Apply two Dense layers with tanh; called within a network's `__call__`."""
+    for _ in range(2):
+        x = nn.tanh(nn.Dense(width)(x))
+    return x
 
 
 class Normalised(nn.Module):

@@ -9,9 +9,9 @@ import numpy as np
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
-from turbanet.core.member import Swarm
-from turbanet.core.plan import Plan, check_plan, gathered, home, say_once
+from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
@@ -70,7 +70,7 @@ class AgentHistory:
 def train_agents(
     env: Any,
     config: PPOConfig | None = None,
-    members: int | Swarm = 1,
+    members: int | TurbaTrainState = 1,
     *,
     seed: int = 0,
     model: Any = None,
@@ -82,7 +82,7 @@ def train_agents(
     plan: Plan | None = None,
     progress: bool = True,
     on_interrupt: str = "raise",
-) -> tuple[Swarm, AgentHistory]:
+) -> tuple[TurbaTrainState, AgentHistory]:
     """Train a swarm of agents by PPO, each in environments of its own.
 
     An agent depends only on its seed and its id: it learns what it would learn if trained alone.
@@ -160,7 +160,7 @@ def train_agents(
     life = program.initial_life(env_params)
     life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), life)
     stopping = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
-    start = swarm.replace(underway=life, stopping=stopping)
+    start = swarm.replace(_underway=life, _stopping=stopping)
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
     options = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
     run = Training(program, start, (data, None), metrics={}, between=None, **options)
@@ -170,7 +170,7 @@ def train_agents(
     state = run.end()
     history = _history(run, program, swarm, updates_of_epochs(updates, epochs))
     warn_of_diverged(history, "it stopped with the weights it had before")
-    state = gathered(state.replace(stopping=None))
+    state = gathered(state.replace(_stopping=None))
     state = jax.device_put(state, jax.tree.map(home, swarm))
     if interrupted and on_interrupt == "raise":
         raise Interrupted(state, history)
@@ -192,7 +192,7 @@ class Play:
 
 def evaluate_agents(
     env: Any,
-    swarm: Swarm,
+    swarm: TurbaTrainState,
     *,
     episodes: int = 100,
     params: Any = None,
@@ -218,7 +218,7 @@ def evaluate_agents(
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
 
 
-def new_swarm(model: Any, config: PPOConfig, members: int, shape: tuple[int, ...], seed: int) -> Swarm:
+def new_swarm(model: Any, config: PPOConfig, members: int, shape: tuple[int, ...], seed: int) -> TurbaTrainState:
     """Return an untrained swarm for observations of this shape."""
     if config.normalize_observations:
         model = Normalised(model)

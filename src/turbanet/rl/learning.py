@@ -91,7 +91,7 @@ class Learn(Train):
     def _epoch(self, state, data):
         settings = data.x["settings"]
         shape = jax.eval_shape(self._update, state, settings, data.x["params"])[1]
-        count = self.every - (state.underway.updates < settings["shorter"]) if self.uneven else self.every
+        count = self.every - (state._underway.updates < settings["shorter"]) if self.uneven else self.every
 
         def update(number, carry):
             state, recorded = carry
@@ -110,32 +110,32 @@ class Learn(Train):
             key = jax.random.fold_in(member.member_key(after.seed, after.id, member.PLAY), after.epoch)
             returns = environments.play(self.env, after, params, key, episodes=self.episodes)
             evaluation = returns.mean()
-        active = before.stopping.active
-        trains_on = active & finite & ~(evaluation >= before.stopping.at)
+        active = before._stopping.active
+        trains_on = active & finite & ~(evaluation >= before._stopping.at)
         after = stopping.choose(active & finite, after.replace(epoch=after.epoch + 1), before)
-        after = after.replace(stopping=before.stopping.replace(active=trains_on))
+        after = after.replace(_stopping=before._stopping.replace(active=trains_on))
         metrics = {name: jnp.where(active & made, value, jnp.nan) for name, value in metrics.items()}
         metrics["evaluation"] = jnp.where(active, evaluation, jnp.nan)
-        return after, (metrics.pop("loss"), None, metrics, None)
+        return after, (metrics.pop("loss"), None, metrics)
 
     def _update(self, state, settings, params):
         """Make a rollout and train on it: -> (state, metrics)."""
         state, settings, (reset_key, act_key, shuffle_key) = self.prepared(state, settings)
-        life = state.underway
+        life = state._underway
         life = stopping.choose(life.updates == 0, self._reset(reset_key, params).replace(spread=life.spread), life)
         life, rollout = self._rollout(state, life, act_key, params, settings["gamma"])
-        return self.improved(state.replace(underway=life), settings, rollout, shuffle_key)
+        return self.improved(state.replace(_underway=life), settings, rollout, shuffle_key)
 
     def prepared(self, state: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any], jax.Array]:
         """Return a member with annealed settings in its optimizer, these settings, and keys to reset, act, shuffle."""
-        left = 1 - state.underway.updates / settings["updates"]
+        left = 1 - state._underway.updates / settings["updates"]
         settings = {name: value * left if name in self.config.anneal else value for name, value in settings.items()}
         key = jax.random.fold_in(member.member_key(state.seed, state.id, member.ACT), state.step)
         return state.replace(opt_state=into_optimizer(state.opt_state, settings)), settings, jax.random.split(key, 3)
 
     def improved(self, state: Any, settings: dict[str, Any], rollout: Any, key: jax.Array) -> tuple[Any, Any]:
         """Return a member trained on a rollout, {name: [step, env, ...]}, and {metric: number}."""
-        config, life = self.config, state.underway
+        config, life = self.config, state._underway
         rewards = rollout["reward"]
         if config.normalize_rewards:
             spread = running(life.spread, rollout["discounted"].ravel())
@@ -161,7 +161,7 @@ class Learn(Train):
         train_return = jnp.where(rollout["ended"], rollout["so_far"], 0).sum() / episodes
         metrics = {**jax.tree.map(jnp.mean, losses), "train_return": train_return, "episodes": episodes}
         metrics = jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), metrics)
-        return state.replace(underway=life.replace(updates=life.updates + 1)), metrics
+        return state.replace(_underway=life.replace(updates=life.updates + 1)), metrics
 
     def _rollout(self, state, life, key, params, gamma):
         """Take `n_steps` in every environment: -> (life, {name: [step, env, ...]})."""

@@ -12,15 +12,16 @@ from tqdm.auto import tqdm
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.member import Swarm
-from turbanet.core.plan import LARGEST_BLOCK, Plan, home
+from turbanet.core.plan import LARGEST_BLOCK, Plan
 from turbanet.networks.policies import Agent, distribution
 from turbanet.ppo import PPOConfig
 from turbanet.rl import learning
 from turbanet.rl.agents import AgentHistory, new_swarm, warn_of_diverged
 from turbanet.rl.settings import count_updates, into_swarm, of_members
 from turbanet.training import program
+from turbanet.turba_train_state import TurbaTrainState
 
 INTERFACE = "reset", "step", "agents", "actions", "limit"
 
@@ -28,7 +29,7 @@ INTERFACE = "reset", "step", "agents", "actions", "limit"
 def train_together(
     world: Any,
     config: PPOConfig | None = None,
-    swarm: Swarm | None = None,
+    swarm: TurbaTrainState | None = None,
     *,
     seed: int = 0,
     shared: bool = False,
@@ -36,7 +37,7 @@ def train_together(
     devices: int | None = None,
     progress: bool = True,
     on_interrupt: str = "raise",
-) -> tuple[Swarm, AgentHistory]:
+) -> tuple[TurbaTrainState, AgentHistory]:
     """Train the agents of one world by PPO, each with a network of its own or all with one shared network.
 
     An update is one call of a compiled program: `config.n_steps` steps of `config.n_envs` copies of the world, in which
@@ -101,7 +102,7 @@ def train_together(
         stopped = interrupted()
     history = _history(recorded, swarm, config, compiled - began, time.perf_counter() - compiled, plan)
     warn_of_diverged(history, "its weights are lost")
-    state = jax.device_put(state.replace(underway=None, epoch=state.epoch + len(recorded)), jax.tree.map(home, swarm))
+    state = jax.device_put(state.replace(_underway=None, epoch=state.epoch + len(recorded)), jax.tree.map(home, swarm))
     trained = swarm.replace(
         **{name: getattr(state, name) for name in ("params", "opt_state", "collections", "step", "epoch")}
     )
@@ -127,7 +128,7 @@ class Together:
         returns = np.zeros((len(swarm), envs), np.float32)
         zeros = np.zeros(len(swarm), np.float32)
         spread = {"mean": zeros, "variance": zeros + 1, "count": zeros}
-        return swarm.replace(underway=learning.Life((), (), returns, returns, spread, zeros.astype(np.int32)))
+        return swarm.replace(_underway=learning.Life((), (), returns, returns, spread, zeros.astype(np.int32)))
 
     def worlds(self, key):
         """Return (observations [world, agent, feature], states [world, ...], steps of the episode so far)."""
@@ -136,7 +137,7 @@ class Together:
 
     def update(self, plan, state, settings, worlds, key):
         """Make one update: -> (members, worlds, {metric: [member]})."""
-        updates = state.underway.updates[0]
+        updates = state._underway.updates[0]
         state, settings, keys = jax.vmap(self.learn.prepared)(state, settings)
         state, worlds, rollout = self._rollout(state, settings, worlds, keys[:, 1], jax.random.fold_in(key, updates))
         own = state, settings, rollout, keys[:, 2]
@@ -145,7 +146,7 @@ class Together:
 
     def _rollout(self, state, settings, worlds, keys, key):
         """Take `n_steps` in every world: -> (members, worlds, {name: [member, step, env, ...]})."""
-        config, life = self.learn.config, state.underway
+        config, life = self.learn.config, state._underway
         policies = jax.eval_shape(jax.vmap(self._policy), state, self._to_members(worlds[0]))
         noise = jax.vmap(lambda key, policy: policy.noise(key, config.n_steps))(keys, policies)
 
@@ -174,7 +175,7 @@ class Together:
         carry, rollout = jax.lax.scan(one_step, (worlds, life.so_far, life.discounted), drawn)
         worlds, so_far, discounted = carry
         life = life.replace(so_far=so_far, discounted=discounted)
-        return state.replace(underway=life), worlds, jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), rollout)
+        return state.replace(_underway=life), worlds, jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), rollout)
 
     def _policy(self, state, x):
         return distribution(member.predict(state, x)[0])
@@ -204,7 +205,7 @@ def check(world: Any) -> None:
 
 
 def evaluate_together(
-    world: Any, swarm: Swarm | None = None, *, episodes: int = 10, greedy: bool = False, seed: int = 0
+    world: Any, swarm: TurbaTrainState | None = None, *, episodes: int = 10, greedy: bool = False, seed: int = 0
 ) -> np.ndarray:
     """Return the returns [agent, episode] of whole episodes of a world.
 
@@ -220,7 +221,7 @@ def evaluate_together(
 
 
 def play_together(
-    world: Any, swarm: Swarm | None = None, *, episodes: int = 1, greedy: bool = False, seed: int = 0
+    world: Any, swarm: TurbaTrainState | None = None, *, episodes: int = 1, greedy: bool = False, seed: int = 0
 ) -> tuple[jax.Array, Any]:
     """Return (returns [agent, episode], states of the world [step, episode, ...]); see `evaluate_together`."""
     check(world)

@@ -8,7 +8,7 @@ import jax
 from flax import struct
 from flax.errors import ScopeParamShapeError
 
-from turbanet.core.member import Swarm
+from turbanet.core.state import State
 from turbanet.rl import environments
 
 
@@ -39,7 +39,7 @@ class Rewarded:
     default_params: RewardedParams = dataclasses.field(compare=False)
 
     @classmethod
-    def by(cls, env: Any, rewards: Swarm) -> "Rewarded":
+    def by(cls, env: Any, rewards: State) -> "Rewarded":
         """Return an environment rewarded by a swarm's networks, observation [feature] -> [1].
 
         Raises ValueError for an object that is no environment, an environment without `default_params`, and networks

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 
 from turbanet.core.arrays import as_array, check_whole
-from turbanet.core.member import Swarm
 from turbanet.core.optimizers import check_plain
 from turbanet.core.schedules import with_hyperparameters
+from turbanet.core.state import Swarm
 from turbanet.ppo import PPOConfig
 
 WHOLE_NUMBERS = "n_steps", "n_envs", "batch_size", "n_epochs", "total_timesteps"

@@ -1,14 +1,18 @@
 """Hyperparameter search as scikit-learn's, with candidates and folds trained as swarms."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import ParameterGrid, ParameterSampler, check_cv
 from sklearn.model_selection._search import BaseSearchCV
+from sklearn.model_selection._validation import _fit_and_score
 from sklearn.pipeline import Pipeline
-from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _check_method_params, indexable
 
 from turbanet.ensembles import jobs
@@ -16,6 +20,7 @@ from turbanet.ensembles.swarm_estimator import SwarmEstimator
 from turbanet.selection.search import check_no_range
 
 
+@dataclass(repr=False, eq=False)  # only for __init__; scikit-learn has the rest
 class TurbaSearchCV(BaseSearchCV):
     """`GridSearchCV` or `RandomizedSearchCV` of a swarm estimator, with candidates and folds trained as swarms.
 
@@ -50,25 +55,20 @@ class TurbaSearchCV(BaseSearchCV):
     ({'learning_rate': 0.03}, [10])
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        param_grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        n_iter: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        scoring: Any = None,
-        refit: Any = True,
-        cv: Any = None,
-        verbose: int = 0,
-        error_score: float | str = np.nan,
-        return_train_score: bool = False,
-    ):
-        kwargs = {"scoring": scoring, "refit": refit, "cv": cv, "verbose": verbose, "error_score": error_score}
-        super().__init__(estimator, **kwargs, return_train_score=return_train_score)
-        self.param_grid = param_grid
-        self.n_iter = n_iter
-        self.random_state = random_state
+    estimator: Any
+    param_grid: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    _: KW_ONLY
+    n_iter: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    scoring: Any = None
+    refit: Any = True
+    cv: Any = None
+    verbose: int = 0
+    error_score: float | str = np.nan
+    return_train_score: bool = False
+
+    n_jobs = None  # this and the next are of scikit-learn's searches
+    pre_dispatch = "2*n_jobs"
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> "TurbaSearchCV":
         """Search on X and y; `params` are as in `GridSearchCV.fit`, such as sample_weight and groups."""
@@ -102,28 +102,41 @@ class TurbaSearchCV(BaseSearchCV):
             candidates = list(ParameterSampler(self.param_grid, self.n_iter, random_state=self.random_state))
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
         splits = list(splitter.split(X, y, **routed.splitter.split))  # once, as a splitter may be random
-        trained = np.zeros((len(candidates), len(splits)), bool)
-        with jobs.deferring() as deferred:
-            for number, candidate in enumerate(candidates):
-                for fold, (train, _) in enumerate(splits):
-                    trained[number, fold] = self._defer(candidate, X, y, train, routed.estimator.fit)
-        fitted, groups = jobs.run_grouped(deferred, self._final_estimator().cluster)
-        self.groups_ = [len(group) for group in groups]
-        with jobs.replaying(deferred, fitted):
-            results = evaluate_candidates(candidates, cv=check_cv(splits))
-        seconds = np.zeros(trained.shape)
-        seconds[trained] = [history.compile_seconds + history.steady_seconds for _, history in fitted]
-        results["mean_fit_time"] += seconds.mean(axis=1)
-        results["std_fit_time"] = seconds.std(axis=1)
+        deferred: dict[tuple[int, int], jobs.Job] = {}
 
-    def _defer(self, candidate, X, y, train, params):
-        """Record the job of a candidate on these rows, and return whether `fit` got that far: else it fails again."""
-        estimator = clone(self.estimator).set_params(**clone(candidate, safe=False))
-        of_rows = _check_method_params(X, params=params, indices=train)
-        try:
-            estimator.fit(_safe_indexing(X, train), _safe_indexing(y, train), **of_rows)
-        except jobs.Deferred:
-            return True
-        except Exception:  # scikit-learn fits again, raises the same and heeds error_score
-            return False
-        raise RuntimeError(f"{estimator} trained nothing in fit: TurbaSearchCV has nothing to train together.")
+        def defer(candidate_and_fold, job, cluster):
+            deferred[candidate_and_fold] = job
+            raise Deferred
+
+        def replay(job, cluster):
+            """Return the next result for equal data; what was drawn at random, seeds and rows, may differ."""
+            recorded, result = next(results, (None, ()))
+            if recorded is None or recorded.data != job.data:
+                return job, *job.run(cluster)
+            return recorded, *result
+
+        for number, candidate in enumerate(candidates):
+            for fold, (train, test) in enumerate(splits):
+                kwargs = {"train": train, "test": test, "parameters": candidate, "fit_params": routed.estimator.fit}
+                kwargs |= {"scorer": None, "score_params": None, "verbose": 0, "error_score": "raise"}
+                with contextlib.suppress(Exception):  # scikit-learn fits again, raises the same and heeds error_score
+                    _with_runner(partial(defer, (number, fold)), _fit_and_score, clone(self.estimator), X, y, **kwargs)
+        fitted, self.groups_ = jobs.run_grouped(deferred, self._final_estimator().cluster)
+        results = ((job, fitted[position]) for position, job in deferred.items())
+        table = _with_runner(replay, evaluate_candidates, candidates, cv=check_cv(splits))
+        seconds = np.zeros((len(candidates), len(splits)))
+        for position, (_, history) in fitted.items():
+            seconds[position] = history.compile_seconds + history.steady_seconds
+        table["mean_fit_time"] += seconds.mean(axis=1)
+        table["std_fit_time"] = seconds.std(axis=1)
+
+
+class Deferred(Exception):
+    """What ends the `fit` of an estimator whose job is recorded for later."""
+
+
+def _with_runner(runner, function, *args, **kwargs):
+    """Call a function in which estimators train by `runner`."""
+    context = copy_context()
+    context.run(jobs.RUNNER.set, runner)
+    return context.run(function, *args, **kwargs)

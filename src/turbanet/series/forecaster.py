@@ -1,7 +1,9 @@
 """A forecaster of many series by one network per series, one network for all, or both, trained as swarms."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass
+from operator import itemgetter
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -42,14 +44,7 @@ class WithSeries(nn.Module):
         return self.model(jnp.concatenate([window, embedding.astype(window.dtype)], axis=-1))
 
 
-class Scaled(NamedTuple):
-    """A series standardised by its own mean and standard deviation."""
-
-    values: np.ndarray  # float32 [time]
-    centre: float
-    spread: float
-
-
+@dataclass(repr=False, eq=False)
 class Forecaster:
     """Forecaster of many series, by a network for each ("local"), one network for all ("global"), or their mean.
 
@@ -95,65 +90,47 @@ class Forecaster:
     3         b  61  -0.43          -0.78
     """
 
-    def __init__(
-        self,
-        model: nn.Module | None = None,
-        *,
-        horizon: int,
-        window: int,
-        kind: str = LOCAL,
-        direct: bool = False,
-        season: int | None = None,
-        calibration: int = 0,
-        freq: str | None = None,
-        epochs: int = 50,
-        batch_size: int = 32,
-        optimizer: optax.GradientTransformation | None = None,
-        loss: Callable = mse,
-        features: int = 4,
-        seed: int = 0,
-        plan: Plan | None = None,
-        progress: bool = True,
-    ):
-        check_whole(horizon=horizon, window=window, epochs=epochs, batch_size=batch_size, features=features)
-        check_whole(**({} if season is None else {"season": season}))
-        if kind not in (LOCAL, GLOBAL, BOTH):
-            raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {kind!r}.')
-        if not isinstance(calibration, int) or calibration < 0:
-            raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {calibration!r}.")
-        self.horizon = horizon
-        self.window = window
-        self.kinds = (LOCAL, GLOBAL) if kind == BOTH else (kind,)
-        self.steps = horizon if direct else 1  # that the model returns
-        self.model = LSTM(outputs=self.steps) if model is None else model
+    model: Any = None
+    _: KW_ONLY
+    horizon: int
+    window: int
+    kind: str = LOCAL
+    direct: bool = False
+    season: int | None = None
+    calibration: int = 0
+    freq: str | None = None
+    epochs: int = 50
+    batch_size: int = 32
+    optimizer: optax.GradientTransformation | None = None
+    loss: Callable = mse
+    features: int = 4
+    seed: int = 0
+    plan: Plan | None = None
+    progress: bool = True
+
+    def __post_init__(self):
+        whole = {name: getattr(self, name) for name in ("horizon", "window", "epochs", "batch_size", "features")}
+        check_whole(**whole, season=1 if self.season is None else self.season)
+        if self.kind not in (LOCAL, GLOBAL, BOTH):
+            raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {self.kind!r}.')
+        if not isinstance(self.calibration, int) or self.calibration < 0:
+            raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {self.calibration!r}.")
+        self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
+        self.steps = self.horizon if self.direct else 1  # that the model returns
+        self.model = LSTM(outputs=self.steps) if self.model is None else self.model
         self.name = type(self.model).__name__
-        self.season = season
-        self.calibration = calibration
-        self.freq = freq
-        self.optimizer = optax.adam(0.01) if optimizer is None else optimizer
-        self.loss = loss
-        self.features = features
-        self.seed = seed
-        self.how: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "plan": plan, "progress": progress}
 
     def fit(self, table: pd.DataFrame) -> Self:
         """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
         whole = panels.read(table, self.freq)
-        cuts = [self.horizon * (1 + number) for number in range(self.calibration)]
-        whole.check_length(self.window + self.steps + max(cuts, default=0), "training with its calibration")
-        if cuts and GLOBAL in self.kinds:
-            whole.check_ends()
-        trained = _Trained(self, [whole, *map(whole.cut, cuts)])
-        self._trained = trained
-        self._panel = whole
-        errors = []
-        for cut, forecast in zip(cuts, trained.forecast(self.horizon)[1:], strict=True):
-            true = np.stack([values[len(values) - cut :][: self.horizon] for values in whole.values])
-            errors.append(np.abs(true - forecast))
+        cuts = [self.horizon * number for number in range(1 + self.calibration)]
+        self._trained = self._train(whole, cuts, "training with its calibration")
+        forecasts = self._trained.forecast(self.horizon)
+        errors = [np.abs(whole.after(cut, self.horizon) - forecasts[i]) for i, cut in enumerate(cuts) if cut > 0]
         self._errors = np.array(errors)  # [cut, series, step]
-        first = {LOCAL: slice(len(whole.ids)), GLOBAL: slice(1)}
-        self.swarms_ = {kind: trained.members(kind, first[kind]) for kind in self.kinds}
-        self.histories_: dict[str, History] = trained.histories
+        first = {LOCAL: slice(len(whole.series)), GLOBAL: slice(1)}
+        self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), self._trained.swarms[kind]) for kind in self.kinds}
+        self.histories_: dict[str, History] = self._trained.histories
         return self
 
     def predict(self, steps: int | None = None, *, level: float | Sequence[float] = ()) -> pd.DataFrame:
@@ -167,7 +144,7 @@ class Forecaster:
         if not hasattr(self, "_trained"):
             raise ValueError("Nothing is trained yet: call fit(table) first.")
         (forecast, *_) = self._trained.forecast(steps)
-        table = self._table(self._panel, forecast)
+        table = self._table(self._trained.panels[0], forecast)
         for each in np.atleast_1d(level):
             half_width = self._half_width(each, steps).ravel()
             table[f"{self.name}-lo-{each:g}"] = table[self.name] - half_width
@@ -192,18 +169,27 @@ class Forecaster:
         check_whole(windows=windows, step=step)
         whole = panels.read(table, self.freq)
         cuts = [steps + step * number for number in reversed(range(windows))]
-        whole.check_length(self.window + self.steps + cuts[0], f"a forecast from {windows} origins")
-        if GLOBAL in self.kinds:
-            whole.check_ends()
-        known = [whole.cut(cut) for cut in cuts]
+        trained = self._train(whole, cuts, f"a forecast from {windows} origins")
         tables = []
-        for cut, panel, forecast in zip(cuts, known, _Trained(self, known).forecast(steps), strict=True):
+        for cut, panel, forecast in zip(cuts, trained.panels, trained.forecast(steps), strict=True):
             lines = self._table(panel, forecast)
-            true = [values[len(values) - cut :][:steps] for values in whole.values]
-            lines.insert(2, "cutoff", np.repeat(np.array([times[-1] for times in panel.times]), steps))
-            lines.insert(3, "y", np.concatenate(true))
+            lines.insert(2, "cutoff", np.repeat(np.array([y.index[-1] for y in panel.series.values()]), steps))
+            lines.insert(3, "y", whole.after(cut, steps).ravel())
             tables.append(lines)
         return pd.concat(tables).sort_values(["unique_id", "cutoff", "ds"]).reset_index(drop=True)
+
+    def _train(self, whole, cuts, what):
+        """Train networks of the series without their last steps, by each of `cuts`."""
+        needed = self.window + self.steps + max(cuts)
+        lengths = pd.Series({name: len(y) for name, y in whole.series.items()})
+        if lengths.min() < needed:
+            problem = f"Series {lengths.idxmin()} has {lengths.min()} values, {what} needs {needed}"
+            raise ValueError(f"{problem}: leave it out, or take a shorter window or horizon.")
+        ends = pd.Series({name: y.index[-1] for name, y in whole.series.items()})
+        if GLOBAL in self.kinds and max(cuts) > 0 and ends.nunique() > 1:
+            late = f"Series {ends.idxmin()} ends at {ends.min()}, others up to {ends.max()}"
+            raise ValueError(f'{late}: one network of all would see later times than it forecasts; take kind="local".')
+        return _Trained(self, [whole.cut(cut) for cut in cuts])
 
     def _check_steps(self, steps):
         steps = self.horizon if steps is None else steps
@@ -215,12 +201,13 @@ class Forecaster:
     def _table(self, panel: Panel, forecast: np.ndarray) -> pd.DataFrame:
         """Return the forecasts [series, step] as a long table with the naive forecasts."""
         steps = forecast.shape[1]
-        table = pd.DataFrame({"unique_id": np.repeat(panel.ids, steps), "ds": np.concatenate(panel.coming(steps))})
+        ids = np.repeat(np.array(list(panel.series)), steps)
+        table = pd.DataFrame({"unique_id": ids, "ds": np.concatenate(panel.coming(steps))})
         table[self.name] = forecast.ravel()
-        table[NAIVE] = np.concatenate([panels.naive(values, steps) for values in panel.values])
+        table[NAIVE] = np.repeat([y.iloc[-1] for y in panel.series.values()], steps)
         if season := self.season or panel.season:
-            seasonal = [panels.seasonal_naive(values, steps, season) for values in panel.values]
-            table[SEASONAL] = np.concatenate(seasonal)
+            last = [y.to_numpy()[-season:] for y in panel.series.values()]
+            table[SEASONAL] = np.ravel([np.resize(y if len(y) == season else np.nan, steps) for y in last])
         return table
 
     def _half_width(self, level, steps):
@@ -242,61 +229,55 @@ class _Trained:
     def __init__(self, forecaster: Forecaster, panels: list[Panel]):
         self.forecaster = forecaster
         self.panels = panels
-        self.scaled = [[_standardise(values) for values in panel.values] for panel in panels]
+        values = [y.to_numpy() for panel in panels for y in panel.series.values()]
+        self.shape = len(panels), len(panels[0].series)
+        self.centre = np.array([y.mean() for y in values])
+        self.spread = np.array([y.std() for y in values])
+        self.spread[~(self.spread > 0)] = 1
+        standardised = [(y - centre) / spread for y, centre, spread in zip(values, self.centre, self.spread)]
+        self.scaled = [y.astype(np.float32) for y in standardised]  # panel after panel
         self.swarms = {}
         self.histories = {}
+        optimizer = optax.adam(0.01) if forecaster.optimizer is None else forecaster.optimizer
+        kwargs = {name: getattr(forecaster, name) for name in ("epochs", "batch_size", "plan", "progress")}
+        kwargs |= {"per_member": True, "equal_steps": True}
         for kind in forecaster.kinds:
             x, y = self._examples(kind)
             model = forecaster.model
             if kind == GLOBAL:
-                model = WithSeries(model, len(panels[0].ids), forecaster.features)
+                model = WithSeries(model, self.shape[1], forecaster.features)
             sample = jax.tree.map(lambda leaf: leaf[:1], x[0])
-            kwargs = {"sample_input": sample, "seed": forecaster.seed}
-            swarm = TurbaTrainState.swarm(model, forecaster.optimizer, len(x), **kwargs)
-            self.swarms[kind], self.histories[kind] = fit(
-                swarm, x, y, forecaster.loss, per_member=True, equal_steps=True, **forecaster.how
-            )
+            swarm = TurbaTrainState.swarm(model, optimizer, len(x), sample_input=sample, seed=forecaster.seed)
+            self.swarms[kind], self.histories[kind] = fit(swarm, x, y, forecaster.loss, **kwargs)
             if diverged(self.swarms[kind], self.histories[kind]).all():
                 problem = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
                 raise ValueError(f"{problem}: give an optimizer of a smaller learning rate.")
 
-    def forecast(self, steps: int) -> list[np.ndarray]:
-        """Return, for each panel, forecasts [series, step] in the unit of y: the mean over the kinds of networks."""
-        centre = np.array([[each.centre for each in series] for series in self.scaled])[..., None]
-        spread = np.array([[each.spread for each in series] for series in self.scaled])[..., None]
+    def forecast(self, steps: int) -> np.ndarray:
+        """Return forecasts [panel, series, step] in the unit of y: the mean over the kinds of networks."""
         scaled = np.mean([self._scaled_forecast(kind, steps) for kind in self.swarms], axis=0)
-        return list(scaled * spread + centre)
-
-    def members(self, kind: str, which: slice) -> Any:
-        """Return the members of a kind at these positions."""
-        swarm = self.swarms[kind]
-        return swarm[np.stack([swarm.seed[which], swarm.id[which]], axis=1)]
+        return scaled * self.spread.reshape(*self.shape, 1) + self.centre.reshape(*self.shape, 1)
 
     def _examples(self, kind):
         """Return each member's x [row, ...] (windows, and their series for a global network) and y (what follows)."""
-        members: list[tuple] = []
-        for series in self.scaled:
-            pairs = [_windows(one.values, self.forecaster.window, self.forecaster.steps) for one in series]
-            if kind == LOCAL:
-                members += pairs
-                continue
-            number = np.repeat(np.arange(len(pairs), dtype=np.int32), [len(x) for x, _ in pairs])
-            x, y = map(np.concatenate, zip(*pairs, strict=True))
-            members.append(((x, number), y))
-        return [x for x, _ in members], [y for _, y in members]
+        pairs = [_windows(y, self.forecaster.window, self.forecaster.steps) for y in self.scaled]
+        if kind == GLOBAL:
+            count = self.shape[1]
+            pairs = [_joined(pairs[begin : begin + count]) for begin in range(0, len(pairs), count)]
+        x, y = zip(*pairs, strict=True)
+        return list(x), list(y)
 
     def _scaled_forecast(self, kind, steps):
         """Return standardised forecasts [panel, series, step] by one kind of networks."""
-        shape = len(self.panels), len(self.panels[0].ids)
-        window = np.array([[one.values[-self.forecaster.window :] for one in series] for series in self.scaled])
+        shape = self.shape
+        window = np.array([y[-self.forecaster.window :] for y in self.scaled]).reshape(*shape, -1)
         number = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
         forecast = np.empty((*shape, 0), np.float32)
         while forecast.shape[2] < steps:
             last = window[..., -1:]
             x = (window - last)[..., None]
-            if kind == LOCAL:  # one member per series: [member, 1, time, 1]
-                x = x.reshape(-1, 1, *x.shape[2:])
-            inputs = x if kind == LOCAL else (x, number)
+            # A local network is one member of a series: [member, 1, time, 1].
+            inputs = x.reshape(-1, 1, *x.shape[2:]) if kind == LOCAL else (x, number)
             ahead = predict(self.swarms[kind], inputs, per_member=True, plan=self.histories[kind].plan)
             ahead = np.asarray(ahead).reshape(*shape, -1) + last
             forecast = np.concatenate([forecast, ahead], axis=2)
@@ -304,10 +285,11 @@ class _Trained:
         return forecast[..., :steps]
 
 
-def _standardise(values):
-    centre, spread = values.mean(), values.std()
-    spread = spread if spread > 0 else 1.0
-    return Scaled(((values - centre) / spread).astype(np.float32), centre, spread)
+def _joined(pairs):
+    """Return the examples of several series as those of a network that is told which one it sees."""
+    x, y = zip(*pairs, strict=True)
+    number = np.repeat(np.arange(len(x), dtype=np.int32), list(map(len, x)))
+    return (np.concatenate(x), number), np.concatenate(y)
 
 
 def _windows(values, window, steps):

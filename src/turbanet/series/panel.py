@@ -1,7 +1,8 @@
-"""Panels of series, read from long tables (unique_id, ds, y) and checked, and their naive forecasts."""
+"""Panels of series, read from long tables (unique_id, ds, y) and checked."""
 
 import dataclasses
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,47 +18,29 @@ SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4
 class Panel:
     """A panel of series, which may begin and end at different times.
 
-    ids : [series]
-    values : a list over series of float64 [time]
-    times : a list over series of ds [time]
+    series : {id: pandas series of y, float64, by ds}
     freq : pandas offset from one time to the next, or 1 where times are whole numbers
     """
 
-    ids: np.ndarray
-    values: list[np.ndarray]
-    times: list[Any]
+    series: dict[Any, pd.Series]
     freq: Any
 
     def cut(self, steps: int) -> "Panel":
-        """Return the series without their last `steps`, at least one."""
-        values = [each[:-steps] for each in self.values]
-        return dataclasses.replace(self, values=values, times=[each[:-steps] for each in self.times])
+        """Return the series without their last `steps`."""
+        return dataclasses.replace(self, series={name: y.iloc[: len(y) - steps] for name, y in self.series.items()})
 
-    def check_ends(self) -> None:
-        """Raise ValueError where series end at different times, as one network of all would then see the future."""
-        ends = pd.Series([each[-1] for each in self.times])
-        if ends.nunique() > 1:
-            late = f"Series {self.ids[ends.argmin()]} ends at {ends.min()}, others up to {ends.max()}"
-            raise ValueError(f'{late}: one network of all would see later times than it forecasts; take kind="local".')
+    def after(self, cut: int, steps: int) -> np.ndarray:
+        """Return the `steps` values [series, step] that follow on the series without their last `cut`."""
+        return np.stack([y.to_numpy()[len(y) - cut :][:steps] for y in self.series.values()])
 
     def coming(self, steps: int) -> list[Any]:
         """Return the next `steps` times of each series."""
-        if isinstance(self.freq, int):
-            return [each[-1] + 1 + np.arange(steps) for each in self.times]
-        return [pd.date_range(each[-1], periods=steps + 1, freq=self.freq)[1:] for each in self.times]
+        return [_times(y.index[-1], steps + 1, self.freq)[1:] for y in self.series.values()]
 
     @property
     def season(self) -> int | None:
         """Steps in the usual season of series of this frequency, None if unknown."""
         return None if isinstance(self.freq, int) else SEASONS.get(self.freq.freqstr.partition("-")[0])
-
-    def check_length(self, steps: int, what: str) -> None:
-        """Raise ValueError for a series of fewer than the `steps` that `what` needs."""
-        lengths = np.array(list(map(len, self.values)))
-        if (lengths < steps).any():
-            short = int(lengths.argmin())
-            problem = f"Series {self.ids[short]} has {lengths[short]} values"
-            raise ValueError(f"{problem}, {what} needs {steps}: leave it out, or take a shorter window or horizon.")
 
 
 def read(table: Any, freq: Any = None) -> Panel:
@@ -68,10 +51,7 @@ def read(table: Any, freq: Any = None) -> Panel:
     """
     if missing := [name for name in COLUMNS if name not in table]:
         raise ValueError(f"The table needs the columns {', '.join(COLUMNS)}; it has no {', '.join(missing)}.")
-    if len(table.columns) > len(COLUMNS):
-        further = list(table.columns)
-        for name in COLUMNS:
-            further.remove(name)
+    if further := list((Counter(table.columns) - Counter(COLUMNS)).elements()):
         advice = f"it has {', '.join(map(str, further))} too, which no network sees: drop it"
         raise ValueError(f"The table has the columns {', '.join(COLUMNS)} alone; {advice}.")
     if not len(table):
@@ -90,61 +70,37 @@ def read(table: Any, freq: Any = None) -> Panel:
     whole = pd.api.types.is_integer_dtype(table.ds)
     if whole and freq is not None:
         raise ValueError(f"ds holds whole numbers, which are 1 apart, and freq={freq!r} came too: leave freq out.")
-    ds = table.ds.astype(np.int64) if whole else _dates(table.ds)  # a smaller type could overflow in forecasts
+    try:
+        ds = table.ds.astype(np.int64) if whole else pd.to_datetime(table.ds)  # a smaller type could overflow later
+    except (TypeError, ValueError) as error:
+        problem = f"ds holds no dates that pandas reads ({first_line(error)})"
+        raise ValueError(f"{problem}: make them dates, or whole numbers.") from error
     tidy = pd.DataFrame({"unique_id": table.unique_id, "ds": ds, "y": values}).sort_values(["unique_id", "ds"])
     twice = tidy.duplicated(["unique_id", "ds"])
     if twice.any():
         row = tidy[twice].iloc[0]
         raise ValueError(f"Series {row.unique_id} has two rows for {row.ds}: keep one of them.")
-    ids, times, series = [], [], []
-    for name, rows in tidy.groupby("unique_id", sort=False):
-        ids.append(name)
-        times.append(rows.ds.to_numpy() if whole else pd.DatetimeIndex(rows.ds))
-        series.append(rows.y.to_numpy())
-    step = 1 if whole else _offset(times, freq)
-    for name, each in zip(ids, times, strict=True):
-        _check_regular(name, each, step)
-    return Panel(np.array(ids), series, times, step)
+    series = dict(iter(tidy.set_index("ds").groupby("unique_id", sort=False).y))
+    step: Any = 1 if whole else _offset(max(series.values(), key=len).index, freq)
+    for name, y in series.items():
+        expected = _times(y.index[0], len(y), step)
+        if (wrong := np.asarray(expected != y.index)).any():
+            kind = "whole numbers" if whole else f"frequency {step.freqstr}"
+            problem = f"Series {name} has no row for {expected[int(wrong.argmax())]} ({kind})"
+            raise ValueError(f"{problem}: fill it, or number the steps without holes.")
+    return Panel(series, step)
 
 
-def naive(values: np.ndarray, steps: int) -> np.ndarray:
-    """Return the last value of a series, repeated for each of the next `steps`."""
-    return np.full(steps, values[-1])
-
-
-def seasonal_naive(values: np.ndarray, steps: int, season: int) -> np.ndarray:
-    """Return the last season of a series, repeated for the next `steps`; NaN if the series is shorter than a season."""
-    if len(values) < season:
-        return np.full(steps, np.nan)
-    return np.resize(values[-season:], steps)
-
-
-def _dates(ds):
-    try:
-        return pd.to_datetime(ds)
-    except (TypeError, ValueError) as error:
-        problem = f"ds holds no dates that pandas reads ({first_line(error)})"
-        raise ValueError(f"{problem}: make them dates, or whole numbers.") from error
+def _times(first, count, step):
+    """Return `count` times, a `step` apart."""
+    return first + np.arange(count) if isinstance(step, int) else pd.date_range(first, periods=count, freq=step)
 
 
 def _offset(times, freq):
-    longest = max(times, key=len)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that infer_freq will return an offset
-        name = freq or (pd.infer_freq(longest) if len(longest) > 2 else None)
+        name = freq or (pd.infer_freq(times) if len(times) > 2 else None)
     if name is None:
         advice = 'name the step, freq="D", fill the holes, or number the steps with whole numbers'
         raise ValueError(f"The times in ds are not equally far apart, or too few to tell: {advice}.")
     return pd.tseries.frequencies.to_offset(name)
-
-
-def _check_regular(name, times, step):
-    if step == 1 and isinstance(step, int):
-        expected = times[0] + np.arange(len(times))
-    else:
-        expected = pd.date_range(times[0], periods=len(times), freq=step)
-    wrong = np.asarray(expected != times)
-    if wrong.any():
-        gap = expected[int(wrong.argmax())]
-        kind = "whole numbers" if isinstance(step, int) else f"frequency {step.freqstr}"
-        raise ValueError(f"Series {name} has no row for {gap} ({kind}): fill it, or number the steps without holes.")

@@ -50,7 +50,7 @@ class TrainingView:
     def swarm(self) -> Any:
         """All members in their current state, also with `patience` not the best one: a copy, made when first read."""
         self._check_open("read view.swarm")
-        now = self._run.everyone().replace(underway=None, stopping=None)
+        now = self._run.everyone().replace(_underway=None, _stopping=None)
         return jax.tree.map(lambda leaf: leaf.copy() if is_key(leaf) else jnp.array(leaf, copy=True), now)
 
     def stop(self, members: ArrayLike | None = None) -> None:

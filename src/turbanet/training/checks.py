@@ -12,6 +12,7 @@ from flax.errors import InvalidRngError
 from turbanet.core import member, metrics, schedules, stopping
 from turbanet.core.arrays import check_whole
 from turbanet.data.examples import Data, of_members, pair, prepare, targets
+from turbanet.training.history import TRAIN_LOSS
 from turbanet.training.program import read, rows_at_once
 
 CHECKED_ROWS = 8  # of which a loss may check the prediction before the training
@@ -26,6 +27,11 @@ class Checked(NamedTuple):
     in_program: tuple
     on_host: dict
     rule: tuple
+
+    def followed(self, validation: Any, min_delta: float) -> tuple[str, str, float]:
+        """Return (name, mode, min_delta) of what `History.best_epoch` goes by."""
+        monitor, mode = self.rule
+        return TRAIN_LOSS if validation is None else monitor, mode, min_delta
 
 
 def expects(check: Callable) -> Callable:
@@ -183,7 +189,7 @@ def _of_first_member(swarm, data, loss_fn, max_rows=None):
     (own,) = of_members((data,), 0)
     count = int(own.length if own.count is None else own.count)
     rows = own.read(np.arange(count)[:max_rows])
-    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, stopping=None)
+    bare = swarm.get_state(0).replace(loss_fn=None, sample=None, schedule=None, _stopping=None)
     try:
         prediction = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
     except Exception:  # the training will raise it, with more context

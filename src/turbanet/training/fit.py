@@ -1,9 +1,7 @@
 """Train, evaluate and predict with whole swarms: epochs are one compiled program, members share data by index."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -12,21 +10,19 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
-from turbanet.core import metrics, stopping
-from turbanet.core.member import SHUFFLE, Swarm, member_key
-from turbanet.core.plan import Plan, choose, say_once
-from turbanet.data import memmap
+from turbanet.core import stopping
+from turbanet.core.member import SHUFFLE, member_key
+from turbanet.core.plan import Plan
+from turbanet.core.state import Swarm
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps
-from turbanet.training import processes
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checks import check_data, check_fit, short
-from turbanet.training.history import TRAIN_LOSS, History
+from turbanet.training.history import History
 from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record
 from turbanet.training.run import Training
 from turbanet.training.scores import apply, evaluated
-from turbanet.training.streaming import Passing, Streaming
 
 PerMember: TypeAlias = bool | tuple[Any, Any]  # see `fit`
 
@@ -65,8 +61,7 @@ def fit(
     ----------
     swarm : TurbaTrainState
     x, y : arrays or pytrees of arrays: [row, ...], shared by all members, or [member, row, ...] with `per_member`.
-        Memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in are not copied: a CPU reads them
-        in place, other devices read them chunk by chunk
+        A CPU reads memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in where they lie
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
     epochs : int, passes over the rows of a member
     batch_size : rows of one step; a member with fewer rows uses all of its own; None: all rows
@@ -76,14 +71,14 @@ def fit(
     validation_rows : int [member, row], the held-out rows that each member is scored on; None: all
     metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}.
         A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
-        arrays for each member and epoch, and once before the training. A scikit-learn metric is called in its own
-        order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, whichever it
+        arrays for each member after each epoch, and once before the training. A scikit-learn metric is called in its
+        own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
         expects
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
         with its best weights. Stopped members cost nothing from the next segment on that needs half as many blocks
     min_delta : a validation loss is better if it is lower than the best one by more than this
     monitor : the name of a metric that patience follows instead of the validation loss ("validation_metric" for one
-        given without a name); training waits for a metric that is not compiled after each epoch
+        given without a name)
     mode : whether that metric is better when small, "min", or large, "max"
     checkpoints : a folder or `Checkpoints` in which the training is saved after each segment. A training that was
         killed and is called again as before resumes with the plan it began with, and ends with the same bits
@@ -129,39 +124,51 @@ def fit(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
-    options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "segment": segment, "allow_nan": allow_nan}
-    options |= {"validation": validation, "validation_rows": validation_rows, "rows": rows, "per_member": per_member}
-    options |= {"metric": metric, "patience": patience, "monitor": monitor, "mode": mode, "equal_steps": equal_steps}
-    loss_fn, data, held_out, in_program, on_host, rule = check_fit(swarm, x, y, loss_fn, **options)
-    start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
-    segment = segment or max(1, epochs // 10)
+    checked = check_fit(
+        swarm,
+        x,
+        y,
+        loss_fn,
+        epochs=epochs,
+        batch_size=batch_size,
+        rows=rows,
+        validation=validation,
+        validation_rows=validation_rows,
+        metric=metric,
+        patience=patience,
+        monitor=monitor,
+        mode=mode,
+        per_member=per_member,
+        equal_steps=equal_steps,
+        allow_nan=allow_nan,
+        segment=segment,
+    )
+    data = checked.data
     batch_size = min(batch_size or data.length, data.length)
-    masked = not equal_steps and len(short(data, batch_size)) > 0
-    sampling: dict[str, Any] = {"shuffle": shuffle, "equal_steps": equal_steps}
-    program = Train(loss_fn, batch_size, metrics=in_program, masked=masked, **sampling)
-    if monitor in on_host:
-        say_once(f"Patience follows {monitor}, which NumPy computes: one epoch a call. With mask= it is compiled.")
-    if on_host:
-        program = dataclasses.replace(program, predictions=True, epochs=1 if monitor in on_host else metrics.EPOCHS)
-    members_and_data = start, (data, held_out)
-    if distributed := jax.process_count() > 1:
-        members_and_data = processes.own(*members_and_data, checkpoints, callbacks)
-        progress = progress and jax.process_index() == 0
-    followed = TRAIN_LOSS if validation is None else monitor, rule[1], min_delta
-    record = Record(swarm, metric, followed, callbacks)
-    settings: dict[str, Any] = {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
-    settings |= {"epochs": epochs, "segment": segment, "plan": plan}
-    run: Training
-    if not distributed and memmap.is_streamed(data, batch_size, choose(plan, swarm)):
-        chunks = memmap.Mapped(data, swarm, batch_size=batch_size, **sampling)
-        run = Streaming(Passing(**vars(program)), start, chunks, held_out, identity=data, **settings)
-    else:
-        run = Training(program, *members_and_data, **settings)
+    program = Train(
+        checked.loss_fn,
+        batch_size,
+        shuffle=shuffle,
+        metrics=checked.in_program,
+        masked=not equal_steps and len(short(data, batch_size)) > 0,
+        equal_steps=equal_steps,
+    )
+    record = Record(swarm, metric, checked.followed(validation, min_delta), callbacks)
+    run = Training(
+        program,
+        stopping.prepared(swarm, patience, min_delta, checked.rule, callbacks),
+        (data, checked.held_out),
+        epochs=epochs,
+        segment=segment or max(1, epochs // 10),
+        plan=plan,
+        metrics=checked.on_host,
+        checkpoints=checkpoints,
+        between=record.between,
+    )
     if compile_only:
         run.compile()
         return swarm, record.history(run, swarm.epoch, run.seen())
-    gather = partial(processes.everyone, members=len(swarm), epochs=epochs) if distributed else None
-    return record.finish(run, progress=progress, on_interrupt=on_interrupt, gather=gather)
+    return record.finish(run, progress=progress, on_interrupt=on_interrupt)
 
 
 def evaluate(

@@ -4,17 +4,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
-from turbanet.core.member import Swarm
 from turbanet.core.plan import Plan
+from turbanet.core.state import Swarm
 from turbanet.data.batches import Batches, Chunk
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checks import check_data, check_fit, check_masks
-from turbanet.training.history import TRAIN_LOSS, History
+from turbanet.training.history import History
 from turbanet.training.record import Record
 from turbanet.training.streaming import Passing, Streaming
 
@@ -56,9 +55,8 @@ def fit_batches(
         member sees no row is no step for it; its loss is NaN in an epoch in which it sees no row
     epochs : passes over the batches
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
-    checkpoints : as `fit` takes them. A training resumes in the middle of an epoch if the iterator reports its position
-        (grain's `get_state`, a stateful loader's `state_dict`), else at the beginning of the epoch, in whatever order
-        the batches then come. Batches are not compared with those of the first call
+    checkpoints : as `fit` takes them. A training resumes at the beginning of an epoch, with the batches that then come;
+        they are not compared with those of the first call
     allow_nan, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them
 
     Returns
@@ -83,23 +81,39 @@ def fit_batches(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
-    if jax.process_count() > 1:
-        raise ValueError("fit_batches trains in one process: under jax.distributed, fit shares members out.")
-    stream = Batches(batches, len(swarm))
-    options: dict[str, Any] = {"epochs": epochs, "segment": segment, "allow_nan": allow_nan, "metric": metric}
-    options |= {"validation": validation, "validation_rows": validation_rows}
-    options |= {"patience": patience, "monitor": monitor, "mode": mode}
-    loss_fn, _, held_out, in_program, on_host, rule = check_fit(swarm, None, None, loss_fn, of_batches=True, **options)
+    checked = check_fit(
+        swarm,
+        None,
+        None,
+        loss_fn,
+        of_batches=True,
+        epochs=epochs,
+        validation=validation,
+        validation_rows=validation_rows,
+        metric=metric,
+        patience=patience,
+        monitor=monitor,
+        mode=mode,
+        allow_nan=allow_nan,
+        segment=segment,
+    )
 
     def check(chunk: Chunk) -> None:
         if chunk.is_masked:
-            check_masks(swarm, loss_fn, "Batches with rows of each member's own", "leave them out")
-        check_data(swarm, chunk.trained_on(), loss_fn, allow_nan=allow_nan)
+            check_masks(swarm, checked.loss_fn, "Batches with rows of each member's own", "leave them out")
+        check_data(swarm, chunk.trained_on(), checked.loss_fn, allow_nan=allow_nan)
 
-    start = stopping.prepared(swarm, patience, min_delta, rule, callbacks)
-    program = Passing(loss_fn, 0, metrics=in_program, predictions=bool(on_host), masked=True)
-    record = Record(swarm, metric, (TRAIN_LOSS if validation is None else monitor, rule[1], min_delta), callbacks)
-    settings: dict[str, Any] = {"epochs": epochs, "segment": segment or max(1, epochs // 10), "plan": plan}
-    settings |= {"metrics": on_host, "checkpoints": checkpoints, "between": record.between}
-    run = Streaming(program, start, stream, held_out, check=check, **settings)
+    record = Record(swarm, metric, checked.followed(validation, min_delta), callbacks)
+    run = Streaming(
+        Passing(checked.loss_fn, 0, metrics=checked.in_program, masked=True),
+        stopping.prepared(swarm, patience, min_delta, checked.rule, callbacks),
+        Batches(batches, len(swarm), check),
+        checked.held_out,
+        epochs=epochs,
+        segment=segment or max(1, epochs // 10),
+        plan=plan,
+        metrics=checked.on_host,
+        checkpoints=checkpoints,
+        between=record.between,
+    )
     return record.finish(run, progress=progress, on_interrupt=on_interrupt)

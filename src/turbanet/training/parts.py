@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from turbanet.core import member, schedules, stopping
-from turbanet.core.member import Swarm
 from turbanet.core.plan import Plan
+from turbanet.core.state import Swarm
 from turbanet.core.sums import added, zero
 from turbanet.data.examples import Data
 from turbanet.data.sampling import own_steps
-from turbanet.training.program import Train, program_fingerprint, remembered, room
+from turbanet.training.program import Train, room
 
 LONG = 2e11  # operations from which on an epoch is trained in parts: about two seconds on two cores
 LONG_ON_ACCELERATOR = 2e13  # likewise
@@ -36,31 +36,31 @@ class Underway:
 
 @dataclasses.dataclass(frozen=True)
 class Part(Train):
-    """Train one member for some `steps` of an epoch: (state, data, held_out) -> (state, (loss, *evaluation) [1]).
+    """Train one member for some `steps` of an epoch, as `Train` does for whole ones.
 
-    The first part `starts` the epoch; only the part that `ends` it returns losses, the others zeros. The bits do not
-    depend on how the epoch is split.
+    The first part `starts` the epoch; only the part that `ends` it returns losses [1], the others zeros. The bits do
+    not depend on how the epoch is split.
     """
 
     def __call__(self, state, data, held_out=None, *, steps, starts, ends):
         def start(state):
-            return state.replace(underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
+            return state.replace(_underway=Underway(self._begin(state, data), jnp.int32(0), zero()))
 
         def step(number, state):
-            progress = state.underway
+            progress = state._underway
             batch, mask, is_step = self._batch(progress, number, data)
             after, loss, _ = member.train_step(self.loss_fn, state, *batch, mask)
-            after = after.replace(underway=progress.replace(place=progress.place + 1, loss=added(progress.loss, loss)))
+            after = after.replace(_underway=progress.replace(place=progress.place + 1, loss=added(progress.loss, loss)))
             return after if is_step is None else stopping.choose(is_step, after, state)
 
         @partial(jax.jit, inline=True)  # traced once, for its shapes and for the last part
         def end(state):
-            state, metrics = self._end(state, state, state.underway.loss[0] / state.underway.place, held_out)
+            state, metrics = self._end(state, state, state._underway.loss[0] / state._underway.place, held_out)
             return state, jax.tree.map(lambda one: one[None], metrics)
 
         before = jax.lax.cond(starts, start, lambda state: state, state)
         after = jax.lax.fori_loop(0, steps, step, schedules.begin_epoch(before))
-        after = after if before.stopping is None else stopping.choose(before.stopping.active, after, before)
+        after = after if before._stopping is None else stopping.choose(before._stopping.active, after, before)
         nothing = room(jax.eval_shape(end, after)[1])
         return jax.lax.cond(ends, end, lambda state: (state, nothing), after)
 
@@ -78,7 +78,7 @@ class Part(Train):
     def begun(self, swarm: Swarm, length: int) -> Swarm:
         """Return the swarm before the first part of an epoch of `length` rows."""
         order = jnp.zeros((len(swarm), self.steps(length), self.batch_size), jnp.int32)
-        return swarm.replace(underway=underway(len(swarm), order))
+        return swarm.replace(_underway=underway(len(swarm), order))
 
 
 def underway(members: int, order: Any = None) -> Underway:
@@ -95,68 +95,39 @@ def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan, epochs
     """
     if not plan.on_accelerator or type(program) is not Train:
         return 1
-    operations = _estimate(program, swarm, data)[1]
     steps = program.steps(data.length)
-    most = min(MAX_LOOP_STEPS // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / operations)
+    most = min(MAX_LOOP_STEPS // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / _operations(program, swarm, data))
     loops = [1 << power for power in range(max(1, int(most).bit_length()))]
     return min(loops, key=lambda together: -(-epochs // together) * (together * steps + HOST_CHECK_STEPS))
 
 
 def members_at_least(program: Train, swarm: Swarm, data: Data) -> int:
     """Return how many members keep an accelerator busy: a step of fewer takes as long."""
-    operations = _estimate(program, swarm, data)[1] / program.steps(data.length) / len(swarm)
-    return math.ceil(STEP / operations)
+    of_step = _operations(program, swarm, data) / program.steps(data.length) / len(swarm)
+    return math.ceil(STEP / of_step)
 
 
 def is_long(program: Train, swarm: Swarm, data: Data, plan: Plan) -> bool:
-    """Return whether an epoch takes far longer than a call should, judged by sizes alone.
-
-    The forward pass multiplies each weight once at each position of a row, the backward pass twice. The layers of a
-    network for images shrink them, so that XLA counts the operations. It is asked only if the epoch is short with each
-    weight used once a row, and long with each used at every position.
-    """
+    """Return whether an epoch takes far longer than a call should, judged by sizes alone."""
     if program.batch_size == data.length:  # one step, which cannot be cut
         return False
-    once, everywhere, x = _estimate(program, swarm, data)
-    long = LONG_ON_ACCELERATOR if plan.on_accelerator else LONG
-    if once >= long or everywhere < long or max(leaf.ndim for leaf in jax.tree.leaves(x)) < IMAGE_NDIM:
-        return everywhere >= long
-    return 3 * _rows(program, swarm, data) * _operations(program, swarm, x) >= long
+    return _operations(program, swarm, data) >= (LONG_ON_ACCELERATOR if plan.on_accelerator else LONG)
 
 
-def _estimate(program, swarm, data):
-    """Return (once, everywhere, x) of an epoch of all members.
+def _operations(program, swarm, data):
+    """Estimate the operations of an epoch of all members.
 
-    once, everywhere: operations if each weight is used once a row, or at every position of it; x: the shape of one row.
+    The forward pass multiplies each weight once at each position of a row, the backward pass twice. The layers of a
+    network for images shrink them: there it is about the square root of the positions.
     """
     weights = sum(leaf.size for leaf in jax.tree.leaves(swarm.params)) // len(swarm)
-    leaves, tree = jax.tree.flatten(data.x)
-    shapes = [(1, *leaf.shape[own + 1 :]) for leaf, own in zip(leaves, data.is_own, strict=False)]
-    x = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, shapes, [leaf.dtype for leaf in leaves]))
-    once = 6 * weights * _rows(program, swarm, data)
-    return once, once * max(map(_positions, jax.tree.leaves(x))), x
+    leaves = zip(jax.tree.leaves(data.x), data.is_own, strict=False)
+    positions = max(_positions(leaf.shape[is_own + 1 :], leaf.dtype) for leaf, is_own in leaves)
+    rows = program.steps(data.length) * program.batch_size * len(swarm)
+    return 6 * weights * positions * rows
 
 
-def _rows(program, swarm, data):
-    """Return the rows of all steps of an epoch, of all members."""
-    return program.steps(data.length) * program.batch_size * len(swarm)
-
-
-def _operations(program, swarm, x):
-    """Return XLA's count of the operations of one member's prediction for x, the shape and type of one row."""
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), swarm.replace(loss_fn=None))
-
-    def count():
-        try:
-            lowered = jax.jit(member.predict).lower(state, x)
-            return (lowered.cost_analysis() or lowered.compile().cost_analysis())["flops"]
-        except Exception:  # a model that only its loss can apply
-            return math.inf
-
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state, x)))
-    return remembered(("operations", program_fingerprint(program, swarm), shapes), count)
-
-
-def _positions(rows):
-    """Return how many positions each row has: of integers, which are looked up, or of [..., feature]."""
-    return math.prod(rows.shape[1:-1] if jnp.issubdtype(rows.dtype, jnp.inexact) else rows.shape[1:])
+def _positions(shape, dtype):
+    """Return how many positions a row has: of integers, which are looked up, or of [..., feature]."""
+    positions = math.prod(shape[:-1] if jnp.issubdtype(dtype, jnp.inexact) else shape)
+    return math.isqrt(positions) if len(shape) + 1 >= IMAGE_NDIM else positions

@@ -27,11 +27,11 @@ TRACE_SETTINGS = "jax_enable_x64", "jax_default_matmul_precision"  # of JAX, tha
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Train one member for some `epochs`: (state, data, held_out) -> (state, (loss, *evaluation) [epoch]).
+    """Train one member for some `epochs`: (state, data, held_out) -> (state, (loss, validation, metrics) [epoch]).
 
-    The evaluation is what `Evaluate` returns. This is a value and not a closure, so that equal ones share a compiled
-    program. The number of epochs is an argument of the program: one program serves calls of any length, and the bits do
-    not depend on how the epochs are split into calls.
+    The validation loss and the metrics are those of `Evaluate`, None and {} without held-out data. This is a value and
+    not a closure, so that equal ones share a compiled program. The number of epochs is an argument of the program: one
+    program serves calls of any length, and the bits do not depend on how the epochs are split into calls.
     """
 
     loss_fn: Callable
@@ -39,7 +39,6 @@ class Train:
     epochs: int = 256  # of one call at most: the size of the arrays of losses and metrics
     shuffle: bool = True
     metrics: tuple = ()  # see `Evaluate`
-    predictions: bool = False  # likewise
     masked: bool = False  # whether some members have fewer rows than a batch, and the loss takes a mask
     equal_steps: bool = False  # whether members with fewer rows repeat them, to make as many steps as others
     together: int = 1  # epochs of a loop of static length: in any other loop a GPU asks the host before each iteration
@@ -135,16 +134,16 @@ class Train:
 
     def _end(self, before, after, loss, held_out):
         """Evaluate a member after an epoch and apply schedules and stopping: -> (state, (loss, *evaluation))."""
-        evaluate = Evaluate(self.loss_fn, self.metrics, self.predictions)
-        validation, metrics, predictions = (None, {}, None) if held_out is None else evaluate(after, held_out)
+        evaluate = Evaluate(self.loss_fn, self.metrics)
+        validation, metrics, _ = (None, {}, None) if held_out is None else evaluate(after, held_out)
         after = schedules.end_epoch(after, validation)
         after = stopping.after_epoch(
             before, after.replace(epoch=after.epoch + 1), {stopping.LOSS: validation} | metrics
         )
         values = loss, validation, metrics
-        if before.stopping is not None:  # a stopped member has no loss
-            values = jax.tree.map(lambda value: jnp.where(before.stopping.active, value, jnp.nan), values)
-        return after, (*values, predictions)
+        if before._stopping is not None:  # a stopped member has no loss
+            values = jax.tree.map(lambda value: jnp.where(before._stopping.active, value, jnp.nan), values)
+        return after, values
 
 
 def written(every: Any, values: Any, first: Any) -> Any:

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from turbanet.core import metrics, stopping
+from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.member import Swarm
-from turbanet.core.plan import gathered, home
+from turbanet.core.state import State
 from turbanet.data.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
@@ -27,7 +27,7 @@ class Record:
     callbacks : as `fit` takes them
     """
 
-    swarm: Swarm
+    swarm: State
     metric: Any
     followed: tuple[str, str, float]
     callbacks: Sequence[Callable]
@@ -52,20 +52,16 @@ class Record:
             return None
         return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.seen()))
 
-    def finish(
-        self, run: Training, *, progress: bool, on_interrupt: str, gather: Callable | None = None
-    ) -> tuple[Swarm, History]:
+    def finish(self, run: Training, *, progress: bool, on_interrupt: str) -> tuple[Any, History]:
         """Train to the end or to Ctrl-C, and return what `fit` returns or raise `Interrupted`.
 
         An exception of a callback, a loader or a full disk carries `swarm` and `history` as well.
-
-        gather : gather(states, recorded) of this process -> those of all processes; None with one process
         """
         failure, interrupted = None, False
         try:
             interrupted = run.finish(run.losses_now, progress=progress)
         except (Exception, KeyboardInterrupt) as error:
-            if gather or not run.holds_states or run.is_untrained:
+            if not run.holds_states or run.is_untrained:
                 raise
             failure = error
         finally:
@@ -76,8 +72,7 @@ class Record:
             except OSError as error:
                 failure = failure or error
                 state = run.last()
-            state, recorded = gather(state, run.seen()) if gather else (state, run.seen())
-            state, history = self._result(run, state, recorded)
+            state, history = self._result(run, state)
         if failure:
             vars(failure).update(swarm=state, history=history)
             failure.add_note("What was trained by then is this exception's swarm and history.")
@@ -86,10 +81,10 @@ class Record:
             raise Interrupted(state, history)
         return state, history
 
-    def _result(self, run, state, recorded):
+    def _result(self, run, state):
         """Return (swarm, history) for the caller."""
-        history = self.history(run, state.epoch, recorded)
-        has_best = state.stopping is not None and state.stopping.patience is not None
+        history = self.history(run, state.epoch, run.seen())
+        has_best = state._stopping is not None and state._stopping.patience is not None
         state = gathered(stopping.restored(state))
         of_batches = isinstance(getattr(run, "batches", None), Batches)
         may_see_none = of_batches and getattr(run.program, "is_masked", False)

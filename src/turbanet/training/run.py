@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from turbanet.checkpoints import checkpoint
+from turbanet.checkpoints import checkpoint, identity
 from turbanet.core import schedules, stopping
+from turbanet.core.gather import gathered, is_on_host, resized, taken
 from turbanet.core.interrupt import GivenUpError, noted
-from turbanet.core.member import Swarm
 from turbanet.core.memory import fitting, is_out_of_memory
 from turbanet.core.metrics import on_host
-from turbanet.core.plan import Plan, choose, gathered, is_on_host, resized, say_once, taken
+from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
+from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.program import Evaluate, Train, compile_in_thread, compiled
@@ -44,14 +45,13 @@ class Training:
     between : between(this) is called after each segment; None: no call
     """
 
-    identity: Any = None  # data that checkpoints are compared by, if not those in memory
     interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
     is_recorded = True  # whether the losses of all that the states have trained are recorded
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
-    def __init__(self, program: Train, swarm: Swarm, data, *, epochs, segment, plan, metrics, checkpoints, between):
-        self.is_by_count = is_by_count(program.loss_fn, data[1])  # whether separate programs score held-out rows
-        self.program = dataclasses.replace(program, epochs=1) if self.is_by_count else program
+    def __init__(self, program: Train, swarm: State, data, *, epochs, segment, plan, metrics, checkpoints, between):
+        self.is_scored_apart = bool(metrics) or is_by_count(program.loss_fn, data[1])  # after each epoch, for the host
+        self.program = dataclasses.replace(program, epochs=1) if self.is_scored_apart else program
         self.start = swarm
         self.data = data
         self.epochs = epochs
@@ -66,12 +66,12 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self.plan = choose(plan, swarm)
-        if self.plan.on_accelerator and not (checkpoints or between or swarm.stopping):
+        if self.plan.on_accelerator and not (checkpoints or between or swarm._stopping):
             self.segment = epochs  # nothing happens between segments, and a call costs as much as many epochs
         self._cut()
         # A resumed training may have other callbacks.
-        compared = swarm.replace(stopping=None) if stopping.is_by_callbacks(swarm) else swarm
-        facts = checkpoints and checkpoint.facts(compared, program, self.identity or data, metrics)
+        compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
+        facts = checkpoints and identity.facts(compared, program, data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
         latest = self.keeper and self.keeper.latest()
         self.requested_block = self.plan.block  # a resumed training keeps its plan if the caller requests the same one
@@ -163,7 +163,7 @@ class Training:
 
     def last(self) -> Any:
         """Return all members' states in the original order."""
-        return self.everyone().replace(underway=None)
+        return self.everyone().replace(_underway=None)
 
     @property
     def holds_states(self) -> bool:
@@ -182,17 +182,17 @@ class Training:
 
     def still_training(self) -> np.ndarray:
         """Return the positions of the members that have not stopped, int [member]."""
-        if self.start.stopping is None:
+        if self.start._stopping is None:
             return self.training
         return self.training[self._active()]
 
     def stop(self, members: np.ndarray) -> None:
-        """Stop these members, bool [member], of a swarm that can stop (see `stopping.that_can_stop`)."""
+        """Stop these members, bool [member], of a swarm that can stop (see `stopping.prepared`)."""
         stay = ~members[self.training]
         of_rounds = [self.current.place(stay, round) for round in self._rounds()]
         for number, (state, stays) in enumerate(zip(self.states, of_rounds, strict=True)):
-            active = state.stopping.active & stays
-            self.states[number] = state.replace(stopping=state.stopping.replace(active=active))
+            active = state._stopping.active & stays
+            self.states[number] = state.replace(_stopping=state._stopping.replace(active=active))
 
     def set(self, values: dict[str, Any]) -> None:
         """Set hyperparameters, each a number or [member], of the members that have not stopped."""
@@ -209,10 +209,10 @@ class Training:
         rounds = self._rounds()
         self.states = [self.current.place(state, round) for round in rounds]
         data, held_out = self.data
-        self.placed = placed((data, None if self.is_by_count else held_out), self.current, rounds)
+        self.placed = placed((data, None if self.is_scored_apart else held_out), self.current, rounds)
         if self.current.on_accelerator:  # the data stay there
             ((data, held_out_there),) = self.placed
-            self.data = data, held_out if self.is_by_count else held_out_there
+            self.data = data, held_out if self.is_scored_apart else held_out_there
         self.ready = None
 
     def _cut(self):
@@ -236,7 +236,7 @@ class Training:
 
     def _active(self):
         """Return which of `self.training` have not stopped, bool [member]."""
-        return np.concatenate([state.stopping.active for state in self.states])[: len(self.training)]
+        return np.concatenate([state._stopping.active for state in self.states])[: len(self.training)]
 
     def _state(self):
         """Return the states of `self.training`, without the copies that fill a block."""
@@ -293,11 +293,10 @@ class Training:
     def _record(self, recorded, epochs):
         """Append the losses and metrics of epochs that have ended."""
         self.steps_done = 0
-        *losses, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
-        if self.is_by_count:
-            *losses[1:], predictions = self._evaluate_by_count()
-        losses[2] |= self._host_metrics(predictions, losses[1])
-        self._update_by_host(losses)
+        losses = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
+        if self.is_scored_apart:
+            losses = (losses[0], *self._scores())
+            self._update(*losses[1:])
         self.losses.append(tuple(jax.tree.map(self._of_everyone, losses)))
         self.done += epochs
 
@@ -334,22 +333,26 @@ class Training:
         every[:, self.training] = own
         return every
 
-    def _evaluate_by_count(self):
-        """Return (validation loss, {name: metric}, predictions) [member, 1, ...], NaN for stopped members."""
-        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, self.program.predictions)
+    def _scores(self):
+        """Return (validation loss, {name: metric}) [member, 1], NaN for stopped members."""
+        evaluate = Evaluate(self.program.loss_fn, self.program.metrics, predictions=bool(self.metrics))
         evaluation = evaluated(evaluate, self._state(), self.data[1], self.current)
-        *scores, predictions = jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], evaluation)
-        if self.start.stopping is not None:
-            active = self._active()[:, None]
-            scores = jax.tree.map(lambda value: np.where(active, value, np.nan), scores)
-        return *scores, predictions
+        loss, values, predictions = jax.tree.map(np.array, evaluation)
+        values |= {name: np.full(len(loss), np.nan) for name in self.metrics}
+        active = np.ones(len(loss), bool) if self.start._stopping is None else self._active()
+        for position in np.flatnonzero(active) if self.metrics else ():
+            y = targets(self.data[1], position)
+            rows = slice(len(jax.tree.leaves(y)[0]))
+            prediction = jax.tree.map(itemgetter((position, rows)), predictions)
+            for name, metric in self.metrics.items():
+                values[name][position] = on_host(name, metric)(prediction, y)
+        return jax.tree.map(lambda value: np.where(active, value, np.nan)[:, None], (loss, values))
 
-    def _update_by_host(self, losses):
-        """Update schedules and patience that follow a loss or metric computed on the host."""
-        _, loss, metrics = losses
-        monitor = self.start.stopping and self.start.stopping.monitor
-        value = ({stopping.LOSS: loss} | metrics).get(monitor) if self.is_by_count or monitor in self.metrics else None
-        loss = loss if self.is_by_count and schedules.needs_validation(self.start) else None
+    def _update(self, loss, metrics):
+        """Update schedules and patience by the scores [member, 1] of the last epoch."""
+        monitor = self.start._stopping and self.start._stopping.monitor
+        value = ({stopping.LOSS: loss} | metrics).get(monitor)
+        loss = loss if schedules.needs_validation(self.start) else None
         if value is None and loss is None:
             return
         of_rounds = resized((loss, value), self.current.padded(len(self.training)))
@@ -358,24 +361,9 @@ class Training:
             last = [None if each is None else each[members, -1] for each in of_rounds]
             self.states[number] = jax.vmap(_after_epoch)(state, *last)
 
-    def _host_metrics(self, predictions, loss):
-        """Return {name: metric} of predictions [member, epoch, row, ...]; NaN where the validation loss is NaN."""
-        if not self.metrics:
-            return {}
-        metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
-        values = {name: np.full(loss.shape, np.nan) for name in self.metrics}
-        for position in range(len(self.training)):
-            y = targets(self.data[1], position)
-            rows = slice(len(jax.tree.leaves(y)[0]))
-            for epoch in np.flatnonzero(~np.isnan(loss[position])):
-                prediction = jax.tree.map(itemgetter((position, epoch, rows)), predictions)
-                for name, metric in metrics.items():
-                    values[name][position, epoch] = metric(prediction, y)
-        return values
-
     def _set_aside(self):
         """Set stopped members aside, if that halves the work or ends it."""
-        if self.start.stopping is None:
+        if self.start._stopping is None:
             return
         active = self._active()
         goes_on, stopped = np.flatnonzero(active), np.flatnonzero(~active)
@@ -395,20 +383,16 @@ class Training:
             return
         if not is_due and not self.keeper.is_due():
             return
-        losses = checkpoint.leaves_by_name(self.losses and self.seen())
+        losses = identity.leaves_by_name(self.losses and self.seen())
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
         progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
-        progress |= {"seconds": [self.compile_seconds, self.steady_seconds], **self._more_progress()}
-        self.keeper.save(number, arrays | checkpoint.leaves_by_name(self.everyone()), progress)
+        progress |= {"seconds": [self.compile_seconds, self.steady_seconds]}
+        self.keeper.save(number, arrays | identity.leaves_by_name(self.everyone()), progress)
 
     def _checkpoint_number(self):
         """Return the number of a checkpoint made now: Orbax requires it to grow."""
         return self.done * self.steps + self.steps_done if isinstance(self.program, Part) else self.done
-
-    def _more_progress(self):
-        """Return what else a checkpoint stores, {name: JSON value}."""
-        return {}
 
     def _resume(self, arrays, progress, *, is_given):
         """Resume from a checkpoint, with its segments, and with its plan unless the caller gave another one."""
@@ -426,8 +410,8 @@ class Training:
         if self.done:
             metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
-        active = arrays.setdefault(".stopping.active", np.ones(len(self.start), bool))
-        if self.start.stopping is None and not np.all(active):
+        active = arrays.setdefault("._stopping.active", np.ones(len(self.start), bool))
+        if self.start._stopping is None and not np.all(active):
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
         self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
@@ -436,11 +420,11 @@ class Training:
 def _after_epoch(state, loss, value):
     """Return one member after an epoch, given its validation `loss` and the monitored `value`, or None for either."""
     after = schedules.end_epoch(state, loss)
-    if state.stopping is None:
+    if state._stopping is None:
         return after
     if value is not None:
-        after = stopping.judged(after, value.astype(state.stopping.best.dtype))
-    return stopping.choose(state.stopping.active, after, state)
+        after = stopping.judged(after, value.astype(state._stopping.best.dtype))
+    return stopping.choose(state._stopping.active, after, state)
 
 
 def _concatenated(*parts):

@@ -9,17 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.core.member import Swarm, takes
+from turbanet.core.gather import gathered, home, taken
+from turbanet.core.member import takes
 from turbanet.core.memory import fitting
 from turbanet.core.optimizers import has_averages
-from turbanet.core.plan import Plan, choose, gathered, home, say_once, taken
+from turbanet.core.plan import Plan, choose, say_once
+from turbanet.core.state import State
 from turbanet.data.examples import Data, of_members, placed
 from turbanet.training.program import Evaluate, compiled
 
 MANY_COUNTS = 16  # numbers of rows, above which a message recommends a loss that takes mask=
 
 
-def apply(program: Any, swarm: Swarm, data: Any, plan: Any) -> Any:
+def apply(program: Any, swarm: State, data: Any, plan: Any) -> Any:
     """Run `program` on every member: -> its result [member, ...], on the swarm's device."""
     plan = choose(plan, swarm)
     rounds = plan.rounds(len(swarm))
@@ -37,7 +39,7 @@ def is_by_count(loss_fn: Callable, data: Data | None) -> bool:
     return data is not None and data.ragged and not takes(loss_fn, "mask")
 
 
-def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -> Any:
+def evaluated(evaluate: Evaluate, swarm: State, data: Data, plan: Plan | None) -> Any:
     """Run `evaluate` on every member: -> its result [member, ...], with predictions padded with zeros.
 
     Where a loss takes no mask, members with equal numbers of rows are scored together, by a program for each number.
@@ -45,7 +47,7 @@ def evaluated(evaluate: Evaluate, swarm: Swarm, data: Data, plan: Plan | None) -
     if not is_by_count(evaluate.loss_fn, data):
         return apply(evaluate, swarm, data, plan)
     plan = choose(plan, swarm)
-    swarm = swarm.replace(schedule=None, stopping=None, underway=None)  # scores read none of these, nor moments
+    swarm = swarm.replace(schedule=None, _stopping=None, _underway=None)  # scores read none of these, nor moments
     swarm = swarm if has_averages(swarm.opt_state) else swarm.replace(opt_state=())
     counts = np.asarray(data.count)
     groups = [np.flatnonzero(counts == count) for count in np.unique(counts)]

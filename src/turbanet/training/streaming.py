@@ -1,19 +1,16 @@
 """Training on batches from an iterator, chunk by chunk."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.checkpoints.checkpoint import types
-from turbanet.core.member import Swarm
-from turbanet.core.plan import say_once
+from turbanet.checkpoints.identity import types
+from turbanet.core.state import Swarm
 from turbanet.data.batches import Ahead, Batches, Chunk
 from turbanet.data.examples import of_members, placed
-from turbanet.data.memmap import Mapped
 from turbanet.training.parts import Part, underway
 from turbanet.training.run import Training
 from turbanet.training.sample_weight import only
@@ -42,40 +39,18 @@ class Passing(Part):
 
     def begun(self, swarm: Swarm, length: int = 0) -> Swarm:
         """Return the swarm before the first batch of an epoch."""
-        return swarm.replace(underway=underway(len(swarm)))
+        return swarm.replace(_underway=underway(len(swarm)))
 
 
 class Streaming(Training):
-    """A training on `batches`, each chunk of which is checked by check(chunk) first.
+    """A training on batches from an iterator."""
 
-    batches : of an iterator, or of arrays on disk
-    identity : the data that checkpoints are compared by; None: they are not compared
-    """
-
-    def __init__(
-        self,
-        program: Passing,
-        swarm: Swarm,
-        batches: Batches | Mapped,
-        held_out: Any,
-        *,
-        check: Callable[[Chunk], None] = lambda chunk: None,
-        identity: Any = None,
-        **settings: Any,
-    ):
+    def __init__(self, program: Passing, swarm: Swarm, batches: Batches, held_out: Any, **settings: Any):
         self.batches = batches
-        self.check = check
-        self.total_steps = 0  # done, of the whole training
-        self.iterator_state = None  # after the last chunk; None if the iterator has none
-        self.next_epoch = 0  # that a chunk has been requested of
         self.ahead: Ahead | None = None
         self.chunk: Chunk | None = None  # being trained on
         self.kind: Any = None  # of the chunk that the program was compiled for
-        self.identity = (identity, held_out)
         super().__init__(program, swarm, (None, held_out), **settings)
-
-    def compile(self) -> None:
-        """Do nothing: the program depends on the batches."""
 
     @property
     def progress(self) -> float:
@@ -86,6 +61,7 @@ class Streaming(Training):
         """Stop the thread that reads ahead."""
         if self.ahead:
             self.ahead.close()
+            self.ahead = None
 
     def _cut(self):
         self.start = self.program.begun(self.start)
@@ -98,12 +74,11 @@ class Streaming(Training):
 
     def _place_chunk(self, chunk):
         """Put a chunk on the devices of the states, beside the held-out data."""
-        data = of_members((chunk.data,), self.training) if any(chunk.data.is_own) else (chunk.data,)
-        of_rounds = placed(data, self.current, self._rounds())
+        of_rounds = placed(of_members((chunk.data,), self.training), self.current, self._rounds())
         self.placed = [(of_round, held_out) for (of_round,), held_out in zip(of_rounds, self.held_out, strict=True)]
 
     def _train(self, most):
-        if self.start.stopping is not None and not self.steps_done and not self._active().any():
+        if self.start._stopping is not None and not self.steps_done and not self._active().any():
             return self._skip()
         chunk = self.chunk = self.chunk or self._next()
         self.program = dataclasses.replace(self.program, batch_size=chunk.batch_size, is_masked=chunk.is_masked)
@@ -117,13 +92,6 @@ class Streaming(Training):
             return self._train(most)
         self.chunk = None
         self.steps_done += chunk.steps
-        self.total_steps += chunk.steps
-        self.iterator_state = chunk.state
-        if self.keeper and chunk.state is None:
-            kind = type(getattr(self.batches, "source", None)).__name__
-            say_once(
-                f"{kind} cannot say where it is: checkpoints are of whole epochs, and a new one begins as it begins."
-            )
         if chunk.ends:
             self._record(recorded, 1)
 
@@ -133,39 +101,18 @@ class Streaming(Training):
         self.done += 1
 
     def _next(self):
-        self.next_epoch = self.done
+        """Return the next chunk; where members may stop, a thread reads ahead within an epoch alone."""
+        may_stop = self.start._stopping is not None
+        if may_stop and self.steps_done == 0:
+            self.close()
         if self.ahead is None:
-            self.ahead = Ahead(self._chunks)
+            epochs = range(self.done, self.done + 1 if may_stop else self.epochs)
+            self.ahead = Ahead(chunk for epoch in epochs for chunk in self.batches.chunks(epoch))
         return self.ahead.take(self.interrupted)
 
-    def _chunks(self, wait):
-        """Yield the chunks from here to the end; do not read the next epoch while this one may be the last."""
-        state = self.iterator_state if self.steps_done else None
-        for epoch in range(self.done, self.epochs):
-            if self.start.stopping is not None:
-                wait(lambda epoch=epoch: self.next_epoch >= epoch)
-            number = self.steps_done if state else 0
-            for chunk in self.batches.chunks(epoch, state):
-                try:
-                    self.check(chunk)
-                except ValueError as error:
-                    position = f"In epoch {epoch}, among batches {number} to {number + chunk.steps - 1}"
-                    raise ValueError(f"{position}: {error}") from error
-                yield chunk
-                number += chunk.steps
-            state = None
-
     def _checkpoint_number(self):
-        return self.total_steps
-
-    def _more_progress(self):
-        return {"taken": self.total_steps, "where": self.iterator_state if self.steps_done else None}
+        return self.done
 
     def _save(self, *, is_due=False):
-        if self.steps_done and self.iterator_state is None:  # without its state only whole epochs can be resumed
-            return
-        super()._save(is_due=is_due)
-
-    def _resume(self, arrays, progress, *, is_given):
-        self.total_steps, self.iterator_state = progress["taken"], progress["where"]
-        super()._resume(arrays, progress, is_given=is_given)
+        if self.steps_done == 0:  # only whole epochs can be resumed
+            super()._save(is_due=is_due)

@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax.errors import ScopeParamShapeError
 
 from turbanet import LSTM
-from turbanet.networks.recurrent import lstm
+from turbanet.networks.cpu.lstm import lstm
 
 rng = np.random.default_rng(0)
 TIME, BATCH, FEATURES, HIDDEN = 6, 4, 3, 5

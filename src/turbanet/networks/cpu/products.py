@@ -1,6 +1,5 @@
 """Bilinear products with custom gradients, where JAX's are slow in a swarm."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,14 +11,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
 
-def bilinear(
-    name: str,
-    function: Callable,
-    gradient_of_first: Callable,
-    gradient_of_second: Callable,
-    *,
-    of_members: bool = False,
-) -> Callable:
+def bilinear(name: str, function: Callable, gradient_of_first: Callable, gradient_of_second: Callable) -> Callable:
     """Make a JAX primitive with custom gradients of `function(a, b, **static)`, which is linear in a and in b.
 
     It is a primitive because `jax.custom_vjp` has no forward mode.
@@ -30,7 +22,6 @@ def bilinear(
     function : function(a, b, **static) of one member; the values in `static` are hashable
     gradient_of_first : (g, b, **static) -> the gradient of a, from the output's gradient g
     gradient_of_second : (g, a, **static) -> the gradient of b
-    of_members : whether `function` takes and returns arrays of many members, [member, ...]
 
     Returns
     -------
@@ -45,10 +36,7 @@ def bilinear(
         return function
 
     def compute(a, b, *, members, static):
-        if not of_members:
-            return mapped(function, members, static)(a, b)
-        out = function(*(x.reshape(math.prod(x.shape[:members]), *x.shape[members:]) for x in (a, b)), **dict(static))
-        return out.reshape(*a.shape[:members], *out.shape[1:])
+        return mapped(function, members, static)(a, b)
 
     def shape(a, b, **settings):
         out = jax.eval_shape(partial(compute, **settings), a, b)
@@ -72,38 +60,6 @@ def bilinear(
     batching.primitive_batchers[primitive] = vectorised
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
     return lambda a, b, **static: primitive.bind(a, b, members=0, static=tuple(static.items()))
-
-
-def trilinear(name: str, function: Callable, to_first: Callable, to_second: Callable) -> Callable:
-    """Make `function` a primitive as `bilinear` does, whose gradients are primitives too.
-
-    The gradients of each of the three are the two others.
-
-    Parameters
-    ----------
-    name : of the first primitive, and prefix of the others
-    function : function(a, b, **static) of arrays [member, ...], linear in a and in b
-    to_first : (g, b, **static) -> the gradient of a, from the output's gradient g, [member, ...]
-    to_second : (g, a, **static) -> the gradient of b, likewise
-
-    Returns
-    -------
-    `function`, for one member or, by `jax.vmap`, for many
-    """
-    out: Callable = bilinear(
-        name, function, lambda g, b, **kw: first(g, b, **kw), lambda g, a, **kw: second(g, a, **kw), of_members=True
-    )
-    first: Callable = bilinear(
-        f"{name}_to_first", to_first, out, lambda a, g, **kw: second(g, a, **kw), of_members=True
-    )
-    second: Callable = bilinear(
-        f"{name}_to_second",
-        to_second,
-        lambda b, a, **kw: out(a, b, **kw),
-        lambda b, g, **kw: first(g, b, **kw),
-        of_members=True,
-    )
-    return out
 
 
 def product(

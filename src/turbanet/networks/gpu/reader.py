@@ -94,18 +94,17 @@ class Program:
         return self.blocks(value.shape) * numbers * np.dtype(value.dtype).itemsize
 
 
-def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> Program:
+def read(step: Callable, state: Any, *batch: Any) -> Program:
     """Read the operations of one member's `step(state, *batch) -> (state, loss)`.
 
     Parameters
     ----------
     step : of one member; JAX traces it
     state, batch : of one member, arrays or `jax.ShapeDtypeStruct`s
-    limit : bytes that its arrays may take, None for any number
 
     Raises
     ------
-    Refused : if one kernel cannot hold the step
+    Refused : if one kernel cannot hold the step, as `LIMIT` bytes of arrays
     """
     leaves, tree = jax.tree.flatten((state, batch))
     before: Any = jax.tree.structure(state)
@@ -131,10 +130,11 @@ def read(step: Callable, state: Any, *batch: Any, limit: int | None = LIMIT) -> 
     for program.short in SHORT:
         if max(program.blocks(value.shape) for value in values) <= MOST_BLOCKS:
             break
+    check_moves(program)
     program.bytes = _most_bytes(program)
-    if limit is not None and program.bytes > limit:
+    if program.bytes > LIMIT:
         raise Refused(
-            f"The kernel holds a step of at most {limit} bytes of weights, moments, gradients and activations in a"
+            f"The kernel holds a step of at most {LIMIT} bytes of weights, moments, gradients and activations in a"
             f" multiprocessor's registers; this one has {program.bytes}: take a smaller network or batch."
         )
     return program
@@ -171,10 +171,21 @@ def _check_operation(op):
         before, after = ([n for n in v.shape if n > 1] for v in (op.inputs[0], op.outputs[0]))
         if before != after:
             raise Refused(f"The kernel does not reshape {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)}.")
-    if op.name == "pad" and any(inner for _, _, inner in op.params["padding_config"]):
-        raise Refused("The kernel pads only at the ends of an axis.")
+    if op.name == "pad" and (isinstance(op.inputs[1], Value) or any(n for _, _, n in op.params["padding_config"])):
+        raise Refused("The kernel pads only at the ends of an axis, and with a constant.")
     if op.name == "select_n" and len(op.inputs) != 3:
         raise Refused("The kernel selects between two arrays, not more.")
+
+
+def check_moves(program: Program) -> None:
+    """Raise Refused unless what is cut or joined along an axis is held number by number."""
+    for op in program.operations:
+        if op.name in ("concatenate", "pad", "slice", "split"):
+            sizes = list(zip(*(value.shape for value in [*op.inputs, *op.outputs] if value.shape)))
+            padding = op.params.get("padding_config", [(0, 0, 0)] * len(sizes))
+            longest = max((max(n) for n, pads in zip(sizes, padding) if len(set(n)) > 1 or any(pads)), default=0)
+            if longest > program.short:
+                raise Refused(f"The kernel does not {op.name} along axes of {longest}, but of up to {program.short}.")
 
 
 def _inline(jaxpr, inputs, constants, operations):

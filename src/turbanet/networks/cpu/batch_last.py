@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +10,8 @@ from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
-from turbanet.networks.conv import default_conv
-from turbanet.networks.products import bilinear
+from turbanet.networks.cpu.conv import default_conv
+from turbanet.networks.cpu.products import bilinear
 
 ROWS_BYTES = 5 * 2**18  # of patches copied at a time
 FEW_FEATURES = 32  # up to this number a convolution is faster with the batch as the last axis
@@ -93,7 +92,7 @@ def batch_last_conv(x: jax.Array, kernel: jax.Array, padding: int = 0) -> jax.Ar
 
 def _gradient_of_x(g, kernel, *, padding):
     """Gradient of x where the output is as large as x: a convolution with the flipped kernel."""
-    return _convolve(g, kernel[::-1, ::-1].swapaxes(2, 3), padding=padding, differentiated=False)
+    return _convolve(g, kernel[::-1, ::-1].swapaxes(2, 3), padding=padding)
 
 
 def _gradient_of_kernel(g, x, *, padding):
@@ -111,8 +110,8 @@ def _gradient_of_kernel(g, x, *, padding):
     return total.reshape(shape)
 
 
-def _convolve(x, kernel, *, padding, differentiated=True):
-    """Convolve; if `differentiated` by JAX, patches are computed again for the gradients."""
+def _convolve(x, kernel, *, padding):
+    """Convolve; JAX's gradient of it copies the patches again."""
     x = jnp.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
     size, _, _, features = kernel.shape
     height, width = _output_size(x, kernel.shape)
@@ -126,11 +125,8 @@ def _convolve(x, kernel, *, padding, differentiated=True):
 
     if rows == height:
         return convolved(x)
-    starts = range(0, height, rows)
-    if differentiated:
-        out = lax.map(jax.checkpoint(convolved), jnp.stack([x[:, i : i + rows + size - 1] for i in starts]))
-    else:
-        out = lax.map(lambda i: convolved(lax.dynamic_slice_in_dim(x, i, rows + size - 1, 1)), jnp.array(starts))
+    parts = jnp.stack([x[:, i : i + rows + size - 1] for i in range(0, height, rows)])
+    out = lax.map(jax.checkpoint(convolved), parts)
     return jnp.moveaxis(out, 0, 1).reshape(features, height, width, -1)
 
 
@@ -157,4 +153,4 @@ def _patches(x, kernel_shape):
     return jnp.concatenate(views).reshape(down * across * channels, -1)
 
 
-_same_size = bilinear("same_size", partial(_convolve, differentiated=False), _gradient_of_x, _gradient_of_kernel)
+_same_size = bilinear("same_size", _convolve, _gradient_of_x, _gradient_of_kernel)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from turbanet.networks.products import product
+from turbanet.networks.cpu.products import product
 
 
 @jax.custom_jvp

@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
-from itertools import islice
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from turbanet.networks.kernels.reader import IDENTITY, LIMIT, Operation, Program, Value, read
+from turbanet.networks.gpu.reader import IDENTITY, Operation, Program, Value, read
 
 Blocks = np.ndarray  # of arrays; of the shape of the whole array, but 1 along its long axes
 TENSOR_CORES = 16  # smallest side of a product that uses them
@@ -35,8 +34,6 @@ def train(
     *,
     steps: int = 1,
     most_epochs: int,
-    limit: int | None = LIMIT,
-    warps: int | None = None,
     interpret: bool = False,
 ) -> tuple[Any, jax.Array]:
     """Train all members for `epochs` x `steps` of `step(state, *batch) -> (state, loss)` in one kernel.
@@ -49,8 +46,6 @@ def train(
     epochs : int or scalar array, at most `most_epochs`; another number does not compile again
     order : int32 [member, epoch x step, batch], the rows of each step
     steps : of an epoch
-    limit : bytes of a member, None for any; see `reader.read`
-    warps : of 32 threads, per member; None: by the step's shapes
     interpret : whether to run without a GPU, slowly
 
     Returns
@@ -66,73 +61,61 @@ def train(
     rows, data_tree = jax.tree.flatten(data)
     lead = () if order is None else (order.shape[-1],)
     batch = [jax.ShapeDtypeStruct(lead + row.shape[len(lead) :], row.dtype) for row in rows]
-    program = read(step, one, *jax.tree.unflatten(data_tree, batch), limit=limit)
-    values = program.inputs[: len(leaves)]
+    program = read(step, one, *jax.tree.unflatten(data_tree, batch))
+    values, inputs = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
     leaves = [_pad(leaf, program, value.shape) for leaf, value in zip(leaves, values)]
-    shared = [_pad(row, program, value.shape, len(lead)) for row, value in zip(rows, program.inputs[len(leaves) :])]
-    shared += [_pad(jnp.asarray(array), program, value.shape) for value, array in program.constants.items()]
-    if order is not None:
-        order = _pad(order, program, order.shape[-1:])
-    call = _call(program, leaves, order is not None, steps, most_epochs, warps or _warps(program), interpret)
+    rows = [_pad(row, program, value.shape, len(lead)) for row, value in zip(rows, inputs)]
+    constants = [_pad(jnp.asarray(array), program, value.shape) for value, array in program.constants.items()]
+    order = None if order is None else _pad(order, program, order.shape[-1:])
     epochs = jnp.asarray(epochs, jnp.int32)
-    *after, losses = jax.vmap(call, (0, None, None if order is None else 0, None))(leaves, shared, order, epochs)
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+
+    def of_member(leaves, order):
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
+        kernel = partial(_kernel, program, steps)
+        how = triton.CompilerParams(num_warps=_warps(program))
+        call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=how)
+        return call(epochs, leaves, order, rows, constants)
+
+    after, losses = jax.vmap(of_member)(leaves, order)
     after = [leaf[(..., *map(slice, value.shape))] for leaf, value in zip(after, values)]
     return jax.tree.unflatten(tree, after), losses
 
 
-def _call(program, leaves, ordered, steps, most_epochs, warps, interpret):
-    """Return the kernel of one member: (leaves, shared data, order, epochs) -> [*leaves, losses]; vmap makes a grid."""
-    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
-    state, batch = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
+def _kernel(program, steps, epochs, own, order, rows, constants, out, losses):
+    """The kernel of one member, on references to memory; vmap makes a grid of it."""
+    state, batch = program.inputs[: len(own)], program.inputs[len(own) :]
+    fixed = {id(value): _load(program, value, ref) for value, ref in zip(program.constants, constants)}
+    if order is None:
+        fixed |= {id(value): _load(program, value, ref) for value, ref in zip(batch, rows)}
 
-    def kernel(*refs):
-        found = iter(refs)
-        epochs, own = next(found), list(islice(found, len(leaves)))
-        order = next(found) if ordered else None
-        rows, constants = list(islice(found, len(batch))), list(islice(found, len(program.constants)))
-        out, losses = list(islice(found, len(leaves))), next(found)
-        fixed = {id(value): _load(program, value, ref) for value, ref in zip(program.constants, constants)}
-        if order is None:
-            fixed |= {id(value): _load(program, value, ref) for value, ref in zip(batch, rows)}
+    def one_step(number, carry):
+        env = fixed | dict(zip(map(id, state), _join(carry[:-1], program, state)))
+        if order is not None:
+            picked = _rows(program, batch[0].shape[0], order, number)
+            env |= {id(value): _load(program, value, ref, picked) for value, ref in zip(batch, rows)}
+        *after, loss = run(program, env)
+        return (*_split(after), carry[-1] + loss.item())
 
-        def one_step(number, carry):
-            env = fixed | dict(zip(map(id, state), _join(carry[:-1], program, state)))
-            if order is not None:
-                picked = _rows(program, batch[0].shape[0], order, number)
-                env |= {id(value): _load(program, value, ref, picked) for value, ref in zip(batch, rows)}
-            *after, loss = run(program, env)
-            return (*_split(after), carry[-1] + loss.item())
+    def epoch(number, carry):
+        carry = (*carry, _broadcast(np.float32(0), ()))
+        carry = lax.fori_loop(number * steps, (number + 1) * steps, one_step, carry)
+        losses[number] = carry[-1] / np.float32(steps)
+        return carry[:-1]
 
-        def epoch(number, carry):
-            carry = (*carry, _broadcast(np.float32(0), ()))
-            if steps == 1:
-                carry = one_step(number, carry)
-            else:
-                carry = lax.fori_loop(number * steps, (number + 1) * steps, one_step, carry)
-            losses[number] = carry[-1] / np.float32(steps)
-            return carry[:-1]
-
-        begin = _split([_load(program, value, ref) for value, ref in zip(state, own)])
-        end = lax.fori_loop(np.int32(0), epochs[...], epoch, begin)
-        for value, ref, blocks in zip(state, out, _join(end, program, state)):
-            for index, block in np.ndenumerate(blocks):
-                ref[_where(program, value.shape, index)] = block
-
-    def call(leaves, shared, order, epochs):
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
-        how = {"interpret": True} if interpret else {"compiler_params": triton.CompilerParams(num_warps=warps)}
-        run = pl.pallas_call(kernel, out_shape=[*shapes, losses], name="train", **how)
-        return run(epochs, *leaves, *([order] if ordered else []), *shared)
-
-    return call
+    begin = _split([_load(program, value, ref) for value, ref in zip(state, own)])
+    end = lax.fori_loop(np.int32(0), epochs[...], epoch, begin)
+    for value, ref, blocks in zip(state, out, _join(end, program, state)):
+        for index, block in np.ndenumerate(blocks):
+            ref[_where(program, value.shape, index)] = block
 
 
 def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
     """Return the outputs of a program whose inputs and constants are in `env`, by the ids of their values."""
 
     def blocks(value):
-        return env[id(value)] if isinstance(value, Value) else _single(value)
+        return env[id(value)] if isinstance(value, Value) else _blocks((), lambda _: value)
 
     for op in program.operations:
         emit: Any = EMIT.get(op.name, _elementwise)
@@ -164,10 +147,6 @@ def _blocks(extents: Iterable[int], make: Callable) -> Blocks:
     for index in np.ndindex(blocks.shape):
         blocks[index] = make(index)
     return blocks
-
-
-def _single(block):
-    return _blocks((), lambda _: block)
 
 
 def _extents(program, shape):
@@ -261,8 +240,6 @@ def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
     """Apply an operation elementwise; scalars and axes of size 1 are broadcast."""
     shape = op.outputs[0].shape
     function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
-    if op.name in ("max", "min") and op.outputs[0].dtype != jnp.float32:
-        function = partial(op.primitive.bind, **op.params)
     spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
     return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
 
@@ -381,116 +358,47 @@ def _matrices(op, x, i, y, j, size):
     if x.shape[i] <= min(shape):  # one outer product after the other
         picked = [(_pick(x, i, k), _pick(y, j, k)) for k in range(size)]
         return reduce(lax.add, [_broadcast(a, shape, (0,)) * _broadcast(b, shape, (1,)) for a, b in picked])
+    axis = int(columns <= rows)  # one column after the other, or one row
+    if axis == 0:
+        x, i, y, j = y, j, x, i
     out = _broadcast(np.float32(0), shape)
-    if columns <= rows:
-        for k in range(columns):
-            column = (x * _broadcast(_pick(y, 1 - j, k), x.shape, (i,))).sum(i)
-            out = _select(_number(out, 1) == k, _broadcast(column, shape, (0,)), out)
-        return out
-    for k in range(rows):
-        row = (y * _broadcast(_pick(x, 1 - i, k), y.shape, (j,))).sum(j)
-        out = _select(_number(out, 0) == k, _broadcast(row, shape, (1,)), out)
+    for k in range(shape[axis]):
+        line = (x * _broadcast(_pick(y, 1 - j, k), x.shape, (i,))).sum(i)
+        out = _select(_number(out, axis) == k, _broadcast(line, shape, (1 - axis,)), out)
     return out
 
 
-def _moved(program, x, shape, axis, start, stride, count, fill):
-    """Return blocks whose number j along `axis` is x's number start + j * stride, or `fill` outside of x."""
-    start, stride, count = int(start), int(stride), int(count)  # of NumPy's types in JAX's parameters
-    before, long = program.long(shape), shape[axis] > program.short
-    after = [*shape[:axis], count, *shape[axis + 1 :]]
-    held, positions = before.index(axis) if long else -1, [start + j * stride for j in range(count)]
-    if count > program.short and long:
-
-        def moved(block):
-            padded = program.padded(after)
-            wide = (*padded[:held], block.shape[held], *padded[held:])
-            axes = [*range(held + 1), *range(held + 2, len(wide))]
-            to = lax.broadcasted_iota(jnp.int32, wide, held + 1) * stride + start
-            same = lax.broadcasted_iota(jnp.int32, wide, held) == to
-            zero = block.dtype.type(0)
-            out = _select(same, _broadcast(block, wide, axes), zero).sum(held, dtype=block.dtype)
-            source = _number(out, held) * stride + start
-            return _select((source >= 0) & (source < shape[axis]), out, fill)
-
-        return _blocks(x.shape, lambda i: moved(x[i]))
-
-    def at(index, position):
-        """Return the block at one position of `axis`, without that axis."""
-        if not 0 <= position < shape[axis]:
-            return _broadcast(fill, program.padded([n for i, n in enumerate(shape) if i != axis]))
-        block = x[(*index[:axis], 0 if long else position, *index[axis + 1 :])]
-        return _pick(block, held, position) if long else block
-
-    if count <= program.short:
-        return _blocks(_extents(program, after), lambda i: at(i, positions[i[axis]]))
-    padded, new = program.padded(after), program.long(after).index(axis)
-    others = [i for i in range(len(padded)) if i != new]
-
-    def placed(index):
-        out = _broadcast(fill, padded)
-        for j, position in enumerate(positions):
-            if 0 <= position < shape[axis]:
-                out = _select(_number(out, new) == j, _broadcast(at(index, position), padded, others), out)
-        return out
-
-    return _blocks(_extents(program, after), placed)
-
-
 def _slice(program, op, x):
-    shape = list(op.inputs[0].shape)
-    strides = op.params["strides"] or [1] * len(shape)
-    for axis, (start, end, stride) in enumerate(zip(op.params["start_indices"], op.params["limit_indices"], strides)):
-        count = -(-(end - start) // stride)
-        if (start, count) != (0, shape[axis]):
-            x = _moved(program, x, shape, axis, start, stride, count, op.outputs[0].dtype.type(0))
-            shape[axis] = int(count)
-    return x
+    """Take every so many numbers of short axes; a long axis is taken whole, as `reader.check_moves` holds."""
+    strides = op.params["strides"] or [1] * x.ndim
+    return x[tuple(map(slice, op.params["start_indices"], op.params["limit_indices"], strides))]
 
 
 def _pieces(program, op, x):
     """Split along one axis into pieces of these sizes."""
-    axis, shape, start, pieces = op.params["axis"], op.inputs[0].shape, 0, []
-    for size in op.params["sizes"]:
-        pieces.append(_moved(program, x, shape, axis, start, 1, size, op.outputs[0].dtype.type(0)))
-        start += size
-    return pieces
+    return np.split(x, np.cumsum(op.params["sizes"])[:-1], op.params["axis"])
 
 
 def _padded(program, op, x, fill):
-    shape, fill = list(op.inputs[0].shape), op.inputs[1]
-    if isinstance(fill, Value):
-        raise NotImplementedError
-    for axis, (low, high) in enumerate((int(low), int(high)) for low, high, _ in op.params["padding_config"]):
-        if low or high:
-            x = _moved(program, x, shape, axis, -low, 1, shape[axis] + low + high, fill)
-            shape[axis] += low + high
-    return x
+    """Pad short axes at their ends; less than nothing is cut off."""
+    block = _broadcast(fill.item(), program.padded(op.outputs[0].shape))
+    lows = [low for low, _, _ in op.params["padding_config"]]
+
+    def at(index):
+        source = tuple(i - low for i, low in zip(index, lows))
+        return x[source] if all(0 <= i < n for i, n in zip(source, x.shape)) else block
+
+    return _blocks(_extents(program, op.outputs[0].shape), at)
 
 
 def _concatenate(program, op, *inputs):
-    axis, after = op.params["dimension"], op.outputs[0].shape
-    held = program.long(after).index(axis) if after[axis] > program.short else None
-    start, out = 0, None
-    for value, x in zip(op.inputs, inputs):
-        x = _moved(program, x, value.shape, axis, -start, 1, after[axis], op.outputs[0].dtype.type(0))
-        if out is None:
-            out = x
-        elif held is None:
-            out = _blocks(out.shape, lambda i, a=out, b=x, s=start: b[i] if i[axis] >= s else a[i])
-        else:
-            out = _blocks(out.shape, lambda i, a=out, b=x, s=start: _select(_number(b[i], held) >= s, b[i], a[i]))
-        start += value.shape[axis]
-    return out
+    return np.concatenate(inputs, op.params["dimension"])
 
 
 EMIT = {
-    "reduce_sum": _reduce,
-    "reduce_max": _reduce,
-    "reduce_min": _reduce,
+    **dict.fromkeys(COMBINE, _reduce),
     "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
     "transpose": _transpose,
     "iota": _iota,
     "dot_general": _dot,

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from turbanet.backend import on_accelerator
-from turbanet.networks import winograd
-from turbanet.networks.products import bilinear, product
+from turbanet.networks.cpu import winograd
+from turbanet.networks.cpu.chunks import in_chunks
+from turbanet.networks.cpu.products import bilinear, product
 
 CHUNK_BYTES = 2**20  # of patches copied at a time, as a core's cache holds them ...
 CHUNK_PLACES = 1024  # ... but at least so many positions of the window
@@ -70,8 +70,11 @@ def matmul_conv(
     if isinstance(padding, str):
         dilated = [d * (k - 1) + 1 for k, d in zip(window, rhs_dilation)]
         padding = lax.padtype_to_pads(lhs.shape[1:-1], dilated, window_strides, padding)
-    pads = [(0, 0, 0), *((low, high, d - 1) for (low, high), d in zip(padding, lhs_dilation)), (0, 0, 0)]
-    moves = list(zip(range(1, lhs.ndim - 1), window, window_strides, rhs_dilation))
+    moves = tuple(zip(range(1, lhs.ndim - 1), window, window_strides, rhs_dilation))
+    pads = [(0, 0, 0)] * lhs.ndim  # up to the last element that a window covers
+    for (axis, size, stride, by), (low, _), spread in zip(moves, padding, lhs_dilation):
+        covered = (out.shape[axis] - 1) * stride + by * (size - 1)
+        pads[axis] = (low, covered - low - (lhs.shape[axis] - 1) * spread, spread - 1)
 
     def padded(x):
         return lax.pad(x, jnp.zeros((), x.dtype), pads)
@@ -79,26 +82,27 @@ def matmul_conv(
     def convolved(x):
         x = padded(x)
         if groups > 1:
-            x = x.reshape(*x.shape[:-1], groups, -1)
+            x = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
         for move in reversed(moves):  # the last axis first, as in the reshape of the kernel
             x = lax.concatenate(_views(x, *move), x.ndim - 1)
         if groups == 1:
             return product(x, rhs.reshape(-1, features), **types)
-        x = jnp.einsum("...gk,kgo->...go", x, rhs.reshape(x.shape[-1], groups, -1), **types)
+        x = jnp.einsum("...gk,kgo->...go", x, rhs.reshape(x.shape[-1], groups, features // groups), **types)
         return x.reshape(*x.shape[:-2], features)
 
     if 1 < groups == lhs.shape[-1]:
         # bfloat16 is summed in float32.
         sum_type = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
-        x = jnp.repeat(_covered(padded(lhs), moves), features // lhs.shape[-1], axis=-1)
-        return _depthwise(x.astype(sum_type), rhs.astype(sum_type), moves=tuple(moves)).astype(out.dtype)
+        x = jnp.repeat(padded(lhs), features // lhs.shape[-1], axis=-1)
+        return _depthwise(x.astype(sum_type), rhs.astype(sum_type), moves=moves).astype(out.dtype)
     plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
     same_dtype = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
     if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and same_dtype:
         return winograd.convolve(lhs, rhs, padding, **types)
     if math.prod(window) == 1:
         return convolved(lhs)
-    return _in_chunks(convolved, lhs, out, copies=math.prod(window))
+    image_bytes = max(1, math.prod(window) * math.prod(lhs.shape[1:]) * lhs.dtype.itemsize)
+    return in_chunks(convolved, lhs, max(CHUNK_BYTES // image_bytes, -(-CHUNK_PLACES // math.prod(out.shape[1:-1]))))
 
 
 def default_conv() -> Callable | None:
@@ -117,14 +121,6 @@ def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
         raise ValueError(f"matmul_conv needs {needs}, got {got}.")
 
 
-def _covered(x, moves):
-    """Return padded x up to the last element that a window covers."""
-    for axis, size, stride, dilation in moves:
-        reach = dilation * (size - 1) + 1
-        x = lax.slice_in_dim(x, 0, (x.shape[axis] - reach) // stride * stride + reach, axis=axis)
-    return x
-
-
 def _weighted(x, kernel, *, moves):
     """Depthwise convolution: the weighted sum of the views of x from each tap of the window."""
     return sum(view * tap for view, tap in zip(_all_views(x, moves), kernel.reshape(-1, x.shape[-1])))
@@ -139,16 +135,9 @@ def _weighted_to_x(g, kernel, *, moves):
 
 
 def _weighted_to_kernel(g, x, *, moves):
-    """Gradient of the kernel: the view from each tap times g, in a loop over taps, which compiles faster."""
-    sizes, strides, dilations = ([move[part] for move in moves] for part in (1, 2, 3))
-    taps = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, len(moves))
-    extents = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
-
-    def of_tap(start):
-        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *extents, x.shape[-1]])
-        return (lax.slice(view, [0] * x.ndim, view.shape, [1, *strides, 1]) * g).sum(range(g.ndim - 1))
-
-    return lax.map(of_tap, taps * dilations).reshape(*sizes, 1, g.shape[-1])
+    """Gradient of the kernel: the view from each tap times g."""
+    taps = [(view * g).sum(range(g.ndim - 1)) for view in _all_views(x, moves)]
+    return jnp.stack(taps).reshape(*(size for _, size, _, _ in moves), 1, g.shape[-1])
 
 
 def _all_views(x, moves):
@@ -159,27 +148,10 @@ def _all_views(x, moves):
     return views
 
 
-def _in_chunks(function, x, out, copies):
-    """Return function(x), which makes `copies` of x, by chunks of the batch; copies are made again for gradients."""
-    batch, *shape = x.shape
-    if batch == 0:
-        return jnp.zeros(out.shape, out.dtype)
-    example_bytes = max(1, copies * math.prod(shape) * x.dtype.itemsize)
-    most = max(CHUNK_BYTES // example_bytes, -(-CHUNK_PLACES // math.prod(out.shape[1:-1])))
-    if batch <= most:
-        return function(x)
-    chunks = -(-batch // most)
-    size = -(-batch // chunks)
-    x = jnp.pad(x, [(0, chunks * size - batch), *[(0, 0)] * len(shape)])
-    done = lax.map(jax.checkpoint(function), x.reshape(chunks, size, *shape))
-    return done.reshape(-1, *out.shape[1:])[:batch]
-
-
 def _views(x, axis, size, stride, dilation):
     """Return the views of x from the `size` taps of a window along one axis, at every position by `stride`."""
-    last_start = (x.shape[axis] - dilation * (size - 1) - 1) // stride * stride
-    starts = range(0, size * dilation, dilation)
-    return [lax.slice_in_dim(x, start, start + last_start + 1, stride, axis) for start in starts]
+    length = x.shape[axis] - dilation * (size - 1)
+    return [lax.slice_in_dim(x, i, i + length, stride, axis) for i in range(0, size * dilation, dilation)]
 
 
 _depthwise = bilinear("depthwise", _weighted, _weighted_to_x, _weighted_to_kernel)

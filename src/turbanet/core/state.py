@@ -1,0 +1,78 @@
+"""The state that is trained: of a swarm, whose leaves lead with a `member` axis, or of one network, without it."""
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from flax.training.train_state import TrainState
+
+
+class State(TrainState):
+    """What all that trains, scores and keeps a swarm knows of it; users have `TurbaTrainState`, which adds methods.
+
+    Shapes are those of a swarm; `get_state` returns one network, whose leaves lack the member axis.
+
+    step : optimizer steps made, int32 [member]
+    params, opt_state : of Flax's `TrainState`, trees of [member, ...]
+    apply_fn, tx : the model's function and the optimizer, of one network
+    seed, id : the member's name, int32 [member] each
+    epoch : epochs trained, int32 [member]
+    collections : the model's other variables, {name: tree of [member, ...]}
+    schedule : a `schedules.Schedule`, [member]; None without one
+    loss_fn : the loss of one member, if set
+    sample : shape and type of an input of one network, or of its parts, if known
+
+    `_stopping` and `_underway` are there while `fit` trains, trees of [member, ...]: who trains on with which best
+    weights, and how far an epoch is that is trained in parts.
+    """
+
+    step: Any
+    seed: Any = 0
+    id: Any = 0
+    epoch: Any = 0
+    collections: Any = struct.field(default_factory=dict)
+    schedule: Any = None
+    _stopping: Any = None
+    _underway: Any = None
+    loss_fn: Callable | None = struct.field(pytree_node=False, default=None)
+    sample: Any = struct.field(pytree_node=False, default=None)
+
+    def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
+        """Make one optimizer update by `grads`; on a swarm, of each member by itself.
+
+        `value` is the loss, for optimizers that use it; `kwargs` are fields to replace in the same step.
+        """
+        if jnp.ndim(self.step) > 0:
+            return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
+        extra = {} if value is None else {"value": value}
+        tx = optax.with_extra_args_support(self.tx)
+        updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
+        params = optax.apply_updates(self.params, updates)
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
+
+    def get_state(self, index: int) -> Self:
+        """Return the member at position `index` as one network, without the member axis."""
+        self._check_position(index)
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+    def _check_position(self, index):
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"No member {index} in a swarm of {len(self)}.")
+
+    def __len__(self) -> int:
+        return np.shape(self.step)[0] if jnp.ndim(self.step) else 1
+
+    def loss(self, loss_fn: Callable | None = None) -> Callable:
+        """Return `loss_fn`, or the swarm's own for None; ValueError for anything but a function."""
+        loss_fn = loss_fn or self.loss_fn
+        if not callable(loss_fn):
+            message = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
+            raise ValueError(f"{message}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
+        return loss_fn
+
+
+Swarm = TypeVar("Swarm", bound=State)  # of the caller's own class, which is returned
