@@ -1,10 +1,16 @@
-"""The memory that a process may use: of its control groups too."""
+"""The memory that a process may use, of its control groups too; that of programs, which is free once they are dropped."""
 
+import gc
 import math
+import weakref
 
+import numpy as np
+import optax
 import pytest
 
+import turbanet as tn
 from turbanet.core.memory import container
+from turbanet.training import program
 
 GIB = 2**30
 
@@ -58,3 +64,14 @@ def test_without_a_limit_the_system_decides(root, limit):
 
 def test_where_there_are_no_groups_the_system_decides(tmp_path):
     assert container(tmp_path) == math.inf
+
+
+def test_a_program_that_is_forgotten_is_freed():
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.sgd(0.1), 2, input_size=3)
+    tn.fit(swarm, np.zeros((6, 3), np.float32), np.zeros(6, int), tn.softmax_cross_entropy, epochs=1, progress=False)
+    (one, *_) = [
+        weakref.ref(each.result().executable) for each in program._programs().values() if hasattr(each, "result")
+    ]
+    program.forget()
+    gc.collect()
+    assert one() is None

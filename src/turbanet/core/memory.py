@@ -3,15 +3,15 @@
 import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import psutil
 
 HEADROOM = 0.9  # share of an accelerator's free memory that a block may use
-KEPT = 64  # programs whose sizes are cached
+SIZES: WeakKeyDictionary = WeakKeyDictionary()  # of programs that are in use: see `_bytes`
 LIMITS = {  # of a control group, by version: file of the limit, file of the use, entry of the file cache in memory.stat
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -103,10 +103,10 @@ def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
     raise MemoryError(f"{message}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
 
 
-@lru_cache(maxsize=KEPT)
 def _bytes(executable):
     """Return the (temporary, returned) bytes of a program; cached, as the analysis takes milliseconds."""
-    sizes = executable.memory_analysis()
-    if sizes is None:
-        return 0, 0
-    return sizes.temp_size_in_bytes, max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0)
+    if executable not in SIZES:
+        sizes = executable.memory_analysis()
+        returned = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0) if sizes else 0
+        SIZES[executable] = sizes.temp_size_in_bytes if sizes else 0, returned
+    return SIZES[executable]

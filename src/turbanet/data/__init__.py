@@ -1,1 +1,1 @@
-"""What members see: rows and their order, batches, augmentation, arrays on disk."""
+"""What members see: rows and their order, batches, augmentation."""
