@@ -1,4 +1,4 @@
-"""The memory that a process may use, of its control groups too; that of programs, which is free once they are dropped."""
+"""The memory that a process may use, of its control groups too, and that of programs, free once they are dropped."""
 
 import gc
 import math
