@@ -11,7 +11,6 @@ import pytest
 from sklearn.model_selection import TimeSeriesSplit
 
 import turbanet as tn
-from turbanet.checkpoints import checkpoint
 from turbanet.core.plan import say_once
 
 QUIET = {"progress": False}
@@ -334,13 +333,3 @@ def test_a_loss_without_a_mask_is_followed_as_the_same_one_with_it(monitor):
     for name in metrics:
         np.testing.assert_allclose(with_it.validation_metric[name], without.validation_metric[name], rtol=1e-4)
     close(one.params, other.params)
-
-
-def test_a_checkpoint_of_another_format_is_refused_in_a_sentence(tmp_path, monkeypatch):
-    x, y = table(30)
-    how = {"rows": RAGGED, "batch_size": 8, "checkpoints": tmp_path}
-    with monkeypatch.context() as before:
-        before.setattr(checkpoint, "FORMAT", 3)
-        train(net(), x, y, **how)
-    with pytest.raises(ValueError, match="is of another training: format was 3 and is 4; name another folder"):
-        train(net(), x, y, **how)
