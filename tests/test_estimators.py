@@ -46,6 +46,15 @@ def digits():
     return (x[:1200] / 16, y[:1200]), (x[1200:] / 16, y[1200:])
 
 
+def test_weights_of_rows_and_of_classes_multiply(digits):
+    (x, y), _ = digits
+    x, y = x[:120], (y[:120] > 4).astype(int)
+    rows, settings = np.linspace(0.1, 2, 120), {"hidden": (4,), "epochs": 3, "random_state": 0}
+    ours = TurbaClassifier(2, class_weight={0: 1, 1: 5}, **settings).fit(x, y, sample_weight=rows)
+    by_hand = TurbaClassifier(2, **settings).fit(x, y, sample_weight=rows * np.array([1, 5])[y])
+    np.testing.assert_allclose(ours.predict_proba(x), by_hand.predict_proba(x), rtol=1e-5)
+
+
 def test_a_classifier_learns_the_digits(digits):
     train, test = digits
     classifier = TurbaClassifier(5, hidden=(32,), epochs=20, oob_score=True, random_state=0).fit(*train)

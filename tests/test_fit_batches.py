@@ -78,6 +78,11 @@ def test_batches_train_as_fit_trains_on_rows_in_that_order(batches):
     same(train(batches), by_fit())
 
 
+def test_without_validation_the_best_epoch_is_that_of_the_training_loss():
+    for _, history in (train(in_order(10)), by_fit()):
+        assert history.best().epoch.tolist() == history.train_loss.argmin(axis=0).tolist()
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_how_many_batches_a_chunk_has_changes_no_bit(monkeypatch, most):
     whole = train(in_order(10))
@@ -159,12 +164,15 @@ def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path):
     assert begun == [2, 3]  # of four epochs: what a callback raises leaves a checkpoint
 
 
-def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(tmp_path, monkeypatch, interrupted_after):
+@pytest.mark.parametrize("calls", [3, 7])  # of five batches an epoch
+def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
+    tmp_path, monkeypatch, interrupted_after, calls
+):
     monkeypatch.setattr(batches_module, "MOST_BATCHES", 1)
     whole = train(in_order(10))
-    stopped = interrupted_after(7, lambda: train(in_order(10), checkpoints=tmp_path))  # of five batches an epoch
-    assert len(stopped.history.train_loss) == 1
-    assert int(stopped.swarm.step[0]) == 7
+    stopped = interrupted_after(calls, lambda: train(in_order(10), checkpoints=tmp_path))
+    assert len(stopped.history.train_loss) == calls // 5
+    assert int(stopped.swarm.step[0]) == calls
     equal(train(in_order(10), checkpoints=tmp_path), whole)
 
 

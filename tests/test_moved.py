@@ -9,6 +9,8 @@ import pytest
 
 import turbanet as tn
 from turbanet import moved
+from turbanet.checkpoints import serialization
+from turbanet.data import examples
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,13 @@ def test_a_module_of_0_6_is_the_one_that_it_is_now(name):
     new = f"turbanet.{moved.MODULES[name]}"
     with pytest.warns(DeprecationWarning, match=rf"turbanet\.{name} is now {new}\.$"):
         assert importlib.import_module(f"turbanet.{name}") is importlib.import_module(new)
+
+
+def test_modules_of_0_6_hold_what_they_held():
+    with pytest.warns(DeprecationWarning):
+        from turbanet.training.data import Data
+        from turbanet.training.saved import load
+    assert Data is examples.Data and load is serialization.load
 
 
 def test_what_0_6_pickled_loads():

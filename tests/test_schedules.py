@@ -215,9 +215,10 @@ def test_epochs_count_over_calls_of_fit():
     jax.tree.map(np.testing.assert_array_equal, once.params, twice.params)
 
 
-def test_reduce_in_fit_follows_the_validation_loss():
+@pytest.mark.parametrize("metric", [None, lambda prediction, y: 0.5], ids=["compiled", "on the host"])
+def test_reduce_in_fit_follows_the_validation_loss(metric):
     swarm = tn.with_schedule(tn.with_hyperparameters(made(), learning_rate=[0.0, 0.01, 0.0]), "reduce")
-    trained, _ = train(swarm, epochs=14, validation=(X, Y))
+    trained, _ = train(swarm, epochs=14, validation=(X, Y), metric=metric)
     scale = trained.schedule.plateau.scale[0]
     np.testing.assert_array_equal(scale, 0.25)  # never improves: the first epoch, then 6 and 6 waited
 

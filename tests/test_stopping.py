@@ -160,10 +160,12 @@ def test_patience_follows_a_metric(metric, sign, long, monkeypatch):
     whole = train(swarm, patience=None, **job)[1].validation_metric["score"]
     expected = [waits(sign * whole[:, index], 3) for index in range(8)]
     assert history.epochs.tolist() == [stop for stop, _ in expected] and len(set(history.epochs)) > 1
+    assert min(history.epochs[1:4]) < len(history.train_loss)
     assert expected != [waits(history.validation_loss[:stop, index], 3) for index, (stop, _) in enumerate(expected)]
     for index, (stop, best) in list(enumerate(expected))[1:4]:
         np.testing.assert_array_equal(history.validation_metric["score"][:stop, index], whole[:stop, index])
         assert np.isnan(history.validation_metric["score"][stop:, index]).all()
+        assert np.isnan(history.validation_loss[stop:, index]).all()
         then = train(swarm, patience=None, epochs=best)[0].get_state(index)
         jax.tree.map(np.testing.assert_array_equal, trained.get_state(index).params, then.params)
 

@@ -135,9 +135,20 @@ def _weighted_to_x(g, kernel, *, moves):
 
 
 def _weighted_to_kernel(g, x, *, moves):
-    """Gradient of the kernel: the view from each tap times g."""
-    taps = [(view * g).sum(range(g.ndim - 1)) for view in _all_views(x, moves)]
-    return jnp.stack(taps).reshape(*(size for _, size, _, _ in moves), 1, g.shape[-1])
+    """Gradient of the kernel: the view from each tap times g, in a loop over the taps, which compiles faster.
+
+    Positions are computed from the number of the tap: XLA (jax 0.10.2) writes no code for slices of a wide swarm whose
+    starts come from a table of constants.
+    """
+    _, sizes, strides, dilations = zip(*moves)
+    covered = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:-1], strides)]
+
+    def of_tap(number):
+        start = [dilation * i for dilation, i in zip(dilations, jnp.unravel_index(number, sizes))]
+        view = lax.dynamic_slice(x, [0, *start, 0], [len(x), *covered, x.shape[-1]])
+        return (lax.slice(view, [0] * x.ndim, view.shape, [1, *strides, 1]) * g).sum(range(g.ndim - 1))
+
+    return lax.map(of_tap, jnp.arange(math.prod(sizes))).reshape(*sizes, 1, g.shape[-1])
 
 
 def _all_views(x, moves):
