@@ -59,7 +59,7 @@ def is_by_callbacks(swarm: State) -> bool:
 def after_epoch(before: Swarm, after: Swarm, metrics: Mapping[str, Any]) -> Swarm:
     """Return one member after an epoch from `before` to `after` with `metrics`; `before` if it had stopped.
 
-    The monitored value is not in `metrics` where a plan is measured, and where the host computes it: see `judged`.
+    Where the host scores members, the program has no monitored value, and the host calls this after it.
     """
     stopping = before._stopping
     if stopping is None:

@@ -11,7 +11,6 @@ from turbanet.core import metrics, stopping
 from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted, noted
 from turbanet.core.state import State
-from turbanet.data.batches import Batches
 from turbanet.training.callbacks import call
 from turbanet.training.history import History, name_diverged
 from turbanet.training.run import Training
@@ -86,8 +85,7 @@ class Record:
         history = self.history(run, state.epoch, run.seen())
         has_best = state._stopping is not None and state._stopping.patience is not None
         state = gathered(stopping.restored(state))
-        of_batches = isinstance(getattr(run, "batches", None), Batches)
-        may_see_none = of_batches and getattr(run.program, "is_masked", False)
+        may_see_none = getattr(run.program, "is_masked", False)
         name_diverged(state, history, restored=has_best, by_weights=may_see_none)
         return jax.device_put(state, jax.tree.map(home, self.swarm)), history
 

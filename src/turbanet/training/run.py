@@ -350,16 +350,13 @@ class Training:
 
     def _update(self, loss, metrics):
         """Update schedules and patience by the scores [member, 1] of the last epoch."""
-        monitor = self.start._stopping and self.start._stopping.monitor
-        value = ({stopping.LOSS: loss} | metrics).get(monitor)
-        loss = loss if schedules.needs_validation(self.start) else None
-        if value is None and loss is None:
+        if self.start._stopping is None and not schedules.needs_validation(self.start):
             return
-        of_rounds = resized((loss, value), self.current.padded(len(self.training)))
+        scores = resized({stopping.LOSS: loss} | metrics, self.current.padded(len(self.training)))
         for number, state in enumerate(self.states):
             members = slice(number * len(state), (number + 1) * len(state))
-            last = [None if each is None else each[members, -1] for each in of_rounds]
-            self.states[number] = jax.vmap(_after_epoch)(state, *last)
+            of_round = jax.tree.map(itemgetter((members, -1)), scores)
+            self.states[number] = jax.vmap(_after_epoch)(state, of_round)
 
     def _set_aside(self):
         """Set stopped members aside, if that halves the work or ends it."""
@@ -417,14 +414,9 @@ class Training:
         self._set_aside()
 
 
-def _after_epoch(state, loss, value):
-    """Return one member after an epoch, given its validation `loss` and the monitored `value`, or None for either."""
-    after = schedules.end_epoch(state, loss)
-    if state._stopping is None:
-        return after
-    if value is not None:
-        after = stopping.judged(after, value.astype(state._stopping.best.dtype))
-    return stopping.choose(state._stopping.active, after, state)
+def _after_epoch(state, scores):
+    """Return one member after an epoch with these scores, {name: value}."""
+    return stopping.after_epoch(state, schedules.end_epoch(state, scores[stopping.LOSS]), scores)
 
 
 def _concatenated(*parts):
