@@ -3,6 +3,7 @@
 import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,7 +12,6 @@ import jax
 import psutil
 
 HEADROOM = 0.9  # share of an accelerator's free memory that a block may use
-SIZES: WeakKeyDictionary = WeakKeyDictionary()  # of programs that are in use: see `_bytes`
 LIMITS = {  # of a control group, by version: file of the limit, file of the use, entry of the file cache in memory.stat
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -105,8 +105,18 @@ def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
 
 def _bytes(executable):
     """Return the (temporary, returned) bytes of a program; cached, as the analysis takes milliseconds."""
-    if executable not in SIZES:
+    known = _sizes()
+    if executable not in known:
         sizes = executable.memory_analysis()
         returned = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0) if sizes else 0
-        SIZES[executable] = sizes.temp_size_in_bytes if sizes else 0, returned
-    return SIZES[executable]
+        known[executable] = sizes.temp_size_in_bytes if sizes else 0, returned
+    return known[executable]
+
+
+@lru_cache
+def _sizes():
+    """Return the cache of `_bytes`; weak, as it would keep programs alive that are dropped.
+
+    A function holds it, and not the module, whose values a fingerprint of a loss that predicts would read.
+    """
+    return WeakKeyDictionary()
