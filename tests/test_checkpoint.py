@@ -316,6 +316,13 @@ def test_another_pythons_checkpoint_is_refused_with_that_reason(tmp_path, monkey
         short(tmp_path)
 
 
+def test_one_of_several_processes_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="by one of the 2 processes of jax.distributed: leave jax.distributed out"):
+        short(tmp_path, epochs=1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkpoint_of_another_format_is_refused_with_that_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "FORMAT", 4)
     short(tmp_path, epochs=1)

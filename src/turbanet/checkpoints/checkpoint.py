@@ -53,6 +53,9 @@ class Folder:
         """Open the folder for the last `keep` checkpoints of `what`; None only reads. An address is mirrored."""
         import orbax.checkpoint as ocp
 
+        if jax.process_count() > 1:  # Orbax has them wait for one another, and the first alone write
+            problem = f"{what} cannot be kept by one of the {jax.process_count()} processes of jax.distributed"
+            raise ValueError(f"{problem}: leave jax.distributed out, as each process trains members of its own.")
         self.args = ocp.args
         kwargs = {"max_to_keep": keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": keep is not None}
         try:

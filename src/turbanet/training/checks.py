@@ -29,7 +29,7 @@ class Checked(NamedTuple):
     rule: tuple
 
     def followed(self, validation: Any, min_delta: float) -> tuple[str, str, float]:
-        """Return (name, mode, min_delta) of what `History.best_epoch` goes by."""
+        """Return (name, mode, min_delta) of what `History.best` goes by."""
         monitor, mode = self.rule
         return TRAIN_LOSS if validation is None else monitor, mode, min_delta
 

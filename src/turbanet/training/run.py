@@ -340,12 +340,13 @@ class Training:
         loss, values, predictions = jax.tree.map(np.array, evaluation)
         values |= {name: np.full(len(loss), np.nan) for name in self.metrics}
         active = np.ones(len(loss), bool) if self.start._stopping is None else self._active()
-        for position in np.flatnonzero(active) if self.metrics else ():
+        metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
+        for position in np.flatnonzero(active) if metrics else ():
             y = targets(self.data[1], position)
             rows = slice(len(jax.tree.leaves(y)[0]))
             prediction = jax.tree.map(itemgetter((position, rows)), predictions)
-            for name, metric in self.metrics.items():
-                values[name][position] = on_host(name, metric)(prediction, y)
+            for name, metric in metrics.items():
+                values[name][position] = metric(prediction, y)
         return jax.tree.map(lambda value: np.where(active, value, np.nan)[:, None], (loss, values))
 
     def _update(self, loss, metrics):
