@@ -5,6 +5,7 @@
 PYTHONS ?= python3.11 python3.12 python3.13 python3
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
 
 .PHONY: help report test lint lab data bench gpu peers book smoke published doctor lock which-python unusable
 

@@ -16,7 +16,7 @@ import pytest
 from jax._src.lru_cache import LRUCache
 
 import turbanet
-from turbanet.training import program, run
+from turbanet.training import compilation, run
 
 OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled as they are for a user
 if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
@@ -79,7 +79,7 @@ def few_programs():
     """Compiled programs are dropped after a module, once they are many: Linux allows a process 65 530 mappings."""
     yield
     if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
-        program.forget()
+        compilation.forget()
         gc.collect()
 
 

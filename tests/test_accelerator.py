@@ -14,7 +14,7 @@ from turbanet import backend, turba_train_state
 from turbanet.cluster import shards
 from turbanet.core import memory
 from turbanet.data.examples import prepare
-from turbanet.training import parts, program, run as training
+from turbanet.training import compilation, parts, program, run as training
 
 MEMBERS = 24  # a CPU's blocks would have 8
 rng = np.random.default_rng(0)
@@ -35,9 +35,9 @@ def blocks(monkeypatch):
     monkeypatch.setattr(backend, "platform", lambda: "gpu")
     # Orthogonal initial weights of all members at once can deadlock the threads of the CPU that stands in here.
     monkeypatch.setattr(turba_train_state, "on_accelerator", lambda: False)
-    program.forget()
+    compilation.forget()
     yield traced
-    program.forget()
+    compilation.forget()
 
 
 def made(members=MEMBERS, model=None, optimizer=None, features=3):

@@ -14,7 +14,7 @@ import turbanet as tn
 from turbanet.networks.policies import Agent, Gaussian, Normalised, running
 from turbanet.rl import PPOConfig, environments, evaluate_agents, train_agents
 from turbanet.rl.agents import new_swarm
-from turbanet.training import program
+from turbanet.training import compilation
 
 SHORT = PPOConfig(lr=0.01, n_steps=8, n_envs=2, batch_size=8, n_epochs=2, gamma=0.9, total_timesteps=160, ent_coef=0.01)
 BLOCK = tn.Plan(1, block=2)
@@ -247,9 +247,9 @@ def test_a_seed_of_episodes_is_one_that_int32_holds():
 
 def test_equal_calls_compile_once():
     train()
-    compiled = list(program._programs().values())
+    compiled = list(compilation._programs().values())
     train(config=SHORT._replace(lr=0.02, gamma=0.5, total_timesteps=320))
-    assert list(program._programs().values()) == compiled
+    assert list(compilation._programs().values()) == compiled
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 import turbanet as tn
 from turbanet.data.sampling import deal
-from turbanet.training import program
+from turbanet.training import compilation
 
 RATE, MOMENTUM = 0.1, 0.9
 RANDOM = np.random.default_rng(0)
@@ -129,14 +129,14 @@ def test_dropout_differs_between_workers():
 
 
 def test_an_equal_training_compiles_nothing_anew():
-    program.forget()
+    compilation.forget()
     start = line()
     tn.federated.local_sgd(start, X, Y, tn.mse, workers=2, every=4, **JOB)
-    before = len(program._programs())
+    before = len(compilation._programs())
     tn.federated.local_sgd(line(), X, Y, tn.mse, workers=2, every=4, **JOB)
-    assert len(program._programs()) == before
+    assert len(compilation._programs()) == before
     tn.federated.local_sgd(start, X, Y, tn.mse, workers=2, every=6, **JOB)
-    assert len(program._programs()) == before + 1
+    assert len(compilation._programs()) == before + 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import turbanet as tn
 from study.measurement.compilation import cold
-from turbanet.training import program
+from turbanet.training import compilation
 
 MODEL, ADAM = tn.MLP((3, 2)), optax.adam(0.1)  # others would be another program
 
@@ -20,7 +20,7 @@ def events(tmp_path):
     before, seen = jax.config.jax_compilation_cache_dir, []
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()
-    program.forget()  # what another test compiled without this cache
+    compilation.forget()  # what another test compiled without this cache
 
     def listen(name, *_, **__):
         seen.append(name.rpartition("/")[2])
@@ -42,7 +42,7 @@ def train():
 
 def test_a_forgotten_program_comes_from_the_disk(events):
     train()
-    program.forget()
+    compilation.forget()
     events.clear()
     train()
     assert "cache_hits" in events and "cache_misses" not in events
@@ -66,7 +66,7 @@ def test_the_disk_is_used_again_after_cold(events):
     with pytest.raises(KeyError), cold():
         raise KeyError
     events.clear()
-    program.forget()
+    compilation.forget()
     train()
     assert "cache_hits" in events
 

@@ -9,7 +9,7 @@ from sklearn.metrics import confusion_matrix
 
 import turbanet as tn
 from turbanet.selection.cross_validation import splits
-from turbanet.training import program, run
+from turbanet.training import compilation, program, run
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 5)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_the_next_model_compiles_while_one_trains(monkeypatch):
     monkeypatch.setattr(run.Training, "compile", lambda self: ahead.append(self) or compile_ahead(self))
     models = {"small": tn.MLP((4, 3)), "large": tn.MLP((8, 3)), "largest": tn.MLP((16, 3))}
     job = JOB | {"epochs": 1, "stratified": True}
-    program.forget()
+    compilation.forget()
     found = tn.cross_validate(models, X, Y, **job)
     assert len(ahead) == len(models)
     scores = happened.count("compiles") - len(models)

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import turbanet as tn
 from turbanet.ensembles.estimators import TurbaClassifier, TurbaRegressor
-from turbanet.training import program
+from turbanet.training import compilation, program
 
 # A float32 trainer's losses do not agree within the 1e-7 that these ask for: see the tests of weights below.
 EXPECTED_TO_FAIL = {
@@ -395,10 +395,10 @@ def test_a_grid_search_over_equal_shapes_compiles_once(digits):
     x, y = x[:300], y[:300]
     names = {"learning_rate": [0.001, 0.003, 0.01, 0.03], "weight_decay": [0, 0.01, 0.1]}
     model = TurbaClassifier(2, hidden=(7,), epochs=1, random_state=0)
-    program.forget()
+    compilation.forget()
     search = GridSearchCV(model, names, cv=3, refit=False).fit(x, y)
     assert len(search.cv_results_["params"]) == 12
-    trained = [key for key in program._programs() if key[0] is program.Train]
+    trained = [key for key in compilation._programs() if key[0] is program.Train]
     assert len(trained) == 1
 
 

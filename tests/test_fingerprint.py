@@ -337,6 +337,16 @@ def test_a_packages_version_counts(monkeypatch):
     module._package.cache_clear()
 
 
+def test_what_a_function_of_the_library_reads_counts(monkeypatch):
+    before = fingerprint(tn.mse)
+    monkeypatch.setattr(tn.loss, "_predicted", lambda params, x, apply_fn: x)
+    module._library_globals.cache_clear()
+    assert fingerprint(tn.mse) != before
+    monkeypatch.undo()
+    module._library_globals.cache_clear()
+    assert fingerprint(tn.mse) == before
+
+
 def test_what_was_compiled_so_far_is_no_part_of_a_function_that_predicts():
     swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, input_size=3)
 

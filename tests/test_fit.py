@@ -14,7 +14,7 @@ from conftest import DEVICES
 import turbanet as tn
 from turbanet.core import memory, plan as plan_module
 from turbanet.data.examples import placed, prepare
-from turbanet.training import program
+from turbanet.training import compilation, program
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(30, 3))
@@ -245,7 +245,7 @@ def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
     programs, compile_one = [], program._compile_in_thread
     monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
-    program.forget()
+    compilation.forget()
     return programs
 
 
@@ -272,7 +272,7 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
     found = []
     for most in (0, 8):
         monkeypatch.setattr(plan_module, "MOST_CALLS", most)
-        program.forget()
+        compilation.forget()
         kept = {"checkpoints": tmp_path / str(most)} if "checkpoints" in job else {}
         swarm, history = train(make(7), epochs=6, plan=plan, **held_out, **job | kept)
         found.append((swarm, history.train_loss, history.validation_loss, tn.predict(swarm, X, plan=plan)))
@@ -281,17 +281,17 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
 
 @pytest.mark.cpu
 def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
-    plan, orders, call = tn.Plan(DEVICES, 1), [], program.Compiled.__call__
-    program.forget()
+    plan, orders, call = tn.Plan(DEVICES, 1), [], compilation.Compiled.__call__
+    compilation.forget()
     train(make(2), epochs=1, plan=plan)
-    (made,) = [future.result() for future in program._programs().values() if hasattr(future, "result")]
+    (made,) = [future.result() for future in compilation._programs().values() if hasattr(future, "result")]
     made.pace = 0.2  # seconds a round and epoch: ten epochs of one round are a call, and one of eight
 
     def ordered(self, *data, epochs):
         orders.append(epochs)
         return call(self, *data, epochs=epochs)
 
-    monkeypatch.setattr(program.Compiled, "__call__", ordered)
+    monkeypatch.setattr(compilation.Compiled, "__call__", ordered)
     train(make(16), epochs=3, plan=plan, segment=3)
     assert orders[:8] == [1] * 8
 
@@ -358,7 +358,7 @@ def test_a_program_that_was_compiled_ahead_is_the_one_that_fit_runs(opaque, comp
 def test_a_training_that_was_kept_to_its_end_compiles_nothing_ahead(compiled, tmp_path):
     job = {"epochs": 2, "batch_size": 8, "checkpoints": tmp_path, "progress": False}
     _, history = tn.fit(anew(), X, Y, **job)
-    program.forget()
+    compilation.forget()
     tn.fit(anew(), X, Y, compile_only=True, **job)
     assert len(compiled) == 1
     np.testing.assert_array_equal(tn.fit(anew(), X, Y, **job)[1].train_loss, history.train_loss)
@@ -478,7 +478,7 @@ def test_the_last_programs_are_kept(compiled, monkeypatch):
     monkeypatch.setattr(program, "KEPT", 1)
     for batch_size in (8, 10):
         train(make(), epochs=1, batch_size=batch_size)
-    assert len(compiled) == 2 and len(program._programs()) == 1
+    assert len(compiled) == 2 and len(compilation._programs()) == 1
 
 
 def test_history_frame_is_tidy():
@@ -625,11 +625,11 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
     images, swarm = conv_swarm(1)
     needs = []
     for rows in (10, 1000):
-        program.forget()
+        compilation.forget()
         monkeypatch.setattr(program, "rows_at_once", lambda rows=rows: rows)
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
-        compiled = program.compiled(program.predict_rows, plan, plan.place(swarm), data)
+        compiled = compilation.compiled(program.predict_rows, plan, plan.place(swarm), data)
         needs.append(memory.needs(compiled.executable, plan).bytes)
     assert 3 * needs[0] < needs[1]
 

@@ -14,7 +14,7 @@ from conftest import DEVICES
 import turbanet as tn
 from turbanet.checkpoints import checkpoint
 from turbanet.core import interrupt
-from turbanet.training import program, run as training
+from turbanet.training import compilation, run as training
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(12, 3)).astype(np.float32)
@@ -86,7 +86,7 @@ def test_a_call_of_the_program_is_bounded_and_changes_no_bit(monkeypatch):
         calls.append(self.done - before)
 
     monkeypatch.setattr(training.Training, "_train", counted)
-    program.forget()
+    compilation.forget()
     expected = train(segment=8)
     assert calls[0] == 1 and sum(calls) == 8  # its pace is not known before
     calls.clear()

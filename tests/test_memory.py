@@ -10,7 +10,7 @@ import pytest
 
 import turbanet as tn
 from turbanet.core.memory import container
-from turbanet.training import program
+from turbanet.training import compilation
 
 GIB = 2**30
 
@@ -70,8 +70,8 @@ def test_a_program_that_is_forgotten_is_freed():
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.sgd(0.1), 2, input_size=3)
     tn.fit(swarm, np.zeros((6, 3), np.float32), np.zeros(6, int), tn.softmax_cross_entropy, epochs=1, progress=False)
     (one, *_) = [
-        weakref.ref(each.result().executable) for each in program._programs().values() if hasattr(each, "result")
+        weakref.ref(each.result().executable) for each in compilation._programs().values() if hasattr(each, "result")
     ]
-    program.forget()
+    compilation.forget()
     gc.collect()
     assert one() is None

@@ -7,7 +7,7 @@ import pytest
 from turbanet.rl import PPOConfig
 from turbanet.rl.foraging import Foraging
 from turbanet.rl.multi_agent import Together, evaluate_together, play_together, train_together
-from turbanet.training import program
+from turbanet.training import compilation
 
 WORLD = Foraging(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16)
 SHORT = PPOConfig(lr=0.01, n_steps=16, n_envs=2, batch_size=32, n_epochs=2, total_timesteps=96)
@@ -50,10 +50,10 @@ def test_play_shows_the_world_before_each_step():
 
 def test_equal_calls_give_equal_bits_and_compile_once():
     swarm, _ = train()
-    compiled = list(program._programs().values())
+    compiled = list(compilation._programs().values())
     again, _ = train()
     assert_equal(swarm.params, again.params)
-    assert list(program._programs().values()) == compiled
+    assert list(compilation._programs().values()) == compiled
 
 
 def test_one_device_changes_roundings_alone():

@@ -12,7 +12,7 @@ import pytest
 import turbanet as tn
 from turbanet.core import member
 from turbanet.data.sampling import epoch_order
-from turbanet.training import program
+from turbanet.training import compilation
 
 RATE = 0.1
 RANDOM = np.random.default_rng(0)
@@ -178,10 +178,10 @@ def test_noise_never_comes_twice_whatever_the_epochs_of_a_round():
 def test_other_numbers_compile_nothing_anew():
     how = {"clients": EVEN, **JOB, "proximal": 0.1, "clip": 1.0, "noise": 0.1}
     tn.federated.train(line(), X, Y, tn.mse, **how)
-    before = list(program._programs())
+    before = list(compilation._programs())
     other = {"rounds": 3, "proximal": 0.2, "clip": 0.5, "noise": 0.0, "drop_out": 0.1, "seed": 3}
     tn.federated.train(line(seed=1), X, Y, tn.mse, **how | other)
-    assert list(program._programs()) == before
+    assert list(compilation._programs()) == before
 
 
 def test_a_round_has_each_client_once_and_each_as_often():

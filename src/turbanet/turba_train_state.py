@@ -27,7 +27,8 @@ from turbanet.core.gather import resized
 from turbanet.core.optimizers import check_optimizer
 from turbanet.core.plan import say_once
 from turbanet.core.state import State
-from turbanet.training.program import Evaluate, read, remembered
+from turbanet.training.compilation import read, remembered
+from turbanet.training.program import Evaluate
 
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version
 Method = TypeVar("Method", bound=Callable[..., Any])

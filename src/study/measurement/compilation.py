@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from turbanet.training import program
+from turbanet.training import compilation
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def cold() -> Iterator[None]:
     Afterwards programs compiled inside stay in memory, and the cache on disk is used again if it was before.
     """
     used = jax.config.jax_enable_compilation_cache
-    program.forget()
+    compilation.forget()
     _use_disk(False)
     try:
         yield

@@ -82,12 +82,13 @@ class Fingerprint(str):
 class _Walk:
     """The digests of one object's parts, each part once."""
 
-    def __init__(self, *, watching=True):
+    def __init__(self, *, watching=True, in_library=False):
         self.visited = {}  # id: (object, digest); while the object is referenced here, no other one gets its id
         self.opaque = []
         self.read = []
         self.held = []
         self.watching = watching  # whether `held` is wanted
+        self.in_library = in_library  # whether this is the walk of `_library_globals`
 
     def digest(self, thing, path=()) -> bytes:
         """Return the digest of the object at `path`, the names of what it lies in ("" for one without a name)."""
@@ -135,16 +136,19 @@ class _Walk:
         if isinstance(thing, types.FunctionType):
             closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
             closure = Parts((name, value) for name, value in closed if value is not MISSING)
-            package = _package(thing.__globals__.get("__name__", ""))
-            if package:  # whose own functions do not change
+            module = thing.__globals__.get("__name__", "")
+            read = _package(module)
+            if read or _is_library(module):  # whose own functions do not change
                 options = Parts(thing.__kwdefaults__ or {}), Parts(vars(thing))
             else:
                 self.watch(thing)
                 options = thing.__kwdefaults__, vars(thing)
-            read = package or self.globals(thing.__code__, thing.__globals__)
+            if not read and _is_library(module) and not self.in_library:
+                read = _library_globals(thing.__code__, module)
+            read = read or self.globals(thing.__code__, thing.__globals__)
             return [thing.__code__, thing.__defaults__, *options, closure, read]
         if isinstance(thing, type):
-            if not _package(thing.__module__):
+            if not (_package(thing.__module__) or _is_library(thing.__module__)):
                 self.watch(thing)
             own = {k: v for k, v in sorted(vars(thing).items()) if k != "_abc_impl" and (k[:2] != "__" or callable(v))}
             return [thing.__qualname__, *thing.__bases__, Parts(own)]
@@ -194,6 +198,18 @@ class _Walk:
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
         return os.urandom(32)
+
+
+def _is_library(module):
+    """Whether a module is this library's: one that is not installed counts by its code, which is read once."""
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+@functools.lru_cache(4096)
+def _library_globals(code, module):
+    """Return the digest of the globals that a code object of the library reads."""
+    walk = _Walk(watching=False, in_library=True)
+    return walk.digest(walk.globals(code, vars(sys.modules[module])))
 
 
 def _current_digest(thing):

@@ -13,9 +13,10 @@ import numpy as np
 
 from turbanet.core.fingerprint import fingerprint
 from turbanet.data.sampling import ragged
+from turbanet.training.compilation import read
 from turbanet.training.fit import fit
 from turbanet.training.history import History
-from turbanet.training.program import Evaluate, read
+from turbanet.training.program import Evaluate
 
 
 @dataclasses.dataclass(frozen=True)

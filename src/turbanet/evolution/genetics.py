@@ -15,7 +15,7 @@ from turbanet.core.arrays import as_array, check_next_ids, check_whole
 from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import NOBODY
 from turbanet.evolution.variation import CROSSOVERS, gaussian
-from turbanet.training.program import read
+from turbanet.training.compilation import read
 
 
 def share_of(share: float, members: int) -> float:

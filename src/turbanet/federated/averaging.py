@@ -20,7 +20,7 @@ from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import deal
-from turbanet.training import program
+from turbanet.training import compilation
 from turbanet.training.checks import check_data
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -178,7 +178,7 @@ class _Averaging:
 
         split, whole = PartitionSpec("member"), PartitionSpec()
         specs = (split, whole, whole, whole), (split, whole)
-        return program.on_devices(self, on_device, plan, own, shared, names=("first", "last"), specs=specs)
+        return compilation.on_devices(self, on_device, plan, own, shared, names=("first", "last"), specs=specs)
 
 
 def _mean(tree, axes):

@@ -17,7 +17,7 @@ from turbanet.core import member, schedules
 from turbanet.core.arrays import floating
 from turbanet.core.sums import added, zero
 from turbanet.data.sampling import epoch_order, own_order, own_steps
-from turbanet.training import program
+from turbanet.training import compilation, program
 
 CALL_SECONDS = 2  # approximate length of a call of the program, unless one round takes longer
 CALL_ROUNDS = 128  # most rounds of a call; its metrics have room for so many
@@ -170,7 +170,7 @@ class Rounds:
         whole, by_client = PartitionSpec(), PartitionSpec(None, "member")
         metrics = {"loss": by_client, "clients": whole, "returned": whole, "scores": whole}
         function, names = partial(self.on_device, plan=plan), ("first", "many", "last")
-        return program.on_devices(self, function, plan, carry, inputs, names=names, specs=(whole, (whole, metrics)))
+        return compilation.on_devices(self, function, plan, carry, inputs, names=names, specs=(whole, (whole, metrics)))
 
 
 def run(ready, carry, inputs, rounds, *, progress):

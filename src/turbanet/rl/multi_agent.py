@@ -20,7 +20,7 @@ from turbanet.ppo import PPOConfig
 from turbanet.rl import learning
 from turbanet.rl.agents import AgentHistory, new_swarm, warn_of_diverged
 from turbanet.rl.settings import count_updates, into_swarm, of_members
-from turbanet.training import program
+from turbanet.training import compilation
 from turbanet.turba_train_state import TurbaTrainState
 
 INTERFACE = "reset", "step", "agents", "actions", "limit"
@@ -193,7 +193,7 @@ class Together:
         """Return the compiled update (members, settings, worlds, key) -> (members, worlds, metrics), cached."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, (jax.tree.leaves(state), others[1]))
         function = partial(self.update, plan)
-        return program.on_devices(self, function, plan, state, *others, out_shardings=(*shardings, None))
+        return compilation.on_devices(self, function, plan, state, *others, out_shardings=(*shardings, None))
 
 
 def check(world: Any) -> None:
@@ -230,7 +230,7 @@ def play_together(
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
         swarm = swarm.replace(loss_fn=None, sample=None)
-    fingerprint = program.read(check, world, getattr(swarm, "apply_fn", None))
+    fingerprint = compilation.read(check, world, getattr(swarm, "apply_fn", None))
     return _play(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), fingerprint)
 
 

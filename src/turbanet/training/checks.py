@@ -12,8 +12,9 @@ from flax.errors import InvalidRngError
 from turbanet.core import member, metrics, schedules, stopping
 from turbanet.core.arrays import check_whole
 from turbanet.data.examples import Data, of_members, pair, prepare, targets
+from turbanet.training.compilation import read
 from turbanet.training.history import TRAIN_LOSS
-from turbanet.training.program import read, rows_at_once
+from turbanet.training.program import rows_at_once
 
 CHECKED_ROWS = 8  # of which a loss may check the prediction before the training
 

@@ -22,8 +22,9 @@ from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
 from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
+from turbanet.training.compilation import compile_in_thread, compiled
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
-from turbanet.training.program import Evaluate, Train, compile_in_thread, compiled
+from turbanet.training.program import Evaluate, Train
 from turbanet.training.scores import evaluated, is_by_count
 
 CALL_SECONDS = 2  # of one call of a program, about, if an epoch takes less

@@ -16,7 +16,8 @@ from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.state import State
 from turbanet.data.examples import Data, of_members, placed
-from turbanet.training.program import Evaluate, compiled
+from turbanet.training.compilation import compiled
+from turbanet.training.program import Evaluate
 
 MANY_COUNTS = 16  # numbers of rows, above which a message recommends a loss that takes mask=
 
