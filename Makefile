@@ -15,8 +15,11 @@ help: ## this list
 report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: that stage, then the report alone
 	@$(IN_VENV) python -m study.pipeline.rebuild $(if $(STAGE),--stage '$(STAGE)') $(ARGS)
 
+# A test that waits for a process or a port in vain ends after ten minutes and is tried once more; one that ends its
+# process ends the run, as xdist would begin its file again and again.
 test: lint ## lint, then all tests, the slow ones too
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(ARGS)
+	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
+	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(ARGS)
 	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load)
 
 lint: .venv/.installed ## ruff and the types of the library, without changing a file
