@@ -243,8 +243,8 @@ def test_fit_of_a_single_member_swarm():
 @pytest.fixture
 def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
-    programs, compile_one = [], program._compile_in_thread
-    monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
+    programs, compile_one = [], compilation._compile_in_thread
+    monkeypatch.setattr(compilation, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
     compilation.forget()
     return programs
 
@@ -475,7 +475,7 @@ def test_another_precision_compiles_anew(compiled):
 
 
 def test_the_last_programs_are_kept(compiled, monkeypatch):
-    monkeypatch.setattr(program, "KEPT", 1)
+    monkeypatch.setattr(compilation, "KEPT", 1)
     for batch_size in (8, 10):
         train(make(), epochs=1, batch_size=batch_size)
     assert len(compiled) == 2 and len(compilation._programs()) == 1
