@@ -9,7 +9,7 @@ from sklearn.metrics import confusion_matrix
 
 import turbanet as tn
 from turbanet.selection.cross_validation import splits
-from turbanet.training import compilation, program, run
+from turbanet.training import compilation, run
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 5)).astype(np.float32)
@@ -74,8 +74,10 @@ def test_the_swarm_trains_on_the_folds_rows(found):
 
 
 def test_the_next_model_compiles_while_one_trains(monkeypatch):
-    happened, begin, train = [], program._compile_in_thread, run.Training.advance
-    monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: happened.append("compiles") or begin(*a, **k))
+    happened, start, train = [], compilation._compile_in_thread, run.Training.advance
+    monkeypatch.setattr(
+        compilation, "_compile_in_thread", lambda *a, **k: happened.append("compiles") or start(*a, **k)
+    )
     monkeypatch.setattr(run.Training, "advance", lambda self: happened.append("trains") or train(self))
     ahead, compile_ahead = [], run.Training.compile
     monkeypatch.setattr(run.Training, "compile", lambda self: ahead.append(self) or compile_ahead(self))

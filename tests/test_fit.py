@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -31,21 +32,21 @@ def train(swarm, **kwargs):
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **settings)
 
 
+@partial(jax.jit, static_argnums=0)
+def step_alone(loss_fn, params, opt_state, x, y):
+    (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, x, y, MODEL.apply)
+    updates, opt_state = TX.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
 def alone(state, x, y, order, loss_fn=tn.softmax_cross_entropy):
     """(params, epoch losses) of one network, a step at a time, over order [epoch, step, batch]."""
-
-    @jax.jit
-    def step(params, opt_state, x, y):
-        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, x, y, MODEL.apply)
-        updates, opt_state = TX.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
     params, opt_state, losses = state.params, TX.init(state.params), []
-    for epoch in order:
+    for epoch in np.asarray(order):
         steps = []
         for index in epoch:
-            params, opt_state, loss = step(params, opt_state, jnp.asarray(x)[index], jnp.asarray(y)[index])
-            steps.append(loss)
+            params, opt_state, loss = step_alone(loss_fn, params, opt_state, x[index], y[index])
+            steps.append(float(loss))
         losses.append(np.mean(steps))
     return params, losses
 
@@ -61,19 +62,26 @@ def close(rtol):
 PLANS = [tn.Plan(1, 1), tn.Plan(1, 5), tn.Plan(DEVICES, 2), tn.Plan(DEVICES, 3), tn.Plan()]
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
-def test_fit_equals_networks_alone_in_float64(plan):
+@pytest.fixture(scope="module")
+def in_float64():
+    """(a swarm, each of its networks trained alone for 100 steps)."""
     with jax.enable_x64(True):
         swarm = make()
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), swarm.params)
         swarm = swarm.replace(params=params, opt_state=jax.vmap(TX.init)(params))
-        order = tn.batch_order(swarm, 30, epochs=25, batch_size=8)  # 100 steps
+        order = tn.batch_order(swarm, 30, epochs=25, batch_size=8)
+        return swarm, [alone(swarm.get_state(i), X, Y, order[i]) for i in range(len(swarm))]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{len(p.devices)}x{p.block}")
+def test_fit_equals_networks_alone_in_float64(plan, in_float64):
+    swarm, expected = in_float64
+    with jax.enable_x64(True):
         trained, history = train(swarm, epochs=25, plan=plan)
-        for i in range(len(swarm)):
-            params, losses = alone(swarm.get_state(i), X, Y, order[i])
+        assert trained.params["Dense_0"]["kernel"].dtype == jnp.float64
+        for i, (params, losses) in enumerate(expected):
             jax.tree.map(close(1e-9), trained.get_state(i).params, params)
-            assert trained.params["Dense_0"]["kernel"].dtype == jnp.float64
             np.testing.assert_allclose(history.train_loss[:, i], losses, rtol=1e-9)
 
 
@@ -243,8 +251,8 @@ def test_fit_of_a_single_member_swarm():
 @pytest.fixture
 def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
-    programs, compile_one = [], program._compile_in_thread
-    monkeypatch.setattr(program, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
+    programs, compile_one = [], compilation._compile_in_thread
+    monkeypatch.setattr(compilation, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
     compilation.forget()
     return programs
 
@@ -257,16 +265,19 @@ def test_fit_compiles_once_for_equal_runs(compiled):
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("plan", "job"),
     [
-        {},
-        {"patience": 1, "segment": 1},
-        {"metric": {"mean": lambda p, y: np.mean(p)}, "monitor": "mean", "mode": "max", "patience": 2},
-        {"checkpoints": True},
+        (tn.Plan(1, 1), {}),
+        (tn.Plan(DEVICES, 2), {}),
+        (tn.Plan(DEVICES, 2), {"patience": 1, "segment": 1}),
+        (
+            tn.Plan(DEVICES, 2),
+            {"metric": {"mean": lambda p, y: np.mean(p)}, "monitor": "mean", "mode": "max", "patience": 2},
+        ),
+        (tn.Plan(DEVICES, 2), {"checkpoints": True}),
     ],
-    ids=["plain", "patience", "monitor", "checkpoints"],
+    ids=["one device", "plain", "patience", "monitor", "checkpoints"],
 )
-@pytest.mark.parametrize("plan", [tn.Plan(DEVICES, 2), tn.Plan(1, 1)], ids=["2x2", "1x1"])
 def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, monkeypatch, tmp_path):
     held_out = {"validation": (X[:11], Y[:11])}
     found = []
@@ -395,10 +406,15 @@ inner = jax.jit(lambda value: value * FACTORS[0])
 FACTORS = np.ones(1, np.float32)
 
 
+def looped(value):
+    return jax.lax.scan(loop, value, jnp.arange(1))[0]
+
+
 @pytest.mark.parametrize(
-    "times", [inner, lambda value: jax.lax.scan(loop, value, jnp.arange(1))[0]], ids=["jit", "loop"]
+    ("times", "call"),
+    [(inner, "fit"), (looped, "fit"), (looped, "evaluate"), (inner, "train")],
+    ids=["jit-fit", "loop-fit", "loop-evaluate", "jit-train"],
 )
-@pytest.mark.parametrize("call", ["fit", "evaluate", "train"])
 def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, call):
     def made():  # the same code, and other functions
         def scaled(*args):
@@ -475,7 +491,7 @@ def test_another_precision_compiles_anew(compiled):
 
 
 def test_the_last_programs_are_kept(compiled, monkeypatch):
-    monkeypatch.setattr(program, "KEPT", 1)
+    monkeypatch.setattr(compilation, "KEPT", 1)
     for batch_size in (8, 10):
         train(make(), epochs=1, batch_size=batch_size)
     assert len(compiled) == 2 and len(compilation._programs()) == 1

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from functools import cache
 
 import jax
 import numpy as np
@@ -24,8 +25,18 @@ MODEL = tn.networks.ResNet(8)
 HERE = ["pytorch_ddp", "jax", "jax_processes"]
 
 
+@cache
 def variables():
-    return jax.device_get(MODEL.init(jax.random.key(0), X[:1]))
+    return jax.device_get(jax.jit(MODEL.init)(jax.random.key(0), X[:1]))
+
+
+@jax.jit
+def loss_and_gradient(params, stats, x, y):
+    def loss(params):
+        scores, _ = MODEL.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
+        return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
+
+    return jax.value_and_grad(loss)(params)
 
 
 def job(**how):
@@ -46,18 +57,10 @@ def by_hand(workers, steps=5, rates=None, only=None):
     epochs = -(-steps * 6 * workers // 48) + 1
     order = deal(rows=48, workers=workers, epochs=epochs, batch_size=6).reshape(workers, -1, 6)
 
-    @jax.jit
-    def grad(params, x, y):
-        def loss(params):
-            scores, _ = MODEL.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])
-            return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
-
-        return jax.value_and_grad(loss)(params)
-
     pace, losses = jax.tree.map(np.zeros_like, params), []
     those = range(workers) if only is None else [only]
     for step, rate in enumerate(given.rates(workers) if rates is None else rates):
-        each = [grad(params, X[order[w, step]], Y[order[w, step]]) for w in those]
+        each = [jax.device_get(loss_and_gradient(params, stats, X[order[w, step]], Y[order[w, step]])) for w in those]
         losses.append(np.mean([loss for loss, _ in each]))
         mean = jax.tree.map(lambda *grads: sum(grads) / len(those), *(grads for _, grads in each))
         pace = jax.tree.map(lambda p, g: 0.9 * p + g, pace, mean)
@@ -68,16 +71,18 @@ def by_hand(workers, steps=5, rates=None, only=None):
 @pytest.mark.parametrize(("name", "workers"), [*((name, 2) for name in HERE), ("pytorch_ddp", 1), ("jax", 1)])
 def test_every_framework_trains_as_plain_jax_by_hand(name, workers):
     found = launch.train(name, job(), workers=workers)
-    np.testing.assert_allclose(found.loss[0], by_hand(workers, 1)[0], rtol=1e-5)
-    np.testing.assert_allclose(found.loss, by_hand(workers), rtol=2e-2)
+    expected = by_hand(workers)
+    np.testing.assert_allclose(found.loss[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found.loss, expected, rtol=2e-2)
     assert (np.diff(found.seconds) > 0).all() and found.rows == 6 * workers and found.startup_seconds > 0
     assert found.accuracy.shape == (1,) and found.at.tolist() == [5] and 0 <= found.accuracy[0] <= 1
 
 
 def test_gradients_of_half_the_bits_start_alike():
     found = launch.train("pytorch_ddp_fp16", job(), workers=2)
-    np.testing.assert_allclose(found.loss[0], by_hand(2, 1)[0], rtol=1e-5)
-    np.testing.assert_allclose(found.loss, by_hand(2), rtol=5e-2)
+    expected = by_hand(2)
+    np.testing.assert_allclose(found.loss[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found.loss, expected, rtol=5e-2)
 
 
 def test_workers_that_send_nothing_train_networks_of_their_own():
@@ -87,18 +92,23 @@ def test_workers_that_send_nothing_train_networks_of_their_own():
     np.testing.assert_allclose(found.loss, np.mean(each, axis=0), rtol=2e-2)
 
 
+@pytest.fixture(scope="module")
+def by_fit():
+    """(the losses of two networks by `fit` [epoch], their mean accuracy)."""
+    swarm = tn.TurbaTrainState.swarm(MODEL, optax.sgd(0.05, 0.9), 2, sample_input=X[:1], seed=0)
+    swarm, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=3, batch_size=6)
+    return history.train_loss.mean(1), (np.asarray(tn.predict(swarm, X[:20])).argmax(-1) == Y[:20]).mean()
+
+
 @pytest.mark.parametrize("name", ["swarm", "swarm_processes"])
-def test_a_swarm_trains_a_network_a_core(name):
+def test_a_swarm_trains_a_network_a_core(name, by_fit):
     found = launch.train(name, job(steps=24, evaluate_every=8), workers=2)
     assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0]
     assert found.at.tolist() == [8, 16, 24] and found.accuracy.shape == (3,)
     assert (np.diff(found.seconds) > 0).all()
-    model = tn.networks.ResNet(8)
-    swarm = tn.TurbaTrainState.swarm(model, optax.sgd(0.05, 0.9), 2, sample_input=X[:1], seed=0)
-    swarm, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=3, batch_size=6)
-    np.testing.assert_allclose(found.loss[::8], history.train_loss.mean(1), rtol=1e-3)
-    scores = np.asarray(tn.predict(swarm, X[:20]))
-    np.testing.assert_allclose(found.accuracy[-1], (scores.argmax(-1) == Y[:20]).mean(), atol=0.05)
+    losses, accuracy = by_fit
+    np.testing.assert_allclose(found.loss[::8], losses, rtol=1e-3)
+    np.testing.assert_allclose(found.accuracy[-1], accuracy, atol=0.05)
 
 
 def test_a_swarm_is_scored_between_epochs():

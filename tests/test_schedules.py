@@ -1,5 +1,7 @@
 """Hyperparameters and schedules of one member each, against plain Optax and PyTorch."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,11 @@ def train(swarm, epochs=3, **more):
     )
 
 
+@partial(jax.jit, static_argnums=3)
+def loss_and_gradient(params, x, y, apply_fn):
+    return jax.value_and_grad(lambda params: tn.softmax_cross_entropy(params, x, y, apply_fn)[0])(params)
+
+
 def alone(swarm, index, optimizer, epochs):
     """A plain Optax loop: the loss of each epoch. optimizer: epoch -> the transformation of that epoch."""
     order = tn.batch_order(swarm, 24, epochs=epochs, batch_size=8)[index]
@@ -43,11 +50,7 @@ def alone(swarm, index, optimizer, epochs):
     for epoch in range(epochs):
         steps = []
         for rows in order[epoch]:
-
-            def loss(p, rows=rows):
-                return tn.softmax_cross_entropy(p, X[rows], Y[rows], swarm.apply_fn)[0]
-
-            value, gradients = jax.value_and_grad(loss)(params)
+            value, gradients = loss_and_gradient(params, X[rows], Y[rows], swarm.apply_fn)
             updates, state = optimizer(epoch).update(gradients, state, params)
             params = optax.apply_updates(params, updates)
             steps.append(float(value))

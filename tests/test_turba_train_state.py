@@ -33,11 +33,16 @@ def swarm():
 
 def plain_steps(params, tx, x, y, steps, apply_fn):
     """The same network trained alone, by a plain Optax loop."""
-    opt_state, losses = tx.init(params), []
-    for _ in range(steps):
+
+    @jax.jit
+    def step(params, opt_state, x, y):
         (loss, _), grads = jax.value_and_grad(mse, has_aux=True)(params, x, y, apply_fn)
         updates, opt_state = tx.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    opt_state, losses = tx.init(params), []
+    for _ in range(steps):
+        params, opt_state, loss = step(params, opt_state, x, y)
         losses.append(loss)
     return params, losses
 
