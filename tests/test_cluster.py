@@ -24,6 +24,21 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from small_runs import (
+    HOW,
+    LONG,
+    NEXT,
+    RANDOM,
+    SERIES,
+    X,
+    Y,
+    classifiers,
+    of_series,
+    on_cluster,
+    picky,
+    regressors,
+    slow,
+)
 
 import turbanet as tn
 from turbanet.cluster import engine, folder, shards
@@ -34,48 +49,23 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(40, 3)).astype(np.float32)
-Y = (X @ RANDOM.normal(size=(3, 2))).argmax(-1).astype(np.int32)
-SERIES = RANDOM.normal(size=(12, 20, 3)).astype(np.float32)  # [member, row, feature]
-NEXT = SERIES.sum(-1, keepdims=True)
-HOW = {"epochs": 6, "batch_size": 10, "segment": 2, "plan": tn.Plan(1, block=2)}  # blocks that every shard fills
-
-LONG = {"members": 8, "shard": 4, "epochs": 20, "segment": 4}
-
-
-def classifiers(ids):
-    return tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), ids, input_size=3, seed=7)
-
-
-def slow(params, x, y, apply_fn):
-    """The loss of LONG, which takes a few seconds."""
-    jax.debug.callback(lambda: time.sleep(0.01))
-    return tn.softmax_cross_entropy(params, x, y, apply_fn)
-
-
-def regressors(ids):
-    return tn.TurbaTrainState.swarm(tn.MLP((8, 1)), optax.adam(0.01), ids, input_size=3, seed=7)
-
-
-def of_series(ids):
-    return {"x": SERIES[ids], "y": NEXT[ids], "per_member": True, "predict": SERIES[ids][:, :4]}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Two nodes with a worker each, beside the driver's."""
+    """Two nodes with a worker each, the driver's and one that may be killed."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
         patch.setenv(bucket.ROOT, str(tmp_path_factory.mktemp("buckets")))
-        head = {"num_cpus": 0, "include_dashboard": False}
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers of an environment that no shard takes
+        head = {"num_cpus": 1, "include_dashboard": False}
         cluster = engine.started(Cluster, initialize_head=True, head_node_args=head)
         add = cluster.add_node
         cluster.add_node = lambda **how: engine.started(add, **how)
-        cluster.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.nodes = [cluster.head_node, cluster.add_node(num_cpus=1)]
         ray.init(cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -95,10 +85,6 @@ def same(a, b):
 def begun(where):
     """The shards in a folder that have kept a checkpoint."""
     return {file.parts[-3] for file in where.glob("shards/*/training/*") if file.name.isdigit() and file.name != "0"}
-
-
-def on_cluster(where, make=classifiers, data=(X, Y), loss=tn.softmax_cross_entropy, members=42, **how):
-    return tn.cluster.fit(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
 
 
 @pytest.mark.parametrize("shard", [42, 6])
@@ -169,15 +155,6 @@ def test_tensors_and_tables_are_data_too(cluster, tmp_path):
     assert same(results.swarm(), alone(4)) and history.table.resumed.all()
 
 
-def test_a_worker_may_have_several_cores(cluster, tmp_path):
-    with pytest.raises(ValueError, match="is for 2 devices, a worker has 1: take Plan"):
-        on_cluster(tmp_path, members=8, shard=4, plan=tn.Plan(2, block=2))
-    node = cluster.add_node(num_cpus=2)
-    results, _ = on_cluster(tmp_path, members=8, shard=4, cpus=2, plan=tn.Plan(2, block=2))
-    assert same(results.swarm(), alone(8, plan=tn.Plan(2, block=2)))
-    cluster.remove_node(node)
-
-
 def test_a_shard_that_memory_kills_is_given_up(tmp_path):
     marker = folder.Marker(tmp_path)
     where = tn.Checkpoints(tmp_path)
@@ -227,17 +204,20 @@ def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
     assert results.scores().member.tolist() == [0, 1, 2, 3]
 
 
-def test_a_node_that_joins_and_cannot_work_gets_no_more_shards(cluster, caplog):
+def test_a_node_that_joins_is_left_out_where_unfit_and_a_worker_there_may_have_several_cores(cluster, tmp_path, caplog):
     ray = __import__("ray")
-    jobs = ((number, (4,)) for number in range(40))
-    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 10, num_cpus=1)) as ran:
+    jobs = ((number, (2,)) for number in range(24))
+    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 6, num_cpus=1)) as ran:
         came = [next(ran)]
-        node = cluster.add_node(num_cpus=4)
+        node = cluster.add_node(num_cpus=2)
         came += ran
-    cluster.remove_node(node)
-    assert sorted(name for name, _ in came) == list(range(40))
+    assert sorted(name for name, _ in came) == list(range(24))
     assert {where for _, where in came} == {each.node_id for each in cluster.nodes}
     assert "This node is bad. It gets no more shards." in caplog.text
+    how = {"cpus": 2, "plan": tn.Plan(2, block=2)}
+    results, _ = on_cluster(tmp_path, members=4, shard=4, **how)
+    cluster.remove_node(node)
+    assert same(results.swarm(), alone(4, plan=how["plan"]))
 
 
 def test_every_unfit_node_is_left_out():
@@ -324,19 +304,6 @@ def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_pat
         assert np.array_equal(cross_val_score(alone, X, Y, cv=3), expected)
 
 
-def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
-    with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
-        run = pool.submit(on_cluster, tmp_path, loss=slow, **LONG)
-        while not run.done() and len(begun(tmp_path)) < 2:
-            time.sleep(0.1)
-        cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
-        cluster.nodes.append(cluster.add_node(num_cpus=1))
-        results, history = run.result()
-    assert same(results.swarm(), alone(8, epochs=20, segment=4))
-    assert sorted(history.table.attempts) == [1, 2]
-    assert history.table.resumed_at.max() >= 4
-
-
 def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_path):
     def data(ids):
         if 5 in ids:
@@ -352,14 +319,6 @@ def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_
     ((ids, told),) = failed.value.failures.values()
     assert ids.tolist() == [4, 5, 6, 7] and "in data\n    raise OSError" in told
     assert failed.value.results.scores().member.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
-
-
-def picky(cpus):
-    """This node's id; on one with so many CPUs, that it is unfit."""
-    node = shards.ray_node()
-    time.sleep(0.3)
-    (here,) = (each for each in __import__("ray").nodes() if each["NodeID"] == node)
-    return engine.Unfit(node, "This node is bad.") if here["Resources"]["CPU"] == cpus else node
 
 
 def locked(lock):
@@ -401,6 +360,7 @@ def other_members(ids):
         ({"patience": 2}, ValueError, "follow the validation loss: give validation"),
         ({"metric": tn.accuracy}, ValueError, "came without validation"),
         ({"plan": 7}, ValueError, "plan must be a Plan"),
+        ({"plan": tn.Plan(2, block=2)}, ValueError, "is for 2 devices, a worker has 1: take Plan"),
         ({"predict": X[:, :2]}, ValueError, "The model cannot take predict's x with rows of shape"),
         ({"make": classifiers(range(3))}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
         ({"make": classifiers(range(12)), "members": [3, 40, 5, 6]}, ValueError, "make_swarm has no member 40"),
@@ -496,9 +456,21 @@ def test_predictions_come_back_as_they_were(tmp_path):
         assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), each)
 
 
+def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
+    with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
+        run = pool.submit(on_cluster, tmp_path, loss=slow, **LONG)
+        while not run.done() and len(begun(tmp_path)) < 2:
+            time.sleep(0.1)
+        cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
+        results, history = run.result()
+    assert same(results.swarm(), alone(8, epochs=20, segment=4))
+    assert sorted(history.table.attempts) == [1, 2]
+    assert history.table.resumed_at.max() >= 4
+
+
 DRIVER = """
-import sys, test_cluster as here
-here.on_cluster(sys.argv[1], loss=here.slow, **here.LONG)
+import sys, small_runs as here
+here.on_cluster(sys.argv[1], loss=here.slow, **here.LONG | {"shard": 8})
 """
 
 
@@ -513,6 +485,6 @@ def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_pa
     _, told = driver.communicate(timeout=180)
     assert driver.returncode != 0 and "KeyboardInterrupt" in told
     assert len(rays) > 3 and psutil.wait_procs(rays, timeout=60)[1] == []
-    results, history = on_cluster(tmp_path / "run", loss=slow, **LONG)
+    results, history = on_cluster(tmp_path / "run", loss=slow, **LONG | {"shard": 8})
     assert history.table.resumed_at.max() >= 4
     assert same(results.swarm(), alone(8, epochs=20, segment=4))
