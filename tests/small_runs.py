@@ -24,10 +24,20 @@ def classifiers(ids):
     return tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), ids, input_size=3, seed=7)
 
 
-def slow(params, x, y, apply_fn):
-    """The loss of LONG, which takes a few seconds."""
-    jax.debug.callback(lambda: time.sleep(0.01))
-    return tn.softmax_cross_entropy(params, x, y, apply_fn)
+def waiting(file):
+    """A loss of LONG that waits for a file once more than half of a shard's epochs are trained."""
+    calls = []
+
+    def wait():
+        calls.append(1)
+        while len(calls) > 200 and not file.exists():
+            time.sleep(0.01)
+
+    def loss(params, x, y, apply_fn):
+        jax.debug.callback(wait)
+        return tn.softmax_cross_entropy(params, x, y, apply_fn)
+
+    return loss
 
 
 def regressors(ids):
@@ -42,9 +52,15 @@ def on_cluster(where, make=classifiers, data=(X, Y), loss=tn.softmax_cross_entro
     return tn.cluster.fit(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
 
 
-def picky(cpus):
-    """This node's id; on one with so many CPUs, that it is unfit."""
+def picky(cpus, file=None):
+    """This node's id; on one with so many CPUs, that it is unfit. Others wait a minute for that, if there is a file."""
     node = shards.ray_node()
-    time.sleep(0.3)
     (here,) = (each for each in __import__("ray").nodes() if each["NodeID"] == node)
-    return engine.Unfit(node, "This node is bad.") if here["Resources"]["CPU"] == cpus else node
+    if here["Resources"]["CPU"] == cpus:
+        if file:
+            file.touch()
+        return engine.Unfit(node, "This node is bad.")
+    begin = time.monotonic()
+    while file and not file.exists() and time.monotonic() - begin < 60:
+        time.sleep(0.05)
+    return node

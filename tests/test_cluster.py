@@ -37,11 +37,12 @@ from small_runs import (
     on_cluster,
     picky,
     regressors,
-    slow,
+    waiting,
 )
 
 import turbanet as tn
 from turbanet.cluster import engine, folder, shards
+from turbanet.cluster.driver import environment
 from turbanet.ensembles.estimators import TurbaClassifier
 
 # Ray's own processes: forked and at once replaced, and ended by the operating system.
@@ -49,6 +50,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+SOURCE = Path(tn.__file__).parents[1]
+PATHS = f"{Path(__file__).parent}{os.pathsep}{SOURCE}"  # where other processes find small_runs, and this turbanet
+WARM = {"num_cpus": 1, "runtime_env": environment(1, 0)}  # of the workers that other tests have started
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +62,11 @@ def cluster(tmp_path_factory):
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
+        patch.setenv("PYTHONPATH", PATHS)
         patch.setenv(bucket.ROOT, str(tmp_path_factory.mktemp("buckets")))
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers of an environment that no shard takes
-        head = {"num_cpus": 1, "include_dashboard": False}
+        keep = {"num_workers_soft_limit": 8}  # else Ray ends idle workers, and the next test waits for others
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": keep}
         cluster = engine.started(Cluster, initialize_head=True, head_node_args=head)
         add = cluster.add_node
         cluster.add_node = lambda **how: engine.started(add, **how)
@@ -206,18 +211,21 @@ def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
 
 def test_a_node_that_joins_is_left_out_where_unfit_and_a_worker_there_may_have_several_cores(cluster, tmp_path, caplog):
     ray = __import__("ray")
-    jobs = ((number, (2,)) for number in range(24))
-    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 6, num_cpus=1)) as ran:
+    unfit = tmp_path / "unfit"
+    jobs = ((number, (2, unfit if number else None)) for number in range(12))
+    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 3, **WARM)) as ran:
         came = [next(ran)]
         node = cluster.add_node(num_cpus=2)
-        came += ran
-    assert sorted(name for name, _ in came) == list(range(24))
+        try:
+            came += ran
+            plan = tn.Plan(2, block=2)
+            results, _ = on_cluster(tmp_path / "run", members=4, shard=4, cpus=2, plan=plan)
+        finally:
+            cluster.remove_node(node)
+    assert sorted(name for name, _ in came) == list(range(12))
     assert {where for _, where in came} == {each.node_id for each in cluster.nodes}
     assert "This node is bad. It gets no more shards." in caplog.text
-    how = {"cpus": 2, "plan": tn.Plan(2, block=2)}
-    results, _ = on_cluster(tmp_path, members=4, shard=4, **how)
-    cluster.remove_node(node)
-    assert same(results.swarm(), alone(4, plan=how["plan"]))
+    assert same(results.swarm(), alone(4, plan=plan))
 
 
 def test_every_unfit_node_is_left_out():
@@ -239,7 +247,7 @@ def test_every_unfit_node_is_left_out():
 
 def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
     with pytest.raises(RuntimeError, match=r"This node is bad\."):
-        list(engine.run(__import__("ray"), picky, [(0, (1,))], at_once=lambda unfit: 2, num_cpus=1))
+        list(engine.run(__import__("ray"), picky, [(0, (1,))], at_once=lambda unfit: 2, **WARM))
 
 
 def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
@@ -298,10 +306,10 @@ def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_pat
     alone = TurbaClassifier(6, **how)
     assert np.array_equal(there.predict_proba(X), alone.fit(X, Y).predict_proba(X))
     assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 6)
-    expected = cross_val_score(alone, X, Y, cv=3)
+    expected = cross_val_score(alone, X, Y, cv=2)
     register_ray()
     with joblib.parallel_config("ray", n_jobs=2):
-        assert np.array_equal(cross_val_score(alone, X, Y, cv=3), expected)
+        assert np.array_equal(cross_val_score(alone, X, Y, cv=2), expected)
 
 
 def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_path):
@@ -329,10 +337,6 @@ def locked(lock):
     return loss
 
 
-def other_members(ids):
-    return classifiers(ids + 1)
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "sentence"),
     [
@@ -349,7 +353,7 @@ def other_members(ids):
         ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),
         ({"data": (X, Y + 7)}, ValueError, "must hold a class from 0 to 1"),
         ({"data": lambda ids: (X, Y), "rows": Y}, ValueError, r"data\(ids\) came with rows"),
-        ({"make": other_members}, ValueError, "must make the members of those ids"),
+        ({"make": lambda ids: classifiers(ids + 1)}, ValueError, "must make the members of those ids"),
         ({"make": lambda ids: 3}, ValueError, "must make a TurbaTrainState"),
         ({"loss": locked(threading.Lock())}, ValueError, "loss_fn cannot be sent to workers"),
         ({"cpus": 64}, ValueError, "needs 64 CPUs of at most 1"),
@@ -360,7 +364,6 @@ def other_members(ids):
         ({"patience": 2}, ValueError, "follow the validation loss: give validation"),
         ({"metric": tn.accuracy}, ValueError, "came without validation"),
         ({"plan": 7}, ValueError, "plan must be a Plan"),
-        ({"plan": tn.Plan(2, block=2)}, ValueError, "is for 2 devices, a worker has 1: take Plan"),
         ({"predict": X[:, :2]}, ValueError, "The model cannot take predict's x with rows of shape"),
         ({"make": classifiers(range(3))}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
         ({"make": classifiers(range(12)), "members": [3, 40, 5, 6]}, ValueError, "make_swarm has no member 40"),
@@ -370,6 +373,11 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
     with pytest.raises(error, match=sentence):
         on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
     assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_a_plan_is_of_as_many_devices_as_a_worker_has(cluster, tmp_path):
+    with pytest.raises(ValueError, match="is for 2 devices, a worker has 1: take Plan"):
+        on_cluster(tmp_path, members=8, shard=4, plan=tn.Plan(2, block=2))
 
 
 def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(tmp_path):
@@ -458,10 +466,11 @@ def test_predictions_come_back_as_they_were(tmp_path):
 
 def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
     with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
-        run = pool.submit(on_cluster, tmp_path, loss=slow, **LONG)
-        while not run.done() and len(begun(tmp_path)) < 2:
+        run = pool.submit(on_cluster, tmp_path / "run", loss=waiting(tmp_path / "killed"), **LONG)
+        while not run.done() and len(begun(tmp_path / "run")) < 2:
             time.sleep(0.1)
         cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
+        (tmp_path / "killed").touch()
         results, history = run.result()
     assert same(results.swarm(), alone(8, epochs=20, segment=4))
     assert sorted(history.table.attempts) == [1, 2]
@@ -469,14 +478,15 @@ def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_pa
 
 
 DRIVER = """
-import sys, small_runs as here
-here.on_cluster(sys.argv[1], loss=here.slow, **here.LONG | {"shard": 8})
+import pathlib, sys, small_runs as here
+run, file = map(pathlib.Path, sys.argv[1:])
+here.on_cluster(run, loss=here.waiting(file), **here.LONG | {"shard": 8})
 """
 
 
 def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_path):
-    how = {"env": os.environ | {"PYTHONPATH": str(Path(__file__).parent)}, "stderr": subprocess.PIPE, "text": True}
-    call = [sys.executable, "-c", DRIVER, str(tmp_path / "run")]
+    how = {"env": os.environ | {"PYTHONPATH": PATHS}, "stderr": subprocess.PIPE, "text": True}
+    call = [sys.executable, "-c", DRIVER, str(tmp_path / "run"), str(tmp_path / "gone on")]
     driver = subprocess.Popen(call, **how, start_new_session=True)  # with a Ray of its own, that ends with it
     while driver.poll() is None and not begun(tmp_path / "run"):
         time.sleep(0.1)
@@ -485,6 +495,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_pa
     _, told = driver.communicate(timeout=180)
     assert driver.returncode != 0 and "KeyboardInterrupt" in told
     assert len(rays) > 3 and psutil.wait_procs(rays, timeout=60)[1] == []
-    results, history = on_cluster(tmp_path / "run", loss=slow, **LONG | {"shard": 8})
+    (tmp_path / "gone on").touch()
+    results, history = on_cluster(tmp_path / "run", loss=waiting(tmp_path / "gone on"), **LONG | {"shard": 8})
     assert history.table.resumed_at.max() >= 4
     assert same(results.swarm(), alone(8, epochs=20, segment=4))
