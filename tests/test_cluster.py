@@ -24,9 +24,25 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from small_runs import (
+    HOW,
+    LONG,
+    NEXT,
+    RANDOM,
+    SERIES,
+    X,
+    Y,
+    classifiers,
+    of_series,
+    on_cluster,
+    picky,
+    regressors,
+    waiting,
+)
 
 import turbanet as tn
 from turbanet.cluster import engine, folder, shards
+from turbanet.cluster.driver import environment
 from turbanet.ensembles.estimators import TurbaClassifier
 
 # Ray's own processes: forked and at once replaced, and ended by the operating system.
@@ -34,48 +50,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(40, 3)).astype(np.float32)
-Y = (X @ RANDOM.normal(size=(3, 2))).argmax(-1).astype(np.int32)
-SERIES = RANDOM.normal(size=(12, 20, 3)).astype(np.float32)  # [member, row, feature]
-NEXT = SERIES.sum(-1, keepdims=True)
-HOW = {"epochs": 6, "batch_size": 10, "segment": 2, "plan": tn.Plan(1, block=2)}  # blocks that every shard fills
-
-LONG = {"members": 8, "shard": 4, "epochs": 20, "segment": 4}
-
-
-def classifiers(ids):
-    return tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), ids, input_size=3, seed=7)
-
-
-def slow(params, x, y, apply_fn):
-    """The loss of LONG, which takes a few seconds."""
-    jax.debug.callback(lambda: time.sleep(0.01))
-    return tn.softmax_cross_entropy(params, x, y, apply_fn)
-
-
-def regressors(ids):
-    return tn.TurbaTrainState.swarm(tn.MLP((8, 1)), optax.adam(0.01), ids, input_size=3, seed=7)
-
-
-def of_series(ids):
-    return {"x": SERIES[ids], "y": NEXT[ids], "per_member": True, "predict": SERIES[ids][:, :4]}
+SOURCE = Path(tn.__file__).parents[1]
+PATHS = f"{Path(__file__).parent}{os.pathsep}{SOURCE}"  # where other processes find small_runs, and this turbanet
+WARM = {"num_cpus": 1, "runtime_env": environment(1, 0)}  # of the workers that other tests have started
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Two nodes with a worker each, beside the driver's."""
+    """Two nodes with a worker each, the driver's and one that may be killed."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the nodes find this module
+        patch.setenv("PYTHONPATH", PATHS)
         patch.setenv(bucket.ROOT, str(tmp_path_factory.mktemp("buckets")))
-        head = {"num_cpus": 0, "include_dashboard": False}
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # workers of an environment that no shard takes
+        keep = {"num_workers_soft_limit": 8}  # else Ray ends idle workers, and the next test waits for others
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": keep}
         cluster = engine.started(Cluster, initialize_head=True, head_node_args=head)
         add = cluster.add_node
         cluster.add_node = lambda **how: engine.started(add, **how)
-        cluster.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.nodes = [cluster.head_node, cluster.add_node(num_cpus=1)]
         ray.init(cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -95,10 +90,6 @@ def same(a, b):
 def begun(where):
     """The shards in a folder that have kept a checkpoint."""
     return {file.parts[-3] for file in where.glob("shards/*/training/*") if file.name.isdigit() and file.name != "0"}
-
-
-def on_cluster(where, make=classifiers, data=(X, Y), loss=tn.softmax_cross_entropy, members=42, **how):
-    return tn.cluster.fit(make, data, loss, members=members, checkpoints=where, progress=False, **HOW | how)
 
 
 @pytest.mark.parametrize("shard", [42, 6])
@@ -169,15 +160,6 @@ def test_tensors_and_tables_are_data_too(cluster, tmp_path):
     assert same(results.swarm(), alone(4)) and history.table.resumed.all()
 
 
-def test_a_worker_may_have_several_cores(cluster, tmp_path):
-    with pytest.raises(ValueError, match="is for 2 devices, a worker has 1: take Plan"):
-        on_cluster(tmp_path, members=8, shard=4, plan=tn.Plan(2, block=2))
-    node = cluster.add_node(num_cpus=2)
-    results, _ = on_cluster(tmp_path, members=8, shard=4, cpus=2, plan=tn.Plan(2, block=2))
-    assert same(results.swarm(), alone(8, plan=tn.Plan(2, block=2)))
-    cluster.remove_node(node)
-
-
 def test_a_shard_that_memory_kills_is_given_up(tmp_path):
     marker = folder.Marker(tmp_path)
     where = tn.Checkpoints(tmp_path)
@@ -227,17 +209,23 @@ def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
     assert results.scores().member.tolist() == [0, 1, 2, 3]
 
 
-def test_a_node_that_joins_and_cannot_work_gets_no_more_shards(cluster, caplog):
+def test_a_node_that_joins_is_left_out_where_unfit_and_a_worker_there_may_have_several_cores(cluster, tmp_path, caplog):
     ray = __import__("ray")
-    jobs = ((number, (4,)) for number in range(40))
-    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 10, num_cpus=1)) as ran:
+    unfit = tmp_path / "unfit"
+    jobs = ((number, (2, unfit if number else None)) for number in range(12))
+    with contextlib.closing(engine.run(ray, picky, jobs, at_once=lambda unfit: 3, **WARM)) as ran:
         came = [next(ran)]
-        node = cluster.add_node(num_cpus=4)
-        came += ran
-    cluster.remove_node(node)
-    assert sorted(name for name, _ in came) == list(range(40))
+        node = cluster.add_node(num_cpus=2)
+        try:
+            came += ran
+            plan = tn.Plan(2, block=2)
+            results, _ = on_cluster(tmp_path / "run", members=4, shard=4, cpus=2, plan=plan)
+        finally:
+            cluster.remove_node(node)
+    assert sorted(name for name, _ in came) == list(range(12))
     assert {where for _, where in came} == {each.node_id for each in cluster.nodes}
     assert "This node is bad. It gets no more shards." in caplog.text
+    assert same(results.swarm(), alone(4, plan=plan))
 
 
 def test_every_unfit_node_is_left_out():
@@ -259,7 +247,7 @@ def test_every_unfit_node_is_left_out():
 
 def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
     with pytest.raises(RuntimeError, match=r"This node is bad\."):
-        list(engine.run(__import__("ray"), picky, [(0, (1,))], at_once=lambda unfit: 2, num_cpus=1))
+        list(engine.run(__import__("ray"), picky, [(0, (1,))], at_once=lambda unfit: 2, **WARM))
 
 
 def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
@@ -318,23 +306,10 @@ def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_pat
     alone = TurbaClassifier(6, **how)
     assert np.array_equal(there.predict_proba(X), alone.fit(X, Y).predict_proba(X))
     assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 6)
-    expected = cross_val_score(alone, X, Y, cv=3)
+    expected = cross_val_score(alone, X, Y, cv=2)
     register_ray()
     with joblib.parallel_config("ray", n_jobs=2):
-        assert np.array_equal(cross_val_score(alone, X, Y, cv=3), expected)
-
-
-def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
-    with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
-        run = pool.submit(on_cluster, tmp_path, loss=slow, **LONG)
-        while not run.done() and len(begun(tmp_path)) < 2:
-            time.sleep(0.1)
-        cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
-        cluster.nodes.append(cluster.add_node(num_cpus=1))
-        results, history = run.result()
-    assert same(results.swarm(), alone(8, epochs=20, segment=4))
-    assert sorted(history.table.attempts) == [1, 2]
-    assert history.table.resumed_at.max() >= 4
+        assert np.array_equal(cross_val_score(alone, X, Y, cv=2), expected)
 
 
 def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_path):
@@ -354,24 +329,12 @@ def test_who_fails_at_every_attempt_is_named_and_the_others_finish(cluster, tmp_
     assert failed.value.results.scores().member.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
-def picky(cpus):
-    """This node's id; on one with so many CPUs, that it is unfit."""
-    node = shards.ray_node()
-    time.sleep(0.3)
-    (here,) = (each for each in __import__("ray").nodes() if each["NodeID"] == node)
-    return engine.Unfit(node, "This node is bad.") if here["Resources"]["CPU"] == cpus else node
-
-
 def locked(lock):
     def loss(params, x, y, apply_fn):
         with lock:
             return tn.softmax_cross_entropy(params, x, y, apply_fn)
 
     return loss
-
-
-def other_members(ids):
-    return classifiers(ids + 1)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +353,7 @@ def other_members(ids):
         ({"data": {"x": X, "y": Y, "row": Y}}, ValueError, "holds row too"),
         ({"data": (X, Y + 7)}, ValueError, "must hold a class from 0 to 1"),
         ({"data": lambda ids: (X, Y), "rows": Y}, ValueError, r"data\(ids\) came with rows"),
-        ({"make": other_members}, ValueError, "must make the members of those ids"),
+        ({"make": lambda ids: classifiers(ids + 1)}, ValueError, "must make the members of those ids"),
         ({"make": lambda ids: 3}, ValueError, "must make a TurbaTrainState"),
         ({"loss": locked(threading.Lock())}, ValueError, "loss_fn cannot be sent to workers"),
         ({"cpus": 64}, ValueError, "needs 64 CPUs of at most 1"),
@@ -410,6 +373,11 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
     with pytest.raises(error, match=sentence):
         on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
     assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_a_plan_is_of_as_many_devices_as_a_worker_has(cluster, tmp_path):
+    with pytest.raises(ValueError, match="is for 2 devices, a worker has 1: take Plan"):
+        on_cluster(tmp_path, members=8, shard=4, plan=tn.Plan(2, block=2))
 
 
 def test_a_folder_that_is_not_shared_and_other_versions_are_noticed(tmp_path):
@@ -496,15 +464,29 @@ def test_predictions_come_back_as_they_were(tmp_path):
         assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), each)
 
 
+def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):
+    with ThreadPoolExecutor() as pool:  # as Ray's test cluster is changed by the main thread alone
+        run = pool.submit(on_cluster, tmp_path / "run", loss=waiting(tmp_path / "killed"), **LONG)
+        while not run.done() and len(begun(tmp_path / "run")) < 2:
+            time.sleep(0.1)
+        cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
+        (tmp_path / "killed").touch()
+        results, history = run.result()
+    assert same(results.swarm(), alone(8, epochs=20, segment=4))
+    assert sorted(history.table.attempts) == [1, 2]
+    assert history.table.resumed_at.max() >= 4
+
+
 DRIVER = """
-import sys, test_cluster as here
-here.on_cluster(sys.argv[1], loss=here.slow, **here.LONG)
+import pathlib, sys, small_runs as here
+run, file = map(pathlib.Path, sys.argv[1:])
+here.on_cluster(run, loss=here.waiting(file), **here.LONG | {"shard": 8})
 """
 
 
 def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_path):
-    how = {"env": os.environ | {"PYTHONPATH": str(Path(__file__).parent)}, "stderr": subprocess.PIPE, "text": True}
-    call = [sys.executable, "-c", DRIVER, str(tmp_path / "run")]
+    how = {"env": os.environ | {"PYTHONPATH": PATHS}, "stderr": subprocess.PIPE, "text": True}
+    call = [sys.executable, "-c", DRIVER, str(tmp_path / "run"), str(tmp_path / "gone on")]
     driver = subprocess.Popen(call, **how, start_new_session=True)  # with a Ray of its own, that ends with it
     while driver.poll() is None and not begun(tmp_path / "run"):
         time.sleep(0.1)
@@ -513,6 +495,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_pa
     _, told = driver.communicate(timeout=180)
     assert driver.returncode != 0 and "KeyboardInterrupt" in told
     assert len(rays) > 3 and psutil.wait_procs(rays, timeout=60)[1] == []
-    results, history = on_cluster(tmp_path / "run", loss=slow, **LONG)
+    (tmp_path / "gone on").touch()
+    results, history = on_cluster(tmp_path / "run", loss=waiting(tmp_path / "gone on"), **LONG | {"shard": 8})
     assert history.table.resumed_at.max() >= 4
     assert same(results.swarm(), alone(8, epochs=20, segment=4))

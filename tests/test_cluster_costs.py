@@ -1,5 +1,7 @@
 """What a cluster costs: data are each member's own, ways are compared by their weights, every part makes its table."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -56,18 +58,37 @@ def test_make_peers_knows_the_parts():
     assert cluster_costs.PARTS.items() <= peers.PARTS.items()
 
 
+@pytest.fixture(scope="module")
+def slept():
+    """Few short shards that slept on two workers: the table, and its lines as another process gave them."""
+    lines = []
+    apart = cluster_costs._apart
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_costs, "_apart", lambda *name, **size: lines.extend(apart(*name, **size)) or lines)
+        return cluster_costs.sleeping(workers=[2], shards=5, sleep_seconds=0.2, instant=20), lines
+
+
 @pytest.mark.slow
-def test_shards_sleep_on_workers_that_have_started():
-    table = cluster_costs.sleeping(workers=[2], shards=5, sleep_seconds=0.2, instant=20)
+def test_shards_sleep_on_workers_that_have_started(slept):
+    table, _ = slept
     assert table.kind.tolist() == [idle.SLEEP, idle.INSTANT] and table.shards.tolist() == [5, 20]
     assert table.ideal_seconds.tolist() == pytest.approx([0.5, 0]) and table.rounds_seconds[0] == pytest.approx(0.6)
     assert (table.seconds >= table.rounds_seconds).all()
 
 
 @pytest.mark.slow
-def test_unit_costs_are_what_the_projection_takes():
+def test_unit_costs_are_what_the_projection_takes(slept, monkeypatch):
+    apart = cluster_costs._apart
+
+    def once(name, **size):
+        if name != "sleeping":
+            return apart(name, **size)
+        inspect.signature(cluster_runs.RUNS[name]).bind(**size)
+        return slept[1]
+
+    monkeypatch.setattr(cluster_costs, "_apart", once)
     table = cluster_costs.unit_costs(members=4, shards=2, hidden=2, epochs=1, block=2)
     costs = projection.Costs.of(table)
-    assert min(vars(costs).values()) > 0
+    assert min(vars(costs).values()) > 0 and costs.task_seconds == slept[0].task_seconds[1]
     assert costs.data_bytes == (240 * (10 + 1) + 10 * 10) * 4  # windows and what follows them, and those to forecast
     assert costs.state_bytes > 3 * 4 * (4 * (2 + 1 + 1) * 2)  # weights and two moments of Adam, at the least
