@@ -17,6 +17,7 @@ from turbanet.core.arrays import as_array, check_seed
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_schedule
 from turbanet.core.storage import place
+from turbanet.core.tables import Shown, count, spread
 from turbanet.data.augment import augmented
 from turbanet.data.sampling import ragged
 from turbanet.ensembles.combine import accuracy, confusion
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclasses.dataclass(frozen=True)
-class CrossValidation:
+@dataclasses.dataclass(frozen=True, repr=False)
+class CrossValidation(Shown):
     """Results of `cross_validate`, by the names of the architectures.
 
     Attributes
@@ -54,6 +55,15 @@ class CrossValidation:
     histories: dict[str, History]
     predictions: dict[str, np.ndarray]
     y: np.ndarray
+
+    def _shown(self):
+        final, runs = self.final(), self.members
+        scores = [name for name in ("validation_loss", "accuracy") if name in final]
+        rows = [["model", "schedule", *(f"{name}, median (range)" for name in scores)]]
+        for names, group in final.groupby(["model", "schedule"], sort=False):
+            rows.append([*map(str, names), *(spread(group[name].to_numpy()) for name in scores)])
+        parts = [("model", len(self.swarms)), ("fold", runs.fold.nunique()), ("seed", runs.seed.nunique())]
+        return f"CrossValidation: {', '.join(count(number, noun) for noun, number in parts)}", rows
 
     def final(self) -> "pd.DataFrame":
         """Return the rows of `table` of the last epoch."""

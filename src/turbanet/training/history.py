@@ -11,6 +11,7 @@ import numpy as np
 
 from turbanet.core import metrics, stopping
 from turbanet.core.plan import Plan
+from turbanet.core.tables import Shown, count, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +20,8 @@ TRAIN_LOSS = "train_loss"
 MAX_NAMED = 5  # diverged members that a message names
 
 
-@dataclasses.dataclass(frozen=True)
-class History:
+@dataclasses.dataclass(frozen=True, repr=False)
+class History(Shown):
     """Losses and metrics of each member in each epoch of `fit`, and the seconds it took.
 
     `first + second` is the history of two calls, of which the second trained the swarm that the first returned.
@@ -46,6 +47,17 @@ class History:
     validation_metric: np.ndarray | dict[str, np.ndarray] | None = None
     begun: np.ndarray | int = 0
     followed: tuple[str, str, float] = (TRAIN_LOSS, "min", 0.0)
+
+    def _shown(self):
+        epochs = np.broadcast_to(self.epochs, len(self.member))
+        low, high = int(epochs.min(initial=len(self.train_loss))), int(epochs.max(initial=0))
+        length = count(high, "epoch") if low >= high else f"{low} to {high} epochs"
+        cost = f"{self.steady_seconds:.3g} s of training, {self.compile_seconds:.3g} s of compilation"
+        ends = {"first epoch": np.zeros_like(epochs), "last epoch": np.maximum(epochs - 1, 0)}
+        rows = [["median (range) of the members", *ends]]
+        for name, values in self.seen().items() if high else ():
+            rows.append([name, *(spread(values[epoch, np.arange(len(epoch))]) for epoch in ends.values())])
+        return f"History: {count(len(epochs), 'member')}, {length}, {cost}", rows
 
     def frame(self) -> "pd.DataFrame":
         """Return a tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, metrics by name."""

@@ -1,0 +1,41 @@
+"""A title and a small table, as text and as HTML: what a result shows of itself."""
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class Shown:
+    """A result that shows itself as a title and a small table, in a terminal and in a notebook."""
+
+    def _shown(self) -> tuple[str, list[Sequence[str]]]:
+        """Return the title and the rows of text, of which the first names the columns."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, rows = self._shown()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([title, *(line.rstrip() for line in lines)])
+
+    def _repr_html_(self) -> str:
+        title, rows = self._shown()
+        cells = [[html.escape(cell) for cell in row] for row in rows]
+        head = "".join(f"<th>{cell}</th>" for cell in cells[0])
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells[1:])
+        return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 member", "2 members"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def spread(values: np.ndarray) -> str:
+    """Return the median of numbers and their range, "0.31 (0.3 to 0.35)", without those that are NaN."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return "nan"
+    median, low, high = (f"{number:.3g}" for number in (np.median(values), values.min(), values.max()))
+    return median if low == high else f"{median} ({low} to {high})"

@@ -1,0 +1,66 @@
+"""What a result shows of itself: a title and a small table, as text and as HTML."""
+
+import dataclasses
+
+import numpy as np
+import optax
+import pytest
+
+import turbanet as tn
+from turbanet.core.tables import Shown, spread
+
+NAN = np.nan
+
+
+def history(train=((4.0, 3.0, 2.0), (1.0, 0.5, 0.25)), epochs=(2, 2, 2), **recorded):
+    ids = np.arange(len(epochs))
+    losses = {"train_loss": np.array(train), "validation_loss": None} | recorded
+    names = {"seed": np.zeros_like(ids), "member": ids, "epochs": np.array(epochs, int)}
+    return tn.History(**losses, **names, compile_seconds=1.25, steady_seconds=0.5, plan=None)
+
+
+def test_a_history_is_its_members_epochs_seconds_and_losses():
+    assert repr(history()).splitlines() == [
+        "History: 3 members, 2 epochs, 0.5 s of training, 1.25 s of compilation",
+        "median (range) of the members  first epoch  last epoch",
+        "train_loss                     3 (2 to 4)   0.5 (0.25 to 1)",
+    ]
+
+
+def test_a_member_that_stopped_counts_by_its_last_epoch():
+    stopped = history(train=((4.0, 3.0), (1.0, NAN)), epochs=(2, 1), validation_metric={"f1": np.ones((2, 2))})
+    lines = repr(stopped).splitlines()
+    assert ", 1 to 2 epochs," in lines[0]
+    assert lines[2].split() == ["train_loss", "3.5", "(3", "to", "4)", "2", "(1", "to", "3)"]
+    assert lines[3].split() == ["f1", "1", "1"]
+
+
+@pytest.mark.parametrize("empty", [history(np.zeros((0, 2)), (0, 0)), history(np.zeros((0, 0)), ())])
+def test_a_history_of_nothing_is_a_title(empty):
+    assert repr(empty).splitlines()[0].startswith(f"History: {len(empty.member)} members, 0 epochs")
+
+
+def test_html_is_the_same_table_and_escaped():
+    @dataclasses.dataclass(repr=False)
+    class Pair(Shown):
+        def _shown(self):
+            return "a < b", [["x"], ["<b>"]]
+
+    assert Pair()._repr_html_() == (
+        "<p>a &lt; b</p><table><thead><tr><th>x</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>"
+    )
+
+
+def test_a_cross_validation_has_a_line_for_each_model_and_schedule():
+    x, y = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), np.tile([0, 1], 6)
+    how = {"optimizer": optax.sgd(0.1), "loss": tn.softmax_cross_entropy, "epochs": 2, "progress": False}
+    found = tn.cross_validate({"wide": tn.MLP((4, 2)), "narrow": tn.MLP((2,))}, x, y, folds=3, seeds=2, **how)
+    title, columns, *lines = repr(found).splitlines()
+    assert title == "CrossValidation: 2 models, 3 folds, 2 seeds" and columns.startswith("model")
+    assert [line.split()[:2] for line in lines] == [["wide", "constant"], ["narrow", "constant"]]
+    final = found.final().query("model == 'wide'").validation_loss
+    assert f"{final.median():.3g} ({final.min():.3g} to {final.max():.3g})" in lines[0]
+
+
+def test_what_is_nan_does_not_count():
+    assert spread(np.array([NAN, 1.0, 3.0])) == "2 (1 to 3)" and spread(np.array([NAN])) == "nan"
