@@ -1,11 +1,13 @@
 """cross_validate: scikit-learn's folds, each as if trained alone, and mistakes that stop before any training."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
+from scipy.special import softmax
 from sklearn import model_selection
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, f1_score, log_loss, roc_auc_score
 
 import turbanet as tn
 from turbanet.selection.cross_validation import splits
@@ -155,6 +157,65 @@ def test_a_fold_alone_is_the_fold_in_the_swarm(found):
     np.testing.assert_allclose(found.histories["small"].train_loss[:, position], losses, rtol=1e-4)
 
 
+def test_scores_by_scikit_learns_names_are_those_of_its_functions(found):
+    scoring = ["roc_auc_ovr", "f1_macro", "neg_log_loss"]
+    scored = tn.cross_validate(MODELS["small"], X, Y, folds=3, stratified=True, scoring=scoring, **JOB)
+    for fold, final in scored.final().iterrows():
+        rows = np.asarray(scored.validation_rows[fold])
+        share = softmax(scored.predictions["mlp"][fold].astype(np.float64), axis=1)
+        assert final.f1_macro == pytest.approx(f1_score(Y[rows], share.argmax(1), average="macro"))
+        assert final.neg_log_loss == pytest.approx(-log_loss(Y[rows], share, labels=range(3)), rel=1e-5)
+        assert final.roc_auc_ovr == pytest.approx(roc_auc_score(Y[rows], share, multi_class="ovr"), rel=1e-5)
+        assert final.accuracy == pytest.approx((share.argmax(1) == Y[rows]).mean())
+
+
+def test_a_metric_of_ones_own_and_scikit_learns_of_a_regression():
+    own = {"largest": lambda prediction, y: abs(prediction - y).max()}
+    job = {"loss": tn.mse, "metric": own, "scoring": "neg_mean_absolute_error"}
+    found = tn.cross_validate(tn.MLP((1,)), X, X[:, :1], folds=3, **JOB | job)
+    errors = found.oof().assign(y=lambda table: X[table.row, 0]).eval("abs(prediction - y)").groupby(found.oof().fold)
+    np.testing.assert_allclose(found.final().largest, errors.max(), rtol=1e-5)
+    np.testing.assert_allclose(found.final().neg_mean_absolute_error, -errors.mean(), rtol=1e-5)
+
+
+def test_with_patience_the_final_scores_are_those_of_the_weights():
+    job = JOB | {"epochs": 40, "optimizer": optax.adam(0.3)}
+    found = tn.cross_validate(tn.MLP((8, 3)), X, Y, folds=3, stratified=True, patience=2, **job)
+    final = found.final()
+    assert len(final) == 3 and final.epoch.max() < 39
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        found.predictions["mlp"], Y[np.asarray(found.validation_rows)]
+    )
+    np.testing.assert_allclose(final.validation_loss, losses.mean(1), rtol=1e-5)
+
+
+def test_out_of_fold_predictions_are_of_the_members_that_did_not_see_the_row(found):
+    table = found.oof()
+    assert list(table) == ["model", "schedule", "fold", "seed", "row", "y", *(f"prediction_{i}" for i in range(3))]
+    own = table[(table.model == "small") & (table.schedule == "reduce") & (table.seed == 1)]
+    np.testing.assert_array_equal(own.row.sort_values(), range(60))
+    np.testing.assert_array_equal(own.y, Y[own.row])
+    for each in own.sample(5, random_state=0).itertuples():
+        (member,) = found.members.query(f"schedule == 'reduce' and seed == 1 and fold == {each.fold}").index
+        params = found.swarms["small"].get_state(member).params
+        expected = MODELS["small"].apply({"params": params}, X[each.row])
+        np.testing.assert_allclose(each[-3:], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_folds_may_be_pairs_and_x_a_dict():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x["a"]) + nn.Dense(3)(x["b"])
+
+    pairs = list(model_selection.KFold(3).split(X))
+    first, second = (
+        tn.cross_validate(Two(), {"a": X[:, :2], "b": X[:, 2:]}, Y, folds=folds, **JOB)
+        for folds in (pairs, model_selection.KFold(3))
+    )
+    assert first.table.drop(columns="seconds").equals(second.table.drop(columns="seconds"))
+
+
 def test_held_out_rows_are_never_trained_on():
     """Rows of a fold hold a value that no other row has: training sees it in all folds but that one."""
     y = rng.normal(size=(12, 1)).astype(np.float32)
@@ -212,6 +273,12 @@ BAD = [
     ({"groups": GROUPS[:-1]}, r"inconsistent numbers of samples: \[60, 60, 59\]"),
     ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 0 .* no row of class"),
     ({"folds": 30, "stratified": True}, "n_splits=30 cannot be greater than the number of members in each class"),
+    ({"folds": [(range(50), range(49, 60))]}, "Fold 0 trains on a row that it holds out: row 49"),
+    ({"folds": [(range(50), range(50, 61))]}, "Fold 0 has rows from 50 to 60; there are rows 0 to 59"),
+    ({"folds": [(range(50), [])]}, r"Fold 0 must be \(training rows, held-out rows\)"),
+    ({"folds": "five"}, "Expected `cv` as an integer"),
+    ({"groups": [*GROUPS[:-1].tolist(), None]}, "groups must have a group for each row; row 59 has none"),
+    ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
     ({"seeds": 0}, "at least one"),
     ({"schedules": []}, "at least one"),
     ({"key": 2**32}, "key must be one int from 0 to 2147483646"),

@@ -135,7 +135,7 @@ class TurbaTrainState(State):
             if np.unique([seeds, ids], axis=1).shape[1] < members:
                 raise ValueError(f"Two members of one seed have the same id: ids must differ, got {ids!s:.60}.")
 
-        model = member.Functions(*model) if isinstance(model, tuple) else model
+        model = member.as_model(model)
 
         def all_members():
             create_member = cls._creator(model, optimizer, sample)
@@ -160,7 +160,7 @@ class TurbaTrainState(State):
     @classmethod
     def _creator(cls, model, optimizer, sample):
         """Return a function of {"seed": ..., "id": ...} that creates that member, untrained."""
-        model = member.Functions(*model) if isinstance(model, tuple) else model
+        model = member.as_model(model)
         initial = partial(member.initial, model)
         shapes = jax.eval_shape(initial, 0, 0, sample)
         if optimizer is not serialization.INFERENCE_ONLY:

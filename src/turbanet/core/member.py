@@ -67,6 +67,19 @@ class Functions:
         return self.apply_params(variables["params"], x, **kwargs)
 
 
+def as_model(model: Any) -> Any:
+    """Return a model, a pair of functions as `Functions`; ValueError for what is no model."""
+    if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
+        return Functions(*model)
+    if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
+        received = f"the class {model.__name__}" if isinstance(model, type) else f"{model!r:.60}"
+        valid = (
+            "a Linen module, such as tn.MLP((16, 2)), an NNX one in flax.nnx.bridge.ToLinen, or a pair (init, apply)"
+        )
+        raise ValueError(f"The model is {valid}; got {received}.")
+    return model
+
+
 @dataclasses.dataclass(eq=False)
 class Bound:
     """`apply_fn` as a loss receives it, with the member's collections, random streams and mode filled in.

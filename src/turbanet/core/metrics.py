@@ -84,12 +84,12 @@ def _converter(metric, second):
     if not module.startswith("sklearn.metrics") or module.endswith("_regression") or second == "pred_decision":
         return lambda prediction, y: prediction
     takes_classes = second in ("y_pred", "labels_pred") and metric.__name__ != "log_loss"
-    return _likeliest_classes if takes_classes else partial(_probabilities, of_one=second == "y_score")
+    return as_classes if takes_classes else partial(as_probabilities, of_one=second == "y_score")
 
 
-def _likeliest_classes(prediction, y):
+def as_classes(prediction: Any, y: Any) -> Any:
     """Return classes [row] of logits or probabilities [row, class], or of the probability of 1, [row] or [row, 1]."""
-    if not _holds_classes(y) or not np.issubdtype(prediction.dtype, np.inexact):
+    if not holds_classes(y) or not np.issubdtype(prediction.dtype, np.inexact):
         return prediction
     if prediction.ndim > y.ndim and prediction.shape[-1] > 1:
         return prediction.argmax(-1)
@@ -97,9 +97,9 @@ def _likeliest_classes(prediction, y):
     return (prediction > 0.5).astype(int).reshape(y.shape) if is_probability else prediction
 
 
-def _probabilities(prediction, y, *, of_one):
+def as_probabilities(prediction: Any, y: Any, *, of_one: bool = False) -> Any:
     """Return probabilities [row, class] of logits; of the second of two classes alone, [row], if `of_one`."""
-    if not _holds_classes(y) or prediction.ndim == y.ndim or prediction.shape[-1] == 1:
+    if not holds_classes(y) or prediction.ndim == y.ndim or prediction.shape[-1] == 1:
         return prediction
     sums = prediction.sum(-1)
     if (prediction < 0).any() or (abs(sums - 1) > 0.01).any():
@@ -108,5 +108,6 @@ def _probabilities(prediction, y, *, of_one):
     return prediction[..., 1] if of_one and prediction.shape[-1] == 2 else prediction
 
 
-def _holds_classes(y):
+def holds_classes(y: Any) -> bool:
+    """Whether y is int [row]."""
     return hasattr(y, "dtype") and y.ndim == 1 and np.issubdtype(y.dtype, np.integer)

@@ -13,7 +13,8 @@ import optax
 from numpy.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
-from turbanet.core.arrays import as_array, check_seed
+from turbanet.core.arrays import as_arrays, check_seed
+from turbanet.core.metrics import ONE
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_schedule
 from turbanet.core.storage import place
@@ -21,6 +22,7 @@ from turbanet.core.tables import Shown, count, spread
 from turbanet.data.augment import augmented
 from turbanet.data.sampling import ragged
 from turbanet.ensembles.combine import accuracy, confusion
+from turbanet.selection.scoring import metrics_of
 from turbanet.training.checks import one_prediction
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
@@ -28,6 +30,8 @@ from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:
     import pandas as pd
+
+RUN = ["schedule", "fold", "seed"]  # columns that tell the members of a model apart
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -45,6 +49,7 @@ class CrossValidation(Shown):
     histories : {model: the `History` of its training}
     predictions : {model: [member, row, ...]} on each member's held-out rows
     y : [row, ...], as it was passed
+    is_restored : whether `patience` gave each member the weights of its best epoch
     """
 
     table: "pd.DataFrame"
@@ -55,6 +60,7 @@ class CrossValidation(Shown):
     histories: dict[str, History]
     predictions: dict[str, np.ndarray]
     y: np.ndarray
+    is_restored: bool = False
 
     def _shown(self):
         final, runs = self.final(), self.members
@@ -66,8 +72,31 @@ class CrossValidation(Shown):
         return f"CrossValidation: {', '.join(count(number, noun) for noun, number in parts)}", rows
 
     def final(self) -> "pd.DataFrame":
-        """Return the rows of `table` of the last epoch."""
-        return self.table[self.table.epoch == self.table.epoch.max()].reset_index(drop=True)
+        """Return the rows of `table` of the epoch of each member's weights: the last, or with `patience` the best."""
+        if not self.is_restored:
+            return self.table[self.table.epoch == self.table.epoch.max()].reset_index(drop=True)
+        runs = self.table.fillna({"validation_loss": np.inf}).groupby(["model", *RUN], sort=False)
+        return self.table.loc[runs.validation_loss.idxmin()].reset_index(drop=True)
+
+    def oof(self) -> "pd.DataFrame":
+        """Return the out-of-fold predictions: model, schedule, fold, seed, row, y of one number a row, prediction.
+
+        Of several outputs the columns are prediction_0, prediction_1, ...
+        """
+        import pandas as pd
+
+        rows = np.asarray(self.validation_rows)[self.members.fold]
+        member, position = np.nonzero(rows >= 0)
+        tables = {}
+        for model, prediction in self.predictions.items():
+            table = self.members.iloc[member][RUN].reset_index(drop=True)
+            table["row"] = rows[member, position]
+            if self.y.ndim == 1:
+                table["y"] = self.y[table.row]
+            outputs = prediction[member, position].reshape(len(table), -1)
+            names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{i}" for i in range(outputs.shape[1])]
+            tables[model] = table.join(pd.DataFrame(outputs, columns=names))
+        return pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
 
     def confusion(self, model: str) -> np.ndarray:
         """Return confusion matrices int [member, true class, predicted class] of the members' held-out rows."""
@@ -83,14 +112,14 @@ class CrossValidation(Shown):
         for model in self.swarms:
             counts = self.confusion(model)
             share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
-            runs = pd.MultiIndex.from_frame(self.members[["schedule", "fold", "seed"]])
+            runs = pd.MultiIndex.from_frame(self.members[RUN])
             tables[model] = pd.DataFrame(share, runs).rename_axis(columns="class").stack(future_stack=True)
         return pd.concat(tables, names=["model"]).rename("accuracy").reset_index()
 
 
 def cross_validate(
     models: Any,
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike,
     *,
     optimizer: optax.GradientTransformation,
@@ -103,6 +132,9 @@ def cross_validate(
     key: int | jax.Array = 0,
     stratified: bool = False,
     groups: ArrayLike | None = None,
+    metric: Callable | Mapping[str, Callable] | None = None,
+    scoring: str | Sequence[str] | None = None,
+    patience: int | None = None,
     augment: Any = None,
     checkpoints: str | Path | Checkpoints | None = None,
     cluster: Any = None,
@@ -114,12 +146,13 @@ def cross_validate(
     Parameters
     ----------
     models : {name: Flax model}, or one model
-    x, y : [row, ...], one copy for all; y int [row] are classes where the models have an output for each, any other y
-        is a regression target
+    x, y : [row, ...], one copy for all; x may be a dict or tuple of arrays; y int [row] are classes where the models
+        have an output for each, any other y is a regression target
     optimizer : of Optax; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
     loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
     epochs : passes over a fold's training rows
-    folds : number of shuffled folds, or any splitter of scikit-learn (KFold, GroupKFold, TimeSeriesSplit, ...)
+    folds : number of shuffled folds, any splitter of scikit-learn (KFold, GroupKFold, TimeSeriesSplit, ...), or pairs
+        (training rows, held-out rows)
     schedules : names or functions as `with_schedule` takes them; the learning rate changes at each epoch, and "reduce"
         follows the fold's own validation loss
     seeds : networks for each fold and schedule, each from its own random numbers
@@ -127,6 +160,9 @@ def cross_validate(
     key : an int or a JAX key: the seed of the members and of the shuffled folds
     stratified : whether each fold has the classes in the proportions of all rows
     groups : int [row]; rows of one group are in one fold
+    metric, patience : as `fit` takes them, of the held-out rows. With patience a member ends with the weights of its
+        best epoch on the rows that it is scored on: its scores are too good
+    scoring : names of scikit-learn's scorers, such as "roc_auc" or ["f1_macro", "neg_log_loss"]; the larger, the better
     augment : changes training images only (see `augmented`)
     checkpoints : a folder or `Checkpoints`; each model has a subfolder of its name (see `fit`)
     cluster : a `Cluster` to train the members on, whose folder stores them
@@ -161,16 +197,17 @@ def cross_validate(
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
     seed = int(check_seed(key, "key")) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
-    x = np.asarray(as_array(x, "x"))
+    x = jax.tree.map(np.asarray, as_arrays(x, "x"))
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
     runs = list(itertools.product(schedules, range(len(pairs)), range(seeds)))
-    members = pd.DataFrame(runs, columns=["schedule", "fold", "seed"]).rename_axis("member").reset_index()
+    members = pd.DataFrame(runs, columns=RUN).rename_axis("member").reset_index()
     members["schedule"] = [getattr(schedule, "__name__", str(schedule)) for schedule, _, _ in runs]
+    first = jax.tree.map(lambda leaf: leaf[:1], x)
     swarms = {}
     for name, model in models.items():  # all before any is trained: a model that cannot take x fails here
-        swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=x[:1], seed=seed)
+        swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=first, seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
     has_classes = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
@@ -178,11 +215,13 @@ def cross_validate(
     if has_classes:
         _check_classes(y, pairs)
     loss = loss if augment is None else augmented(loss, augment)
+    scores = {"accuracy": accuracy} if has_classes else {}
+    scores |= metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     validation_rows = held_out[members.fold.to_numpy()]
     fit_kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
     fit_kwargs |= {"rows": train[members.fold.to_numpy()], "validation_rows": validation_rows}
-    fit_kwargs |= {"validation": (x, y), "metric": accuracy if has_classes else None}
+    fit_kwargs |= {"validation": (x, y), "metric": scores or None, "patience": patience}
     plans = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
     fits: dict[str, Any] = {}
     for name, swarm in swarms.items():
@@ -199,11 +238,11 @@ def cross_validate(
         swarms[name], histories[name] = fits.pop(name)()
         # By the plan of the training; a cluster's history has none, as each of its workers had its own.
         predictions[name] = np.asarray(predict(swarms[name], x, rows=validation_rows, plan=histories[name].plan))
-        frame = histories[name].frame().drop(columns="seed").rename(columns={"validation_metric": "accuracy"})
+        frame = histories[name].frame().drop(columns="seed")
         frame["seconds"] = histories[name].steady_seconds / len(frame)
         tables[name] = members.merge(frame, on="member", how="right").drop(columns="member")
     table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
-    return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y)
+    return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y, patience is not None)
 
 
 def splits(
@@ -214,7 +253,7 @@ def splits(
     Parameters
     ----------
     y : [row, ...]; int [row] are classes
-    folds : number of shuffled folds, or any splitter of scikit-learn
+    folds : number of shuffled folds, any splitter of scikit-learn, or pairs (training rows, held-out rows)
     stratified : whether each fold has the classes in the proportions of all rows
     groups : [row]; rows of one group are in one fold
     seed : of the shuffling
@@ -225,14 +264,36 @@ def splits(
 
     Raises
     ------
-    ValueError : by scikit-learn, for more folds than rows, groups or rows of a class, and for groups of another length
+    ValueError : by scikit-learn, for more folds than rows, groups or rows of a class, and for groups of another length;
+        for a row without a group, and for a fold that trains on rows that it holds out, or on rows that are not there
     """
+    import pandas as pd
     from sklearn import model_selection
+
+    if groups is not None and (lacking := np.flatnonzero(pd.isna(np.asarray(groups, object)))).size:
+        raise ValueError(f"groups must have a group for each row; row {lacking[0]} has none.")
 
     if isinstance(folds, int | np.integer):
         splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
         folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=seed)
-    return list(folds.split(np.zeros(len(y)), y, groups))
+    pairs = model_selection.check_cv(folds).split(np.zeros(len(y)), y, groups)
+    return [_checked_fold(fold, pair, len(y)) for fold, pair in enumerate(pairs)]
+
+
+def _checked_fold(fold: int, pair: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a fold's (training, held-out) rows, int [row] each; bool [row] marks them."""
+    parts = [
+        np.flatnonzero(part) if part.dtype == bool and len(part) == rows else part for part in map(np.asarray, pair)
+    ]
+    for part in parts:
+        if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer) or not part.size:
+            raise ValueError(f"Fold {fold} must be (training rows, held-out rows), int [row] each; got {pair!r:.60}.")
+        if part.min() < 0 or part.max() >= rows:
+            raise ValueError(f"Fold {fold} has rows from {part.min()} to {part.max()}; there are rows 0 to {rows - 1}.")
+    train, held_out = parts
+    if len(both := np.intersect1d(train, held_out)):
+        raise ValueError(f"Fold {fold} trains on a row that it holds out: row {both[0]}.")
+    return train, held_out
 
 
 def _check_classes(y, pairs):
@@ -245,5 +306,5 @@ def _check_classes(y, pairs):
 
 def _has_outputs(swarm, x):
     """Tell whether a model predicts [row, class] with two classes or more, and not numbers [row] or [row, 1]."""
-    prediction = one_prediction(swarm, x, [x.shape[1:]])
+    prediction = one_prediction(swarm, x, [leaf.shape[1:] for leaf in jax.tree.leaves(x)])
     return getattr(prediction, "ndim", 0) == 2 and prediction.shape[1] > 1

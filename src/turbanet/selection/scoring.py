@@ -1,0 +1,46 @@
+"""Scikit-learn's scorers, by their names, as metrics of one member's predictions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turbanet.core.metrics import as_classes, as_probabilities, holds_classes
+
+
+def metrics_of(scoring: str | Sequence[str] | None) -> dict[str, Callable]:
+    """Return {name: metric(prediction, y)} of scikit-learn's scorers of these names: the larger, the better.
+
+    Raises ValueError for a name that scikit-learn does not know.
+    """
+    from sklearn.metrics import get_scorer, get_scorer_names
+
+    names = [scoring] if isinstance(scoring, str) else list(scoring or ())
+    if unknown := [name for name in names if name not in get_scorer_names()]:
+        raise ValueError(
+            f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}."
+        )
+    return {name: _metric(get_scorer(name)) for name in names}
+
+
+def _metric(scorer):
+    return lambda prediction, y: scorer(_estimator(prediction, y), None, y)
+
+
+def _estimator(prediction: Any, y: Any) -> Any:
+    """Return a fitted estimator of scikit-learn, whose predictions of any rows are these."""
+    import numpy as np
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+    class Classifier(ClassifierMixin, BaseEstimator):
+        classes_ = np.arange(max(2, prediction.shape[-1] if prediction.ndim > 1 else 2))
+
+        def predict(self, x: Any) -> Any:
+            return as_classes(prediction, y)
+
+        def predict_proba(self, x: Any) -> Any:
+            return as_probabilities(prediction, y)
+
+    class Regressor(RegressorMixin, BaseEstimator):
+        def predict(self, x: Any) -> Any:
+            return prediction.reshape(y.shape) if prediction.size == y.size else prediction
+
+    return Classifier() if holds_classes(y) else Regressor()
