@@ -281,7 +281,7 @@ BAD = [
     ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
     ({"seeds": 0}, "at least one"),
     ({"schedules": []}, "at least one"),
-    ({"key": 2**32}, "key must be one int from 0 to 2147483646"),
+    ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),
     ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
     ({"models": {"mlp": tn.MLP((3,)), "lenet": tn.networks.LeNet()}}, "LeNet needs x"),

@@ -10,6 +10,7 @@ from sklearn.model_selection import KFold
 
 from turbanet import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from turbanet.data.sampling import check_rows, deal, epoch_order
+from turbanet.ensembles import accuracy_by_size
 
 KEY = jax.random.key(0)
 
@@ -213,3 +214,29 @@ def test_dealing_that_cannot_be_is_refused(call, message):
 def test_labels_of_several_axes_are_refused():
     with pytest.raises(ValueError, match=r"labels must be \[row\].*got \(20, 2\)"):
         shards(jax.random.key(0), labels=np.zeros((20, 2), int), clients=8)
+
+
+LABELS = np.arange(20) % 4
+LOGITS = np.random.default_rng(0).normal(size=(5, 20, 4))
+SEEDED = {
+    "subset": lambda **seed: subset(members=2, rows=9, portion=0.5, **seed),
+    "bootstrap": lambda **seed: bootstrap(members=2, rows=9, **seed),
+    "k_fold": lambda **seed: k_fold(folds=3, rows=9, **seed),
+    "shards": lambda **seed: shards(labels=LABELS, clients=2, **seed),
+    "dirichlet": lambda **seed: dirichlet(labels=LABELS, clients=2, alpha=1.0, **seed),
+    "accuracy_by_size": lambda **seed: accuracy_by_size(LOGITS, LABELS, orders=3, **seed),
+}
+
+
+@pytest.mark.parametrize("draw", SEEDED.values(), ids=SEEDED)
+def test_an_int_seeds_as_its_key_and_key_is_the_former_name(draw):
+    expected = draw(seed=jax.random.key(3))
+    for seed in ({"seed": 3}, {"seed": np.int64(3)}, {"key": jax.random.key(3)}, {"seed": jax.random.PRNGKey(3)}):
+        jax.tree.map(np.testing.assert_array_equal, draw(**seed), expected)
+    others = jax.tree.map(np.array_equal, draw(seed=4), expected)
+    assert not all(jax.tree.leaves(others))
+
+
+def test_a_seed_is_an_int_or_a_key():
+    with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646, got 0.5"):
+        bootstrap(0.5, members=2, rows=9)

@@ -118,7 +118,7 @@ def compare(
     """Cross-validate one architecture under Adam by `turbanet.cross_validate` and by the other methods."""
     adam = optax.inject_hyperparams(optax.adam, static_args=("b1", "b2", "eps"))(learning_rate=learning_rate)
     kwargs = {"epochs": epochs, "batch_size": batch_size, "augment": augment, "plan": plan}
-    job = {"folds": folds, "stratified": True, "schedules": schedules, "key": seed, "progress": False}
+    job = {"folds": folds, "stratified": True, "schedules": schedules, "seed": seed, "progress": False}
     loss = tn.softmax_cross_entropy
     with cold(), utilisation() as use_of_swarm:
         found = tn.cross_validate({name: model}, x, y, optimizer=adam, loss=loss, **job, **kwargs)
@@ -131,7 +131,7 @@ def compare(
     every = runs(start, x, y, loss, twin=twin, learning_rate=learning_rate, **rows, **kwargs)
     results, times, use = measure(every, epochs=epochs, timed_epochs=timed_epochs, repeats=repeats, sampled=sampled)
     np.testing.assert_array_equal(results[OURS][0], history.train_loss[:timed_epochs])
-    scores = history.train_loss, history.validation_loss, history.validation_metric
+    scores = history.train_loss, history.validation_loss, history.validation_metric["accuracy"]
     results[OURS] = *scores, np.full(len(fold), history.steady_seconds / len(fold)), None, history.compile_seconds
     times.loc[times.way == OURS, "compile_seconds"] = history.compile_seconds
     frame = use_of_swarm.frame

@@ -16,6 +16,7 @@ from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.cluster import engine, shard_data, shards, validation
 from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
+from turbanet.core import extras
 from turbanet.core.arrays import check_whole
 from turbanet.core.storage import place
 
@@ -170,7 +171,7 @@ def _bytes(tree):
 
 
 def _table(lines: dict[int, dict], resumed: set[int]) -> "pd.DataFrame":
-    import pandas as pd
+    pd = extras.pandas()
 
     table = pd.DataFrame([lines[number] for number in sorted(lines)])
     return table.assign(resumed=[number in resumed for number in sorted(lines)])

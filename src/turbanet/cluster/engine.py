@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from turbanet.core.extras import needed
 from turbanet.core.plan import say_once
 
 WAIT_SECONDS = 5  # for a cluster to answer, and for stopped processes and tasks to end
@@ -36,10 +37,7 @@ class Unfit(NamedTuple):
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[ModuleType]:
     """Context with Ray: as this process is connected, or to the cluster at `address`, or started on this machine."""
-    try:
-        import ray
-    except ImportError:
-        raise ImportError('A cluster needs Ray, which is not installed: pip install "turbanet[cluster]".') from None
+    ray = needed("ray", "cluster")
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", here):

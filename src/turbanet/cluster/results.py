@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from turbanet.cluster import shards
+from turbanet.core import extras
 from turbanet.core.metrics import ONE
 from turbanet.training.history import History
 from turbanet.turba_train_state import TurbaTrainState
@@ -110,6 +111,6 @@ def _stack(tables, widths, name):
 
 
 def _concatenate(run, name):
-    import pandas as pd
+    pd = extras.pandas()
 
     return pd.concat(map(shards.kept_table, _files(run, name)), ignore_index=True)

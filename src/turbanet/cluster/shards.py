@@ -16,6 +16,7 @@ from turbanet.checkpoints.checkpoint import Checkpoints, Folder, named_leaves
 from turbanet.cluster import shard_data
 from turbanet.cluster.engine import Unfit
 from turbanet.cluster.folder import Marker
+from turbanet.core import extras
 from turbanet.core.plan import use_cores
 from turbanet.core.storage import place, remove, write_whole
 from turbanet.training.fit import fit, predict
@@ -151,7 +152,7 @@ def _keep_table(table, file):
 
 def kept_table(file: Any) -> "pd.DataFrame":
     """Read a table that a shard wrote."""
-    import pandas as pd
+    pd = extras.pandas()
 
     with file.open("rb") as opened:
         return pd.read_parquet(opened)

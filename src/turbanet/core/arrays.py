@@ -1,12 +1,16 @@
 """Conversion of tensors, tables and lists to arrays for JAX, and checks of ids, seeds and whole numbers."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MAX_ID = 2**31 - 2  # of ids and seeds: JAX in 32 bits would cut larger ones; 2**31 - 1 is free for streams of no member
 
 
@@ -65,6 +69,22 @@ def check_seed(seed: Any, name: str = "seed", members: int | None = None) -> np.
     return seeds.astype(np.int32)
 
 
+def seeded(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function whose `seed` is a JAX key: it takes an int as well, and `key`, the argument's former name."""
+
+    @wraps(function)
+    def with_key(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "key" in kwargs:
+            kwargs["seed"] = kwargs.pop("key")
+        bound = signature(function).bind(*args, **kwargs)
+        seed = bound.arguments["seed"]
+        if not is_jax_key(seed):
+            bound.arguments["seed"] = jax.random.key(int(check_seed(seed)))
+        return function(*bound.args, **bound.kwargs)
+
+    return with_key
+
+
 def check_next_ids(ids: Any, count: int) -> None:
     """Raise ValueError if `count` new members, numbered on from the highest of `ids`, would exceed `MAX_ID`."""
     if not isinstance(ids, jax.core.Tracer) and (last := int(np.asarray(ids).max()) + count) > MAX_ID:
@@ -98,6 +118,11 @@ def floating(tree: Any) -> tuple[list, Callable]:
 def is_key(leaf: jax.Array | np.ndarray) -> bool:
     """Whether an array holds JAX's typed random keys, which NumPy cannot read."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def is_jax_key(seed: Any) -> bool:
+    """Whether a seed is one of JAX's keys, typed or uint32 [2], and no int."""
+    return np.ndim(seed) > 0 or (isinstance(seed, jax.Array) and is_key(seed))
 
 
 def _is_list_of_numbers(node):

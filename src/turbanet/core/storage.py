@@ -8,6 +8,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from turbanet.core.extras import FOLDER
+
 FILE = "file://"
 LAST = "last"  # the file at an address that names the last complete folder
 
@@ -31,12 +33,12 @@ def place(folder: str | os.PathLike) -> Any:
     if getattr(folder, "storage_options", None):
         raise ValueError(f"The storage_options of {folder} would stay here: set them in fsspec's configuration.")
     try:
-        from upath import UPath  # of turbanet[cluster]
+        from upath import UPath  # of the extra "cluster"
 
         remote = UPath(folder)
         _ = remote.fs  # opened now, so that its errors are raised here
     except (ImportError, ValueError) as error:
-        advice = 'install what is missing (pip install "turbanet[cluster]"), or name a folder or what fsspec knows'
+        advice = f"install what is missing (pip install '.[cluster]' {FOLDER}), or name a folder or what fsspec knows"
         raise type(error)(f"{folder} cannot be opened ({error}): {advice}.") from None
     return remote
 

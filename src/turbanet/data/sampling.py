@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.core.arrays import as_array, check_whole
+from turbanet.core.arrays import as_array, check_whole, seeded
 
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
@@ -16,12 +16,13 @@ def all_rows(*, members: int, rows: int) -> jax.Array:
     return jnp.tile(jnp.arange(rows, dtype=jnp.int32), (members, 1))
 
 
-def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Array:
+@seeded
+def subset(seed: int | jax.Array, *, members: int, rows: int, portion: float) -> jax.Array:
     """Draw a random part of the rows for each member, without repetition (Bühlmann and Yu 2002).
 
     Parameters
     ----------
-    key : a JAX random key
+    seed : an int or a JAX random key
     members : the number of members
     rows : the number of rows
     portion : the share that each sees, above 0 and up to 1
@@ -37,16 +38,17 @@ def subset(key: jax.Array, *, members: int, rows: int, portion: float) -> jax.Ar
     if not 0 < portion <= 1 or round(portion * rows) < 1:
         raise ValueError(f"portion must be in (0, 1] and leave at least one of {rows} rows, got {portion}.")
     check_whole(members=members)
-    keys = jax.random.split(key, members)
+    keys = jax.random.split(seed, members)
     return jax.vmap(lambda k: jax.random.permutation(k, rows)[: round(portion * rows)])(keys).astype(jnp.int32)
 
 
-def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = None) -> jax.Array:
+@seeded
+def bootstrap(seed: int | jax.Array, *, members: int, rows: int, size: int | None = None) -> jax.Array:
     """Draw rows with repetition for each member (Breiman 1996).
 
     Parameters
     ----------
-    key : a JAX random key
+    seed : an int or a JAX random key
     members : the number of members
     rows : the number of rows
     size : how many rows each draws; None for as many as there are
@@ -61,35 +63,37 @@ def bootstrap(key: jax.Array, *, members: int, rows: int, size: int | None = Non
 
     Examples
     --------
-    >>> import jax
     >>> from turbanet import bootstrap
-    >>> rows = bootstrap(jax.random.key(0), members=3, rows=100)
+    >>> rows = bootstrap(0, members=3, rows=100)
     >>> rows.shape, bool((rows < 100).all())
     ((3, 100), True)
     """
     size = rows if size is None else size
     check_whole(rows=rows, members=members, size=size)
-    return jax.random.randint(key, (members, size), 0, rows, jnp.int32)
+    return jax.random.randint(seed, (members, size), 0, rows, jnp.int32)
 
 
-def k_fold(key: jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Split `rows` rows in shuffled folds by a JAX random `key`: -> (train, held-out) rows, each int32 [fold, row].
+@seeded
+def k_fold(seed: int | jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Split `rows` rows in shuffled folds: -> (train, held-out) rows, each int32 [fold, row].
 
-    The first `rows % folds` folds hold out one row more. Raises ValueError for fewer than 2 folds or more than rows.
+    seed: an int or a JAX random key. The first `rows % folds` folds hold out one row more. Raises ValueError for fewer
+    than 2 folds or more than rows.
     """
     if not 2 <= folds <= rows:
         raise ValueError(f"folds must be from 2 to the {rows} rows, got {folds}.")
-    parts = np.array_split(np.asarray(jax.random.permutation(key, rows)), folds)
+    parts = np.array_split(np.asarray(jax.random.permutation(seed, rows)), folds)
     train = [np.concatenate(parts[:i] + parts[i + 1 :]) for i in range(folds)]
     return ragged(train), ragged(parts)
 
 
-def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) -> jax.Array:
+@seeded
+def shards(seed: int | jax.Array, *, labels: Any, clients: int, per_client: int = 2) -> jax.Array:
     """Sort rows by class, cut them into equal shards, and give `per_client` to each client (McMahan et al. 2017).
 
     Parameters
     ----------
-    key : a JAX random key
+    seed : an int or a JAX random key
     labels : int [row], the class of each row
     clients : the number of clients
     per_client : shards of each; with two, most clients have rows of two classes
@@ -109,16 +113,17 @@ def shards(key: jax.Array, *, labels: Any, clients: int, per_client: int = 2) ->
         raise ValueError(f"{clients} clients of {per_client} shards each need {pieces} rows, got {len(labels)}.")
     size = len(labels) // pieces
     by_class = np.argsort(labels, kind="stable")[: pieces * size].reshape(pieces, size)
-    dealt = np.asarray(jax.random.permutation(key, pieces)).reshape(clients, per_client)
+    dealt = np.asarray(jax.random.permutation(seed, pieces)).reshape(clients, per_client)
     return jnp.asarray(by_class[dealt].reshape(clients, -1), jnp.int32)
 
 
-def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax.Array:
+@seeded
+def dirichlet(seed: int | jax.Array, *, labels: Any, clients: int, alpha: float) -> jax.Array:
     """Divide the rows of each class among clients by shares drawn from a Dirichlet distribution (Hsu 2019).
 
     Parameters
     ----------
-    key : a JAX random key
+    seed : an int or a JAX random key
     labels : int [row], the class of each row
     clients : the number of clients
     alpha : above 0; the smaller, the fewer clients have most of a class
@@ -135,7 +140,7 @@ def dirichlet(key: jax.Array, *, labels: Any, clients: int, alpha: float) -> jax
     labels = _labels(labels, clients)
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha must be a number above 0, got {alpha!r}.")
-    random = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)))
+    random = np.random.default_rng(np.asarray(jax.random.bits(seed, (4,), jnp.uint32)))
     owned: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == label))

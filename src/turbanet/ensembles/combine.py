@@ -8,7 +8,8 @@ import numpy as np
 from jax.nn import log_softmax, softmax
 from numpy.typing import ArrayLike
 
-from turbanet.core.arrays import as_array, check_whole
+from turbanet.core import extras
+from turbanet.core.arrays import as_array, check_whole, seeded
 from turbanet.ensembles.predictions import check_nan, of_members, true_class, with_classes
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
 
 def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
     """Return a pandas table of the `scores` of each member of prediction [member, row, class], one row per member."""
-    import pandas as pd
+    pd = extras.pandas()
 
     return pd.DataFrame([scores(one, y) for one in of_members(prediction, "prediction")]).rename_axis("member")
 
@@ -205,14 +206,15 @@ def _of_counts(counts):
     return np.array([right.sum(-1) / true.sum(-1), *precision_recall_f1.sum(-1) / classes])
 
 
-def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders: int = 20) -> jax.Array:
+@seeded
+def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, seed: int | jax.Array, orders: int = 20) -> jax.Array:
     """Accuracy of the ensemble mean of the first 1, 2, ... members, in random orders.
 
     Parameters
     ----------
     logits : [member, row, class]
     y : int [row]
-    key : of the random orders
+    seed : of the random orders, an int or a JAX random key
     orders : how many
 
     Returns
@@ -224,7 +226,7 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, key: jax.Array, orders:
     def curve(key):
         return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)
 
-    return jax.lax.map(curve, jax.random.split(key, orders))
+    return jax.lax.map(curve, jax.random.split(seed, orders))
 
 
 def disagreement(logits: ArrayLike) -> jax.Array:

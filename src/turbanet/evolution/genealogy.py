@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from turbanet.core import extras
+
 NOBODY = -1  # id of a parent that does not exist
 
 
@@ -43,7 +45,7 @@ class EvolutionHistory:
 
     def frame(self) -> Any:
         """Return a tidy pandas table: generation, member, parent, other_parent (-1: none), fitness and the values."""
-        import pandas as pd
+        pd = extras.pandas()
 
         generations, members = self.fitness.shape
         columns = {"generation": np.repeat(np.arange(generations), members), "member": self.member.ravel()}

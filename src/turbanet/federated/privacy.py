@@ -1,6 +1,7 @@
 """Differential privacy of federated learning: the epsilon of one client."""
 
 from turbanet.core.arrays import check_whole
+from turbanet.core.extras import needed
 
 
 def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, delta: float) -> float:
@@ -41,12 +42,9 @@ def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, del
         raise ValueError(f"noise must be at least 0 and delta between 0 and 1, got {noise!r} and {delta!r}.")
     if not noise:
         return float("inf")
-    try:
-        import dp_accounting
-        from dp_accounting.rdp import RdpAccountant
-    except ImportError as error:
-        raise ImportError("client_epsilon needs dp-accounting: pip install 'turbanet[privacy]'.") from error
+    dp_accounting = needed("dp_accounting", "privacy")
+    rdp = needed("dp_accounting.rdp", "privacy")
     gaussian = dp_accounting.GaussianDpEvent(noise / 2)  # in units of the sensitivity, which is twice `clip`
     of_round = dp_accounting.SampledWithoutReplacementDpEvent(clients, sampled, gaussian)
-    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(of_round, rounds).get_epsilon(delta))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.core import member
+from turbanet.core import extras, member
 from turbanet.core.arrays import check_seed, check_whole
 from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
@@ -57,7 +57,7 @@ class AgentHistory:
 
     def frame(self) -> Any:
         """Return a tidy pandas table: update, steps (transitions so far), seed, member and its metrics."""
-        import pandas as pd
+        pd = extras.pandas()
 
         updates, members = self.train_loss.shape
         update = np.repeat(np.arange(updates), members)

@@ -13,7 +13,8 @@ import optax
 from numpy.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
-from turbanet.core.arrays import as_arrays, check_seed
+from turbanet.core import extras
+from turbanet.core.arrays import as_arrays, check_seed, is_jax_key
 from turbanet.core.metrics import ONE
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_schedule
@@ -83,7 +84,7 @@ class CrossValidation(Shown):
 
         Of several outputs the columns are prediction_0, prediction_1, ...
         """
-        import pandas as pd
+        pd = extras.pandas()
 
         rows = np.asarray(self.validation_rows)[self.members.fold]
         member, position = np.nonzero(rows >= 0)
@@ -106,7 +107,7 @@ class CrossValidation(Shown):
 
     def class_accuracy(self) -> "pd.DataFrame":
         """Return the accuracy on each class's held-out rows: a table of model, schedule, fold, seed, class."""
-        import pandas as pd
+        pd = extras.pandas()
 
         tables = {}
         for model in self.swarms:
@@ -129,7 +130,7 @@ def cross_validate(
     schedules: str | Callable | Sequence[str | Callable] = ("constant",),
     seeds: int = 1,
     batch_size: int | None = None,
-    key: int | jax.Array = 0,
+    seed: int | jax.Array = 0,
     stratified: bool = False,
     groups: ArrayLike | None = None,
     metric: Callable | Mapping[str, Callable] | None = None,
@@ -140,6 +141,7 @@ def cross_validate(
     cluster: Any = None,
     plan: Plan | Mapping[str, Plan | None] | None = None,
     progress: bool = True,
+    key: int | jax.Array | None = None,
 ) -> CrossValidation:
     """Train each architecture on all folds x schedules x seeds, as one swarm, and score it on the held-out rows.
 
@@ -157,7 +159,7 @@ def cross_validate(
         follows the fold's own validation loss
     seeds : networks for each fold and schedule, each from its own random numbers
     batch_size : rows in a step; None for all
-    key : an int or a JAX key: the seed of the members and of the shuffled folds
+    seed : an int or a JAX key, of the members and of the shuffled folds; `key` is its former name
     stratified : whether each fold has the classes in the proportions of all rows
     groups : int [row]; rows of one group are in one fold
     metric, patience : as `fit` takes them, of the held-out rows. With patience a member ends with the weights of its
@@ -188,7 +190,7 @@ def cross_validate(
     >>> bool(found.final().accuracy.mean() > 0.8)
     True
     """
-    import pandas as pd
+    pd = extras.pandas()
 
     models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
@@ -196,7 +198,8 @@ def cross_validate(
         raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
-    seed = int(check_seed(key, "key")) if isinstance(key, int | np.integer) else int(jax.random.bits(key) >> 1)
+    seed = seed if key is None else key
+    seed = int(jax.random.bits(seed) >> 1) if is_jax_key(seed) else int(check_seed(seed))
     x = jax.tree.map(np.asarray, as_arrays(x, "x"))
     y = np.asarray(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
@@ -267,7 +270,7 @@ def splits(
     ValueError : by scikit-learn, for more folds than rows, groups or rows of a class, and for groups of another length;
         for a row without a group, and for a fold that trains on rows that it holds out, or on rows that are not there
     """
-    import pandas as pd
+    pd = extras.pandas()
     from sklearn import model_selection
 
     if groups is not None and (lacking := np.flatnonzero(pd.isna(np.asarray(groups, object)))).size:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core import extras
 from turbanet.core.arrays import check_whole
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -36,7 +37,7 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     >>> print(arrays["learning_rate"])
     [0.1  0.1  0.01 0.01]
     """
-    import pandas as pd
+    pd = extras.pandas()
 
     listed = [_as_list(name, choices) for name, choices in values.items()]
     table = pd.DataFrame(list(itertools.product(*listed)), columns=list(values)).rename_axis("member")
@@ -48,7 +49,7 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
 
     Raises ValueError for a tuple of two numbers, which could mean these two or a range, and for an empty list.
     """
-    import pandas as pd
+    pd = extras.pandas()
 
     check_whole(members=members)
     check_no_range(distributions)
@@ -100,7 +101,7 @@ def halving(
     ------
     ValueError : for no rung, a share outside (0, 1), scores of another number of members, and where no score is finite
     """
-    import pandas as pd
+    pd = extras.pandas()
 
     if rungs < 1 or not 0 < keep < 1:
         raise ValueError(f"Halving needs at least one rung and a share to keep in (0, 1), got {rungs} and {keep}.")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.core import metrics, stopping
+from turbanet.core import extras, metrics, stopping
 from turbanet.core.plan import Plan
 from turbanet.core.tables import Shown, count, spread
 
@@ -61,7 +61,7 @@ class History(Shown):
 
     def frame(self) -> "pd.DataFrame":
         """Return a tidy pandas table: epoch, seed, member (its id), train_loss, validation_loss, metrics by name."""
-        import pandas as pd
+        pd = extras.pandas()
 
         epochs, members = self.train_loss.shape
         epoch = np.arange(epochs)[:, None] + np.broadcast_to(self.begun, members)

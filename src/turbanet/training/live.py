@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from turbanet.core import extras
 from turbanet.training.callbacks import TrainingView
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class ProgressTable:
         self._display = None
 
     def __call__(self, view: TrainingView) -> None:
-        import pandas as pd
+        pd = extras.pandas()
 
         row = {"epoch": view.epoch, "seconds": time.monotonic() - self._begin, "training": int(view.training.sum())}
         for name, values in view.history.seen().items():
@@ -44,7 +45,7 @@ class ProgressTable:
 class LivePlot:
     """A callback that plots each loss and metric against epochs: the members' median and their 5 to 95 % range.
 
-    It needs matplotlib (extra "study"), and shows `figure` in a notebook; elsewhere save it by `figure.savefig`.
+    It needs matplotlib (extra "plot"), and shows `figure` in a notebook; elsewhere save it by `figure.savefig`.
 
     show : whether a notebook shows it
     """
@@ -55,6 +56,7 @@ class LivePlot:
         self._display = None
 
     def __call__(self, view: TrainingView) -> None:
+        extras.needed("matplotlib", "plot")
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
