@@ -27,7 +27,7 @@ elif not OPTIMIZED:  # nor being fast: on a CPU this compiles four times as fast
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads at which line an operation was traced
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-turbanet.use_cores(2)
+turbanet.use_cores(2, cache=False)
 DEVICES = min(2, len(jax.devices()))  # that a plan of several devices has here
 ON_CPU = jax.default_backend() == "cpu"
 if not ON_CPU:

@@ -40,7 +40,7 @@ def main(arguments=None):
     import turbanet as tn
     from study.measurement.machine import machine, machine_line
 
-    tn.use_cores()
+    tn.use_cores(cache=False)  # cold timings compile
     folder = Path(root / "reports/peers")
     for part in options.parts or PARTS:
         table = PARTS[part]()

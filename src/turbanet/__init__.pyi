@@ -21,6 +21,7 @@ from .training.live import LivePlot, ProgressTable
 from .training.sample_weight import mean_over_rows, weighted
 from .turba_train_state import TurbaTrainState
 
+__version__: str
 __all__ = [
     "LSTM",
     "MLP",

@@ -128,7 +128,7 @@ def _main(devices, block, members, timesteps, which="cleanrl"):
     import turbanet as tn
     from turbanet.networks.policies import DualEncoderActorCritic
 
-    tn.use_cores(devices)
+    tn.use_cores(devices, cache=False)
     import gymnax
 
     env, _ = gymnax.make(CARTPOLE)

@@ -22,18 +22,19 @@ from turbanet.core.state import State
 
 CACHE_BYTES = 2 * 2**20  # of a core's cache, which weights, gradients and moments of a block should fit in
 KEPT_SECONDS = 0.1  # of compilation from which on a program is saved to disk
+MOST_KEPT = 2 * 2**30  # bytes of these programs
 MOST_CALLS = 16  # in place of a loop over blocks, which takes up to a fifth of the compilation; a call takes 1.5 ms
 SMALLEST_BLOCK = 4  # below it members train one by one: up to a tenth faster without vmap than two or three at once
 LARGEST_BLOCK = 8  # of the default on a CPU: the smallest networks gain up to a tenth beyond it
 
 
-def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = False) -> int:
-    """Make each CPU core a JAX device; call this before JAX starts.
+def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = True) -> int:
+    """Make each CPU core a JAX device, and keep compiled programs on disk; call this before JAX starts.
 
-    cores: how many; None: all that the process may use. cache: whether programs that take a tenth of a second or longer
-    to compile are saved for later processes, with JAX's persistent compilation cache. True uses the folder that JAX is
-    configured with, else TURBANET_CACHE or the user's cache folder; a path uses that folder. A process that finds its
-    programs there traces them and does not compile.
+    cores: how many; None: all that the process may use. cache: where programs that take a tenth of a second or longer
+    to compile are kept for later processes, by JAX's persistent compilation cache. True: the folder that JAX is
+    configured with, else `cache_folder()`, of which the least used programs go when they exceed 2 GiB; a path: that
+    folder; False: none. A process that finds its programs there traces them and does not compile.
 
     Returns the number of CPU devices. Raises RuntimeError if JAX has started with another number.
     """
@@ -46,15 +47,29 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Fal
             message = f"use_cores({cores}) came too late: JAX has started with {len(jax.devices('cpu'))} CPU device(s)"
             raise RuntimeError(f"{message}; call it before any array (in a notebook: restart the kernel).") from None
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009  (missing in its stub)
-    if not cache or (cache is True and configured):
+    if cache is False or (cache is True and configured):
         return cores
-    if cache is True:  # a folder for each machine: a program is compiled for the instructions of its processor
-        root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
-        cache = Path(root, "compiled", platform.node())
-    jax.config.update("jax_compilation_cache_dir", str(Path(cache).expanduser().absolute()))
+    folder = cache_folder() if cache is True else Path(cache).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say_once(f"Compiled programs are not kept, as {folder} cannot be made ({error.strerror}): set TURBANET_CACHE.")
+        return cores
+    if cache is True:
+        jax.config.update("jax_compilation_cache_max_size", MOST_KEPT)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
     compilation_cache.reset_cache()  # JAX reads the setting only once
     return cores
+
+
+def cache_folder() -> Path:
+    """Return the folder of `use_cores` for compiled programs: in TURBANET_CACHE, else in the user's cache folder.
+
+    Each machine has its own, as a program is compiled for the instructions of its processor.
+    """
+    root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
+    return Path(root, "compiled", platform.node()).expanduser().absolute()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ def main():
     """Train, and write each member's result as a worker's."""
     worker = base.Worker(*base.begin())
     members = np.arange(worker.workers) if worker.job["one_process"] else np.array([worker.rank])
-    tn.use_cores(len(members))
+    tn.use_cores(len(members), cache=False)
     import optax
 
     steps, size = len(worker.rates), worker.order.shape[-1]
