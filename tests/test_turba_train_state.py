@@ -1,6 +1,7 @@
 """The public TurbaNet surface, and its faults left behind."""
 
 import copy
+import tracemalloc
 from functools import partial
 from typing import Any
 
@@ -404,6 +405,41 @@ def test_members_of_several_seeds_are_selected_by_pairs():
 def test_a_member_that_is_not_there_is_named():
     with pytest.raises(KeyError, match="No member 9 in this swarm"):
         TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3)[[0, 9]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([True, False, True], TypeError, "a mask by position"),
+        (["a"], KeyError, "Members go by id, an int each, or by pairs"),
+        ([(0, 1, 2)], KeyError, "Members go by id, an int each, or by pairs"),
+        ([(1, 0)], KeyError, r"No member \[1, 0\]"),
+        ([-1], KeyError, "No member -1"),
+    ],
+)
+def test_what_names_no_member_is_refused(ids, error, message):
+    with pytest.raises(error, match=message):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3)[ids]
+
+
+def test_iteration_gives_each_network_as_get_state_does():
+    swarm = TurbaTrainState.swarm(MLP((2,)), optax.adam(0.1), 3, 3, seed=4)
+    for position, state in enumerate(swarm):
+        assert jax.tree.structure(state) == jax.tree.structure(swarm.get_state(position))
+        jax.tree.map(np.testing.assert_array_equal, state, swarm.get_state(position))
+        assert jax.tree.map(np.shape, state) == jax.tree.map(np.shape, swarm.get_state(position))
+
+
+def test_memory_and_time_grow_with_the_members_and_not_with_their_square():
+    params = {"w": np.zeros((20_000, 1), np.float32)}
+    swarm = TurbaTrainState.vmap_create(apply_fn=lambda variables, x: x, params=params, tx=optax.sgd(0.1))
+    tracemalloc.start()
+    reverse = swarm[np.arange(20_000)[::-1]]
+    both = swarm.append(reverse)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reverse.id[0] == 19_999 and both.id.tolist() == list(range(40_000))
+    assert peak < 100 * 2**20
 
 
 def test_append_tells_the_new_ids():

@@ -23,13 +23,14 @@ from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.core.fingerprint import fingerprint
-from turbanet.core.gather import resized
+from turbanet.core.gather import is_on_host, resized
 from turbanet.core.optimizers import check_optimizer
 from turbanet.core.plan import say_once
 from turbanet.core.state import State
 from turbanet.training.compilation import read, remembered
 from turbanet.training.program import Evaluate
 
+PAIR = np.array([2**32, 1])  # of a seed and an id: one number for both
 PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -299,11 +300,14 @@ class TurbaTrainState(State):
                 raise ValueError(
                     f"append needs two swarms of one {what}, which trains and predicts for all; they differ."
                 )
-        taken = set(zip(self.seed.tolist(), self.id.tolist(), strict=True))
-        ids = self.id.tolist()
+        names = list(zip(self.seed.tolist(), self.id.tolist(), strict=True))
+        taken, highest = set(names), dict(sorted(names))  # {seed: its highest id}
         for seed, id in zip(other.seed.tolist(), other.id.tolist(), strict=True):
-            ids.append(1 + max(i for s, i in taken if s == seed) if (seed, id) in taken else id)
-            taken.add((seed, ids[-1]))
+            id = highest[seed] + 1 if (seed, id) in taken else id
+            names.append((seed, id))
+            taken.add((seed, id))
+            highest[seed] = max(id, highest.get(seed, id))
+        ids = [id for _, id in names]
         check_next_ids(ids, 0)
         # The structure of the first: the functions in the two may be equal but not identical.
         other = jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(other))
@@ -342,17 +346,26 @@ class TurbaTrainState(State):
             by_position = "jax.tree.map(lambda leaf: leaf[1:3], swarm)"
             raise TypeError(f"Members go by id, swarm[[4, 7]], as positions change; by position it is {by_position}.")
         requested = np.atleast_1d(np.asarray(ids))
-        names = np.stack([np.asarray(self.seed), np.asarray(self.id)], axis=1)
-        found = names[:, 1] == requested[:, None] if requested.ndim == 1 else (names == requested[:, None]).all(-1)
-        for name, members in zip(requested.tolist(), found.sum(axis=1), strict=True):
+        if requested.dtype == bool:
+            raise TypeError("Members go by id, swarm[[4, 7]], and a mask by position: swarm[swarm.id[mask]].")
+        if requested.dtype.kind not in "iuf" or requested.shape[1:] not in ((), (2,)):
+            raise KeyError(f"Members go by id, an int each, or by pairs (seed, id); got {ids!r:.60}.")
+        names, wanted = np.asarray(self.id), requested
+        if requested.ndim == 2:
+            names, wanted = np.stack([np.asarray(self.seed), names], axis=1) @ PAIR, requested @ PAIR
+        order = np.argsort(names)
+        first, last = (np.searchsorted(names, wanted, side, sorter=order) for side in ("left", "right"))
+        for name, members in zip(requested.tolist(), last - first, strict=True):
             if members == 0:
-                raise KeyError(f"No member {name} in this swarm; its ids are {names[:, 1].tolist()}.")
+                raise KeyError(f"No member {name} in this swarm; its ids are {self.id.tolist()!s:.200}.")
             if members > 1:
                 raise ValueError(f"{name} names more than one member: give pairs (seed, id), each of one member.")
-        return jax.tree.map(lambda leaf: leaf[found.argmax(axis=1)], self)
+        return jax.tree.map(lambda leaf: leaf[order[first]], self)
 
     def __iter__(self) -> Iterator[Self]:
-        return (self.get_state(index) for index in range(len(self)))
+        leaves, tree = jax.tree.flatten(self)
+        leaves = [np.asarray(leaf) if is_on_host(leaf) else leaf for leaf in leaves]
+        return (jax.tree.unflatten(tree, [leaf[index, ...] for leaf in leaves]) for index in range(len(self)))
 
     def cost_analysis(self, x: Any) -> dict[str, float] | None:
         """Return XLA's estimate of one member's forward pass on x [batch, feature]: FLOPs and bytes."""
