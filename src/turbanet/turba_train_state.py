@@ -291,7 +291,7 @@ class TurbaTrainState(State):
 
         With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
         """
-        for name in ("params", "collections", "opt_state", "schedule"):
+        for name in ("params", "collections", "opt_state", "schedule", "member"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
         for name, what in {"apply_fn": "model", "tx": "optimizer"}.items():

@@ -46,7 +46,9 @@ def save(swarm: State, folder: str | os.PathLike) -> None:
     about = {"format": FORMAT, "versions": identity.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
     about["averages"] = has_averages(swarm.opt_state)
     about["schedules"] = [schedules.get(function) for function in getattr(swarm.schedule, "functions", ())]
-    about["sample"] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), unfreeze(swarm.sample))
+    for name in ("sample", "member"):
+        tree = unfreeze(getattr(swarm, name))
+        about[name] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), tree)
     message = {"what": "The swarm", "advice": "make room, or name another"}
     store.write(1 + (store.manager.latest_step() or 0), identity.leaves_by_name(swarm), {"swarm": about}, **message)
 
@@ -76,12 +78,13 @@ def load(
     if about["format"] != FORMAT:
         problem = f"{folder} holds a swarm in format {about['format']}, and this TurbaNet reads format {FORMAT}"
         raise ValueError(f"{problem}: load it with the turbanet {about['versions']['turbanet']} that wrote it.")
-    sample = _sample(about["sample"])
+    sample = _specification(about["sample"])
     if sample is None and sample_input is None:
         raise ValueError(f"The swarm in {folder} does not know its input: give a batch of it as sample_input=.")
     sample_input = as_arrays(sample_input, "sample_input")  # None stays None
     create = creator(jax.tree.map(jnp.zeros_like, sample) if sample_input is None else sample_input)
-    like = _like(about, create, schedule).replace(sample=sample)
+    constants = unfreeze(_specification(about.get("member")))
+    like = _like(about, create, schedule).replace(sample=sample, member=constants)
     if about.get("averages") and like.tx is INFERENCE_ONLY:
         raise ValueError(f"The swarm in {folder} predicts by parameters that its optimizer keeps: give the optimizer.")
     _check(folder, like, about, check)
@@ -96,14 +99,14 @@ def _about(store):
         return None
 
 
-def _sample(saved):
-    """Return an input's shape and type, or those of its parts, from the text that `save` wrote."""
+def _specification(saved):
+    """Return an array's shape and type, or those of a tree's parts, from the text that `save` wrote."""
     if isinstance(saved, str):
         dtype, *shape = saved.split()
         return jax.ShapeDtypeStruct(tuple(map(int, shape)), dtype)
     if isinstance(saved, dict):
-        return freeze({name: _sample(part) for name, part in saved.items()})
-    return saved and tuple(map(_sample, saved))
+        return freeze({name: _specification(part) for name, part in saved.items()})
+    return saved and tuple(map(_specification, saved))
 
 
 def _like(about, create, schedule):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+from turbanet.core.arrays import as_arrays
 from turbanet.core.optimizers import evaluation_params
 from turbanet.core.state import State, Swarm
 
@@ -101,7 +102,7 @@ class Bound:
         apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
-        kwargs = mode(apply_fn, self.train) | kwargs
+        kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
         variables = {**state.collections, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
@@ -163,12 +164,45 @@ def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[st
         return {}
 
 
+def own_constants(function: Callable, state: State) -> dict[str, Any]:
+    """Return {"member": the constants of the member} for a loss or a model that takes the keyword, else {}."""
+    return {"member": state.member} if takes(function, "member") else {}
+
+
+def with_constants(swarm: Swarm, constants: Any, loss_fn: Callable | None) -> Swarm:
+    """Return the swarm with `constants`, a tree of [member, ...]; None: with those that it has.
+
+    Raises ValueError for constants that do not lead with the members, or that neither the loss nor the model takes,
+    and for a loss that takes some where there are none.
+    """
+    if constants is not None:
+        constants = jax.tree.map(jnp.asarray, as_arrays(constants, "member"))
+        lengths = sorted({leaf.shape[:1] for leaf in jax.tree.leaves(constants)})
+        if lengths != [(len(swarm),)]:
+            raise ValueError(f"member must lead with the {len(swarm)} members; its arrays lead with {lengths}.")
+        if not any(takes(each, "member") for each in (loss_fn, _called(swarm.apply_fn)) if each):
+            raise ValueError("member= is for a loss or a model that takes the keyword `member`, and neither does.")
+        return swarm.replace(member=constants)
+    if loss_fn and swarm.member is None and takes(loss_fn, "member"):
+        raise ValueError("The loss takes the keyword `member`: give each member's own constants as member=.")
+    return swarm
+
+
+def _called(apply_fn):
+    """Return the function that a model's apply calls."""
+    model = getattr(apply_fn, "__self__", None)
+    if isinstance(model, Functions):
+        return model.apply_params
+    is_linen = isinstance(model, nn.Module) and not _is_nnx(model)
+    return inspect.unwrap(type(model).__call__) if is_linen else apply_fn
+
+
 def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None) -> tuple[Swarm, jax.Array, Any]:
     """One optimizer step of one member on `loss_fn` of x [batch, ...] and y: -> (state, loss, prediction).
 
     mask : bool [batch], which rows count, for a loss that takes it; None: all
     """
-    kwargs = {} if mask is None else {"mask": mask}
+    kwargs = own_constants(loss_fn, state) | ({} if mask is None else {"mask": mask})
 
     def loss(params):
         apply_fn = Bound(state, train=True)
@@ -187,7 +221,7 @@ def evaluate(
     mask : as in `train_step`
     """
     params = evaluation_params(state.opt_state, state.params)
-    kwargs = {} if mask is None else {"mask": mask}
+    kwargs = own_constants(loss_fn, state) | ({} if mask is None else {"mask": mask})
     return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **kwargs))
 
 

@@ -23,6 +23,8 @@ class State(TrainState):
     epoch : epochs trained, int32 [member]
     collections : the model's other variables, {name: tree of [member, ...]}
     schedule : a `schedules.Schedule`, [member]; None without one
+    member : constants of each member's own, a tree of [member, ...], which losses and models that take the keyword
+        `member` receive; None without
     loss_fn : the loss of one member, if set
     sample : shape and type of an input of one network, or of its parts, if known
 
@@ -36,6 +38,7 @@ class State(TrainState):
     epoch: Any = 0
     collections: Any = struct.field(default_factory=dict)
     schedule: Any = None
+    member: Any = None
     _stopping: Any = None
     _underway: Any = None
     loss_fn: Callable | None = struct.field(pytree_node=False, default=None)

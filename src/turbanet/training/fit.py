@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
-from turbanet.core.member import SHUFFLE, member_key
+from turbanet.core.member import SHUFFLE, member_key, with_constants
 from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm
 from turbanet.data.examples import prepare
@@ -48,6 +48,7 @@ def fit(
     shuffle: bool = True,
     equal_steps: bool = False,
     allow_nan: bool = False,
+    member: Any = None,
     plan: Plan | None = None,
     segment: int | None = None,
     progress: bool = True,
@@ -88,6 +89,9 @@ def fit(
     equal_steps : whether members with fewer rows go through them again, until all have made as many full steps as the
         member with the most rows
     allow_nan : whether x and y may hold NaN and infinite numbers in rows that a member sees
+    member : constants of each member's own, a tree of arrays [member, ...], such as {"quantile": levels}. A loss and a
+        model whose __call__ take the keyword `member` get the member's part; the swarm keeps it, for `predict` and the
+        next call. A model is initialised without it
     plan : where members run: a `Plan`, or None for the default of the platform
     segment : epochs between two checkpoints, and between two checks for stopped members; None: about a tenth of all
     progress : whether a bar shows the epochs done and the mean losses of the last one
@@ -124,6 +128,7 @@ def fit(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
+    swarm = with_constants(swarm, member, loss_fn or swarm.loss_fn)
     checked = check_fit(
         swarm,
         x,

@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
+from turbanet.core.member import with_constants
 from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm
 from turbanet.data.batches import Batches, Chunk
@@ -33,6 +34,7 @@ def fit_batches(
     mode: str | None = None,
     checkpoints: str | os.PathLike | Checkpoints | None = None,
     allow_nan: bool = False,
+    member: Any = None,
     plan: Plan | None = None,
     segment: int | None = None,
     progress: bool = True,
@@ -57,7 +59,7 @@ def fit_batches(
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training resumes at the beginning of an epoch, with the batches that then come;
         they are not compared with those of the first call
-    allow_nan, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them
+    allow_nan, member, plan, segment, progress, on_interrupt, callbacks : as `fit` takes them
 
     Returns
     -------
@@ -81,6 +83,7 @@ def fit_batches(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
+    swarm = with_constants(swarm, member, loss_fn or swarm.loss_fn)
     checked = check_fit(
         swarm,
         None,

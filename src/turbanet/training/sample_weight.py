@@ -1,5 +1,6 @@
 """Losses that are weighted means over rows, and masks."""
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,7 +17,8 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
 
     Parameters
     ----------
-    of_rows : of_rows(params, x, y, apply_fn) -> (values [batch, ...], prediction), each row's values from that row
+    of_rows : of_rows(params, x, y, apply_fn) -> (values [batch, ...], prediction), each row's values from that row; it
+        may take the keyword `member` (see `fit`)
 
     Returns
     -------
@@ -47,13 +49,14 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
         *,
         mask: jax.Array | None = None,
         weight: jax.Array | None = None,
+        **constants: Any,
     ) -> tuple[jax.Array, Any]:
         if mask is None and weight is None:
-            values, prediction = of_rows(params, x, y, apply_fn)
+            values, prediction = of_rows(params, x, y, apply_fn, **constants)
             return jnp.mean(values), prediction
         weight = jnp.asarray(mask if weight is None else weight if mask is None else jnp.where(mask, weight, 0))
         x, y = only(weight != 0, (x, y))
-        values, prediction = of_rows(params, x, y, apply_fn)
+        values, prediction = of_rows(params, x, y, apply_fn, **constants)
         if jnp.shape(values)[:1] != weight.shape:
             got = f"{list(jnp.shape(values))} of {len(weight)} rows"
             raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {got}: leave the mean to it.")
@@ -63,7 +66,7 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
         return jnp.where(total == 0, 0, (weight * each).sum() / jnp.where(total == 0, 1, total)), prediction
 
     del loss.__wrapped__  # so that its own signature is seen
-    return loss
+    return _with_member(loss, of_rows)
 
 
 def weighted(loss_fn: Callable) -> Callable:
@@ -95,14 +98,15 @@ def weighted(loss_fn: Callable) -> Callable:
         return [*of_loss, (weight, weight < 0, "a weight of at least 0")]
 
     @expects(check)
-    def loss(params, x, y, apply_fn, *, mask=None):
+    def loss(params, x, y, apply_fn, *, mask=None, **constants):
         y, weight = _with_weight(y)
         if getattr(apply_fn, "train", False) and apply_fn.state.collections:
             statistics = f"{sorted(apply_fn.state.collections)} are of all rows of a batch, of weight 0 too"
             raise ValueError(f"The model's {statistics}: train with weights a model without, as with GroupNorm.")
-        return loss_fn(params, x, y, apply_fn, weight=weight if mask is None else jnp.where(mask, weight, 0))
+        weight = weight if mask is None else jnp.where(mask, weight, 0)
+        return loss_fn(params, x, y, apply_fn, weight=weight, **constants)
 
-    return loss
+    return _with_member(loss, loss_fn)
 
 
 def only(counts: jax.Array, tree: Any) -> Any:
@@ -117,6 +121,15 @@ def only(counts: jax.Array, tree: Any) -> Any:
         return jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, some)
 
     return jax.tree.map(filled, tree)
+
+
+def _with_member(wrapper, function):
+    """Return a loss whose signature has the keyword `member` if that of the function that it calls has."""
+    if takes(function, "member"):
+        own = inspect.signature(wrapper)
+        named = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        wrapper.__signature__ = own.replace(parameters=[*named, inspect.Parameter("member", named[-1].kind)])
+    return wrapper
 
 
 def _with_weight(y: Any) -> Any:
