@@ -43,7 +43,7 @@ def test_a_bar_that_is_not_shown_counts_nothing(quick):
     assert bar.shown == []
 
 
-def test_fit_says_that_it_compiles(quick, monkeypatch, capsys):
+def test_fit_says_that_it_compiles(quick, monkeypatch):
     said = []
     monkeypatch.setattr(run.tqdm, "set_postfix_str", lambda self, text, refresh=True: said.append(text))
     swarm = tn.TurbaTrainState.swarm(tn.MLP((3, 2)), optax.sgd(0.0625), 2, input_size=5)
