@@ -1,6 +1,6 @@
 """TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
 
-from . import cluster, ensembles, evolution, federated, networks, rl
+from . import cluster, ensembles, evolution, federated, networks, plot, rl
 from .checkpoints.checkpoint import Checkpoints
 from .core.interrupt import Interrupted
 from .core.plan import Plan, use_cores
@@ -68,6 +68,7 @@ __all__ = [
     "mean_over_rows",
     "mse",
     "networks",
+    "plot",
     "predict",
     "quantile_loss",
     "ragged",
