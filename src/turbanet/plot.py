@@ -1,5 +1,7 @@
 """Pictures of results: each function draws into an Axes, a new one if none is given, and returns it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -57,7 +59,7 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
     return ax
 
 
-def search(table: "pd.DataFrame", by: str, score: str = "validation_loss", *, ax: Any = None) -> Any:
+def search(table: pd.DataFrame, by: str, score: str = "validation_loss", *, ax: Any = None) -> Any:
     """Plot candidates' scores against a hyperparameter: a point for each, and the median of each value.
 
     table : a row for each candidate, such as `history.best().assign(**candidates)`
@@ -152,7 +154,7 @@ def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 20
     return ax
 
 
-def forecasts(truth: "pd.DataFrame", forecast: "pd.DataFrame", series: Any = None, *, ax: Any = None) -> Any:
+def forecasts(truth: pd.DataFrame, forecast: pd.DataFrame, series: Any = None, *, ax: Any = None) -> Any:
     """Plot a series and its forecasts, with a band between columns such as LSTM-lo-80 and LSTM-hi-80.
 
     truth : unique_id, ds, y, as `Forecaster` takes it

@@ -1,5 +1,7 @@
 """Calibration: scores of predicted probabilities, temperature scaling and prediction intervals."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
