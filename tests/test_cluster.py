@@ -407,7 +407,7 @@ def test_a_folder_with_other_things_is_left_alone(cluster, tmp_path):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"turbanet\[cluster\]"):
+    with pytest.raises(ImportError, match=r"This needs ray: pip install '.\[cluster\]'"):
         engine.connected(None).__enter__()
 
 

@@ -191,8 +191,10 @@ def test_cross_validate_is_a_loop_over_folds(loss, counts, held, schedule):
     loss_fn, by_hand, _ = LOSSES[loss]
     parts = zip(drawn_rows(counts, 1), drawn_rows(held, 2), strict=True)
     pairs = [(train[train >= 0], held_out[held_out >= 0]) for train, held_out in parts]
+    folds = Folds([(train, held_out + ROWS) for train, held_out in pairs])  # of copies: no row is in both
+    x, y = (np.concatenate([part[0], part[0]]) for part in (X, Y))
     job = {"epochs": EPOCHS, "batch_size": batches(loss, counts), "optimizer": sgd(), "schedules": schedule}
-    found = tn.cross_validate(nn.Dense(1), X[0], Y[0], loss=loss_fn, folds=Folds(pairs), progress=False, **job)
+    found = tn.cross_validate(nn.Dense(1), x, y, loss=loss_fn, folds=folds, progress=False, **job)
     swarm = tn.TurbaTrainState.swarm(nn.Dense(1), sgd(), MEMBERS, sample_input=X[0, :1], seed=0)
     order = tn.batch_order(swarm, drawn_rows(counts, 1), epochs=EPOCHS, batch_size=job["batch_size"])
     for fold, (_, held_out) in enumerate(pairs):
