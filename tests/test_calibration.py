@@ -51,6 +51,12 @@ def test_temperature_minimises_the_likelihood():
         assert loss([np.log(got)]) <= minimize(loss, [0.5], method="Nelder-Mead").fun + 1e-6
 
 
+def test_temperature_ends_at_its_bounds():
+    right = np.eye(3)[[0, 1, 2, 0]]
+    found = tn.ensembles.temperature([right, -right], np.array([0, 1, 2, 0]))
+    np.testing.assert_allclose(np.log(found), [-6, 6], atol=1e-5)
+
+
 def test_temperature_undoes_a_scaling():
     true = softmax(rng.normal(size=(20000, 3)), axis=-1)
     y = np.array([rng.choice(3, p=p) for p in true])

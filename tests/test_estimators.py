@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits, make_classification
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -381,6 +383,87 @@ def test_processes_of_joblib_train_as_this_one(digits):
     model = TurbaClassifier(2, hidden=(8,), epochs=2, plan=tn.Plan(1, 2), random_state=0)
     here = cross_val_score(model, x[:300], y[:300], cv=2)
     np.testing.assert_array_equal(cross_val_score(model, x[:300], y[:300], cv=2, n_jobs=2), here)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"), [("tanh", np.tanh), (np.square, np.square)], ids=["name", "function"]
+)
+def test_the_activation_is_that_of_the_hidden_layers(activation, function):
+    x, y = load_diabetes(return_X_y=True)
+    activation = activation if isinstance(activation, str) else jnp.square
+    model = TurbaRegressor(1, hidden=(4,), activation=activation, epochs=1, random_state=0).fit(x, y)
+    hidden, last = ({k: v[0] for k, v in model.swarm_.params[f"Dense_{i}"].items()} for i in range(2))
+    expected = function(x @ hidden["kernel"] + hidden["bias"]) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(model.swarm_.predict(x[None].astype(np.float32))[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_draws_in_training_and_not_in_prediction():
+    x, y = load_diabetes(return_X_y=True)
+    how = {"hidden": (16,), "epochs": 3, "bootstrap": False, "random_state": 0}
+    model, without = (TurbaRegressor(1, dropout=rate, **how).fit(x, y) for rate in (0.5, 0.0))
+    assert (model.predict(x) == model.predict(x)).all() and abs(model.predict(x) - without.predict(x)).max() > 0.01
+
+
+def test_quantiles_are_what_the_loss_says():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 2))
+    y = 1000 + 50 * x[:, 0] + 100 * rng.normal(size=2000)
+    how = {"loss": "quantile", "hidden": (8,), "epochs": 40, "learning_rate": 0.01, "random_state": 0}
+    for level in (0.1, 0.9):
+        assert (y <= TurbaRegressor(2, quantile=level, **how).fit(x, y).predict(x)).mean() == pytest.approx(
+            level, abs=0.03
+        )
+
+
+def test_a_loss_of_ones_own_and_callbacks():
+    x, y = load_diabetes(return_X_y=True)
+    seen = []
+
+    def absolute(params, x, y, apply_fn):
+        prediction = apply_fn({"params": params}, x)
+        return jnp.abs(prediction - y).mean(), prediction
+
+    model = TurbaRegressor(2, loss=absolute, callbacks=[lambda view: seen.append(view.epoch)], epochs=4, random_state=0)
+    model.fit(x, y)
+    assert seen[-1] == 4
+    members = np.asarray(model.swarm_.predict(np.tile(x.astype(np.float32), (2, 1, 1))))[..., 0]
+    standard = (y - y.mean()) / y.std()
+    loss = tn.evaluate(model.swarm_, x.astype(np.float32), standard.astype(np.float32)[:, None], absolute)
+    np.testing.assert_allclose(loss, abs(members - standard).mean(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
+def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind):
+    x, y = load_diabetes(return_X_y=True)
+    y = np.where(y > 150, "high", "low") if kind is TurbaClassifier else y
+    how = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "hidden": (8,), "random_state": 0}
+    own = kind(3, learning_rate=0.05, **how).fit(x[:300], y[:300], X_val=x[300:], y_val=y[300:])
+    assert own.n_iter_ < 200 and own._drawn[0].max() < 300
+    best = own.history_.best().validation_loss
+    if kind is TurbaClassifier:
+        logits = np.asarray(tn.predict(own.swarm_, x[300:].astype(np.float32)), np.float64)
+        expected = [log_loss(y[300:], softmax(each, axis=1)) for each in logits]
+    else:
+        scaled = (own.predict_members(x[300:]) - y[300:]) / y[:300].std()
+        expected = (scaled**2).mean(1)
+    np.testing.assert_allclose(best, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "fitted", "message"),
+    [
+        ({"activation": "gelu"}, {}, "activation is relu, tanh, logistic, identity or a function; got 'gelu'"),
+        ({"model": tn.MLP((4, 1)), "dropout": 0.1}, {}, "activation and dropout are of the MLP that model=None makes"),
+        ({"loss": "mae"}, {}, "loss is .squared_error., .quantile. or a function; got 'mae'"),
+        ({"loss": "quantile", "quantile": 90}, {}, "A quantile's level is between 0 and 1; got 90"),
+        ({}, {"X_val": np.ones((2, 10)), "y_val": [1, 2]}, "are what early_stopping=True follows"),
+        ({"early_stopping": True}, {"X_val": np.ones((2, 10))}, "X_val and y_val come together"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_are_unknown_are_refused(how, fitted, message):
+    x, y = load_diabetes(return_X_y=True)
+    with pytest.raises(ValueError, match=message):
+        TurbaRegressor(2, hidden=(4,), epochs=1, **how).fit(x, y, **fitted)
 
 
 def test_a_grid_search_over_equal_shapes_compiles_once(digits):

@@ -108,6 +108,13 @@ def test_nothing_is_trained_twice_even_with_seeds_that_are_drawn(digits, monkeyp
     assert runs == [27, 3]  # the search, and the best again on all rows
 
 
+def test_a_fold_is_kept_once_for_all_candidates(diabetes, monkeypatch):
+    held, run = [], jobs.run_grouped
+    monkeypatch.setattr(jobs, "run_grouped", lambda found, cluster: held.extend(found.values()) or run(found, cluster))
+    TurbaSearchCV(REGRESSOR, {"learning_rate": [0.001, 0.01, 0.1]}, cv=2, refit=False).fit(*diabetes)
+    assert len(held) == 6 and len({id(job.x) for job in held}) == len({id(job.y) for job in held}) == 2
+
+
 def test_rows_that_a_step_before_draws_are_trained_on_for_themselves(digits, monkeypatch):
     class Noisy(StandardScaler):
         def transform(self, X, copy=None):

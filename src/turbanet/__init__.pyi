@@ -1,6 +1,6 @@
 """TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
 
-from . import cluster, ensembles, evolution, federated, networks, rl
+from . import cluster, ensembles, evolution, federated, networks, plot, rl
 from .checkpoints.checkpoint import Checkpoints
 from .core.interrupt import Interrupted
 from .core.plan import Plan, use_cores
@@ -9,7 +9,7 @@ from .data.augment import Chain, RandomCrop, RandomFlip, augmented
 from .data.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
 from .ensembles.combine import accuracy, ensemble_geometric_mean, ensemble_mean, ensemble_vote, score_interval
 from .ensembles.exported import Exported, export, load_exported
-from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
+from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, quantile_loss, softmax_cross_entropy
 from .networks.models import LSTM, MLP
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
@@ -68,7 +68,9 @@ __all__ = [
     "mean_over_rows",
     "mse",
     "networks",
+    "plot",
     "predict",
+    "quantile_loss",
     "ragged",
     "rl",
     "score_interval",

@@ -1,6 +1,7 @@
 """Losses of one member: `loss(params, x, y, apply_fn) -> (scalar, prediction)`."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -87,6 +88,37 @@ def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPredict
     prediction = _predicted(params, x, apply_fn)
     _check(prediction, y)
     return optax.squared_error(prediction, y), prediction
+
+
+@cache
+def quantile_loss(level: float) -> Callable[..., LossAndPrediction]:
+    """Return the loss whose minimum is the quantile `level` of y (Koenker and Bassett 1978), also called pinball loss.
+
+    Equal levels give one and the same function.
+
+    Parameters
+    ----------
+    level : between 0 and 1; 0.5 is half the mean absolute error
+
+    Returns
+    -------
+    A loss that takes x, y [batch, output], masks and weights as `mse` does.
+
+    Raises
+    ------
+    ValueError : for a level that is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"A quantile's level is between 0 and 1; got {level!r}.")
+
+    @mean_over_rows
+    def loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
+        prediction = _predicted(params, x, apply_fn)
+        _check(prediction, y)
+        error = y - prediction
+        return jnp.maximum(level * error, (level - 1) * error), prediction
+
+    return loss
 
 
 @mean_over_rows

@@ -1,5 +1,7 @@
 """The state of a swarm: many networks of one architecture as one pytree with a leading member axis."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import html

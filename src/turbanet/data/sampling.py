@@ -1,5 +1,7 @@
 """Rows of a shared data set that each member sees: int32 [member, row], padded at the end with -1 where ragged."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 

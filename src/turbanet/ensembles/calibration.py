@@ -1,5 +1,7 @@
 """Calibration: scores of predicted probabilities, temperature scaling and prediction intervals."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,19 +52,24 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     logits: [..., row, class], y: int [row] -> [...]. Fitted on held-out rows, it corrects over- and underconfidence
     without changing the predicted class (Guo et al. 2017, section 4.2).
     """
-    from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
+    from scipy.optimize import elementwise
+    from scipy.special import softmax
 
     _, y = with_classes(logits, y)
     logits = np.asarray(logits, np.float64)
-
-    def loss(log_temperature, logits):
-        log_probability = log_softmax(logits * np.exp(-log_temperature), axis=-1)
-        return -log_probability[np.arange(len(y)), y].mean()
-
     members = logits.reshape(-1, *logits.shape[-2:])
-    fitted = [minimize_scalar(loss, args=(one,), bounds=(-6, 6), options={"xatol": 1e-6}).x for one in members]
-    return np.exp(fitted).reshape(logits.shape[:-2])
+
+    def slope(log_temperature, member):
+        """The loss's derivative by 1 / temperature, which grows with it: the loss is convex."""
+        found = np.empty(len(member))
+        for position, (one, scale) in enumerate(zip(members[member], np.exp(-log_temperature), strict=True)):
+            found[position] = ((softmax(one * scale, axis=-1) * one).sum(-1) - one[np.arange(len(y)), y]).mean()
+        return found
+
+    every, low, high = np.arange(len(members)), np.full(len(members), -6.0), np.full(len(members), 6.0)
+    root = elementwise.find_root(slope, (low, high), args=(every,), tolerances={"xatol": 1e-6})
+    at_bound = np.where(slope(low, every) > 0, high, low)  # where the loss falls or rises all the way
+    return np.exp(np.where(root.success, root.x, at_bound)).reshape(logits.shape[:-2])
 
 
 def diversity(logits: ArrayLike) -> jax.Array:

@@ -1,5 +1,7 @@
 """Combine members into one prediction, and score each member, their average and the ensemble."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 import jax
@@ -136,7 +138,7 @@ def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
     return dict(zip(SCORES, _of_counts(confusion(prediction, y)).tolist()))
 
 
-def member_scores(prediction: ArrayLike, y: ArrayLike) -> "pd.DataFrame":
+def member_scores(prediction: ArrayLike, y: ArrayLike) -> pd.DataFrame:
     """Return a pandas table of the `scores` of each member of prediction [member, row, class], one row per member."""
     pd = extras.pandas()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from turbanet.ensembles.calibration import deviations, factor_of, interval
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
-from turbanet.loss import mse, softmax_cross_entropy
+from turbanet.loss import mse, quantile_loss, softmax_cross_entropy
 
 MIN_OOB_MEMBERS = 5  # out-of-bag members of a row that intervals use: the spread of fewer is too uncertain
 
@@ -30,6 +30,10 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
     model : a Flax module [row, feature] -> [row, class] of logits; None: an MLP with Glorot-uniform weights, as in
         scikit-learn, and zero biases
     hidden : units of the MLP's hidden layers; unused with a `model` of your own
+    activation, dropout : of its hidden layers: scikit-learn's "relu", "tanh", "logistic", "identity" or a function, and
+        the share of units that a step leaves out
+    loss : loss(params, x, y, apply_fn) -> (scalar, prediction) of logits and y int [row]; None: the cross-entropy. With
+        sample or class weights it must take weight= (see `mean_over_rows`)
     learning_rate, weight_decay : of AdamW, per step
     epochs : passes over a member's rows
     batch_size : rows in a step
@@ -40,6 +44,7 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         by `tol` for `n_iter_no_change` epochs
     validation_fraction : share of the rows held out for early stopping, stratified by class
     warm_start : whether `fit` continues with the trained members
+    callbacks : as `turbanet.fit` takes them; of a `TurbaSearchCV` they see the members of many candidates
     plan : where and in what blocks members are trained (see `turbanet.fit`)
     cluster : a `turbanet.cluster.Cluster` to train the members on, or None for this machine
     random_state : int, RandomState or None
@@ -108,7 +113,12 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         if self.class_weight is not None:
             of_class = compute_sample_weight(self.class_weight, labels).astype(np.float32)
             weight = of_class if weight is None else weight * of_class
-        return np.searchsorted(classes, labels).astype(np.int32), len(classes), softmax_cross_entropy, weight
+        return (
+            np.searchsorted(classes, labels).astype(np.int32),
+            len(classes),
+            self.loss or softmax_cross_entropy,
+            weight,
+        )
 
     def _score_out_of_bag(self, logits, rows, held_out, labels, weight):
         unseen, covered, weight = self._out_of_bag(self._decode(logits), rows, held_out, weight)
@@ -125,7 +135,20 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
     `predict_members` targets in y's unit. Continued training (`warm_start`, `partial_fit`) standardises as the first
     call did. Parameters and attributes are those of `TurbaClassifier` without `class_weight`; `model` maps
     [row, feature] to [row, target], and `oob_prediction_` is [row] or [row, target].
+
+    loss : "squared_error", "quantile" for the quantile `quantile` of y, or a loss of y [row, target], standardised
     """
+
+    _: KW_ONLY
+    loss: Any = "squared_error"
+    quantile: float = 0.5
+
+    def _loss(self):
+        if callable(self.loss):
+            return self.loss
+        if self.loss not in ("squared_error", "quantile"):
+            raise ValueError(f'loss is "squared_error", "quantile" or a function; got {self.loss!r}.')
+        return mse if self.loss == "squared_error" else quantile_loss(self.quantile)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one more epoch on these rows."""
@@ -170,7 +193,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         if (single, targets.shape[1]) != (self._single, len(self._mean)):
             before = len(self._mean)
             raise ValueError(f"y had {before} target(s) before and has {targets.shape[1]}: give as many again.")
-        return ((targets - self._mean) / self._spread).astype(np.float32), targets.shape[1], mse, weight
+        return ((targets - self._mean) / self._spread).astype(np.float32), targets.shape[1], self._loss(), weight
 
     def _score_out_of_bag(self, standardised, rows, held_out, targets, weight):
         unseen, covered, weight = self._out_of_bag(np.asarray(standardised, np.float64), rows, held_out, weight)

@@ -1,5 +1,7 @@
 """Export a swarm's predictions as a program that holds the weights and runs without the model's code."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

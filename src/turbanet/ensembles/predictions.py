@@ -1,5 +1,7 @@
 """Checks that all scores share: predictions of the right axes without NaN, and classes that they know."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

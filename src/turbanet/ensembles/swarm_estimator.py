@@ -1,7 +1,7 @@
 """Base class of scikit-learn estimators that are swarms: parameters, training and pickling."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any, Self
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from flax.linen.initializers import glorot_uniform
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
@@ -37,6 +38,7 @@ sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turb
 # One object for all estimators, so that it is fingerprinted once. Its numbers are data: a search compiles once.
 ADAM = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
 _weighted = cache(weighted)
+ACTIVATIONS = {"relu": nn.relu, "tanh": jnp.tanh, "logistic": nn.sigmoid, "identity": jnp.asarray}  # of scikit-learn
 
 
 @dataclass(repr=False, eq=False)  # only for __init__; scikit-learn has the rest
@@ -47,6 +49,9 @@ class SwarmEstimator(BaseEstimator):
     _: KW_ONLY
     model: Any = None
     hidden: Sequence[int] = (100,)
+    activation: str | Callable = "relu"
+    dropout: float = 0.0
+    loss: Any = None
     learning_rate: float = 0.001
     weight_decay: float = 0.0
     epochs: int = 100
@@ -58,6 +63,7 @@ class SwarmEstimator(BaseEstimator):
     n_iter_no_change: int = 10
     tol: float = 1e-4
     warm_start: bool = False
+    callbacks: Sequence[Callable] = ()
     plan: Plan | None = None
     cluster: Any = None
     random_state: int | np.random.RandomState | None = None
@@ -65,12 +71,22 @@ class SwarmEstimator(BaseEstimator):
     history_: History = field(init=False)  # set by `fit`; declared here for type checkers
     swarm_: Any = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        X_val: ArrayLike | None = None,
+        y_val: ArrayLike | None = None,
+    ) -> Self:
         """Train on X [row, feature] and y; sample_weight [row] weights rows in the loss.
 
         y : [row], classes of any type of a classifier, numbers of a regressor, which also takes [row, target]
+        X_val, y_val : the rows that `early_stopping` follows; None: a share of X that no member is trained on
         """
-        return self._fit(X, y, sample_weight)
+        if (X_val is None) != (y_val is None) or (X_val is not None and not self.early_stopping):
+            raise ValueError("X_val and y_val come together, and are what early_stopping=True follows.")
+        return self._fit(X, y, sample_weight, validation=None if X_val is None else (X_val, y_val))
 
     def predict_members(self, X: ArrayLike) -> np.ndarray:
         """Return each member's prediction: a classifier's probabilities [member, row, class], else in y's unit.
@@ -83,10 +99,11 @@ class SwarmEstimator(BaseEstimator):
         """Return the standard deviation over members, which has the shape of their mean."""
         return self._exclude_diverged(self.predict_members(X)).std(axis=0)
 
-    def _fit(self, X, y, sample_weight, *, partial=False, classes=None):
+    def _fit(self, X, y, sample_weight, *, partial=False, classes=None, validation=None):
         """Train new members or go on with the trained ones, and score them out of bag.
 
-        partial : whether to go on for one epoch; classes : of a classifier, None for those in y
+        partial : whether to go on for one epoch; classes : of a classifier, None for those in y; validation : (X, y) to
+        stop by, None for a share of X
         """
         for name in ("oob_score", "early_stopping"):
             if partial and getattr(self, name):
@@ -102,13 +119,28 @@ class SwarmEstimator(BaseEstimator):
         for name in results if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
             self.__dict__.pop(name, None)
         epochs = 1 if partial else self.epochs
-        rows, held_out = self._train(x, *self._encode(y, weight, resume, classes), resume=resume, epochs=epochs)
+        encoded, outputs, loss_fn, weight = self._encode(y, weight, resume, classes)
+        length = len(x)
+        if validation is not None:  # further rows, which no member is trained on
+            x_val, y_val = validate_data(
+                self, *validation, dtype=np.float32, accept_sparse="csr", reset=False, **kwargs
+            )
+            encoded_val, _, _, weight_val = self._encode(y_val, None, True, getattr(self, "classes_", None))
+            if weight is not None:
+                ones = np.ones(len(y_val), np.float32)
+                weight = np.concatenate([weight, ones if weight_val is None else weight_val])
+            x, y, encoded = map(np.concatenate, ((x, _dense(x_val)), (y, y_val), (encoded, encoded_val)))
+        job = encoded, outputs, loss_fn, weight
+        rows, held_out = self._train(x, *job, resume=resume, epochs=epochs, length=length)
         if self.oob_score:
             self._score_out_of_bag(predict(self.swarm_, x), rows, held_out, y, weight)
         return self
 
-    def _train(self, x, y, outputs, loss_fn, weight, *, resume, epochs):
-        """Train on rows of a weight above 0, and return (rows of each member, rows held out for all or None)."""
+    def _train(self, x, y, outputs, loss_fn, weight, *, resume, epochs, length):
+        """Train on rows of a weight above 0, and return (rows of each member, rows held out for all or None).
+
+        length : how many rows members may be trained on; those after them are held out
+        """
         check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
@@ -117,10 +149,18 @@ class SwarmEstimator(BaseEstimator):
         rng = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        recipe = self.model, (*self.hidden, outputs), optimizer, identity
-        settings = {"model": self.model, "layers": recipe[1], "members": self.members}
+        options = {"activation": self.activation, "dropout": self.dropout}
+        if self.model is not None and options != {"activation": "relu", "dropout": 0.0}:
+            raise ValueError(
+                "activation and dropout are of the MLP that model=None makes: leave them out, or the model."
+            )
+        if not callable(self.activation) and self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {', '.join(ACTIVATIONS)} or a function; got {self.activation!r}.")
+        recipe = self.model, (*self.hidden, outputs), optimizer, identity, options
+        settings = {"model": self.model, "layers": recipe[1], "members": self.members, **options}
         settings |= {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
         kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": self.batch_size, "plan": self.plan}
+        kwargs |= {"callbacks": tuple(self.callbacks)} if self.callbacks else {}
         if self.early_stopping:
             settings["validation_fraction"] = self.validation_fraction
             kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
@@ -139,7 +179,9 @@ class SwarmEstimator(BaseEstimator):
         if resume and "rows" in settings:
             rows, held_out = self.__dict__["_drawn"]
         else:
-            rows, held_out = self._draw(rng, len(x), weight, y if is_classifier(self) else None)
+            rows, held_out = self._draw(rng, length, weight, y if is_classifier(self) else None, given=length < len(x))
+            if length < len(x):
+                held_out = np.arange(length, len(x))
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
         job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs), self.cluster)
@@ -155,11 +197,14 @@ class SwarmEstimator(BaseEstimator):
         self._settings = settings
         return job.rows, job.validation
 
-    def _draw(self, rng, length, weight, classes):
-        """Draw (rows of each member, rows held out for early stopping or None) among rows with a weight above 0."""
-        pool = np.arange(length) if weight is None else np.flatnonzero(weight)
+    def _draw(self, rng, length, weight, classes, *, given):
+        """Draw (rows of each member, rows held out for early stopping or None) among rows with a weight above 0.
+
+        given : whether the rows to stop by were given
+        """
+        pool = np.arange(length) if weight is None else np.flatnonzero(weight[:length])
         held_out = None
-        if self.early_stopping:
+        if self.early_stopping and not given:
             kwargs = {"test_size": self.validation_fraction, "stratify": None if classes is None else classes[pool]}
             pool, held_out = train_test_split(pool, random_state=rng, **kwargs)
         rows = np.tile(pool, (self.members, 1))
@@ -218,10 +263,13 @@ def _dense(x):
 
 def _untrained(recipe, optimizer):
     """Create the swarm before its training."""
-    model, widths, _, identity = recipe
-    return TurbaTrainState.swarm(_network(widths) if model is None else model, optimizer, **identity)
+    model, widths, _, identity, *options = recipe  # pickles of 0.6 have no options
+    model = _network(widths, **(options[0] if options else {})) if model is None else model
+    return TurbaTrainState.swarm(model, optimizer, **identity)
 
 
 @cache
-def _network(widths):
-    return models.MLP(widths, kernel_init=glorot_uniform())  # as scikit-learn draws its networks' weights
+def _network(widths, activation="relu", dropout=0.0):
+    function = ACTIVATIONS.get(activation, activation)
+    # As scikit-learn draws its networks' weights.
+    return models.MLP(widths, kernel_init=glorot_uniform(), activation=function, dropout=dropout)

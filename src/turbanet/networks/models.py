@@ -31,7 +31,10 @@ class Precise(nn.Module, kw_only=True):
 
 
 class MLP(Precise):
-    """Dense layers with ReLU between them, and none at the end: x [..., feature] -> [..., widths[-1]].
+    """Dense layers, the hidden ones with `activation` and `dropout`: x [..., feature] -> [..., widths[-1]].
+
+    activation : ReLU by default, of arrays in place of rows or features
+    dropout : share of the hidden units that a training step leaves out
 
     Parameters, from `Dense_0` on, and `kernel_init` are those of nn.Dense. Narrow layers on many rows compute features
     first, [feature, row], which fills the vector units and changes results only by rounding (`features_first` None: by
@@ -41,9 +44,11 @@ class MLP(Precise):
     widths: Sequence[int]
     features_first: bool | None = None
     kernel_init: Callable | None = None
+    activation: Callable = nn.relu
+    dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         if isinstance(self.widths, int):
             raise ValueError(f"widths must be a sequence of layers' units, the last the outputs; got {self.widths}.")
         rows = x.size // x.shape[-1]
@@ -53,7 +58,7 @@ class MLP(Precise):
         kernel_init = self.kernel_init or nn.Dense.kernel_init
         x = jnp.moveaxis(x, -1, 0) if features_first else x
         for i, width in enumerate(self.widths):
-            x = nn.relu(x) if i else x
+            x = nn.Dropout(self.dropout, deterministic=not train)(self.activation(x)) if i else x
             x = dense(width, kernel_init=kernel_init, name=f"Dense_{i}", **self.precision)(x)
         return jnp.moveaxis(x, 0, -1) if features_first else x
 

@@ -1,5 +1,7 @@
 """k-fold cross-validation: all folds, schedules and seeds of an architecture as one swarm over one copy of the data."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +55,8 @@ class CrossValidation(Shown):
     is_restored : whether `patience` gave each member the weights of its best epoch
     """
 
-    table: "pd.DataFrame"
-    members: "pd.DataFrame"
+    table: pd.DataFrame
+    members: pd.DataFrame
     train_rows: Any
     validation_rows: Any
     swarms: dict[str, TurbaTrainState]
@@ -72,14 +74,14 @@ class CrossValidation(Shown):
         parts = [("model", len(self.swarms)), ("fold", runs.fold.nunique()), ("seed", runs.seed.nunique())]
         return f"CrossValidation: {', '.join(count(number, noun) for noun, number in parts)}", rows
 
-    def final(self) -> "pd.DataFrame":
+    def final(self) -> pd.DataFrame:
         """Return the rows of `table` of the epoch of each member's weights: the last, or with `patience` the best."""
         if not self.is_restored:
             return self.table[self.table.epoch == self.table.epoch.max()].reset_index(drop=True)
         runs = self.table.fillna({"validation_loss": np.inf}).groupby(["model", *RUN], sort=False)
         return self.table.loc[runs.validation_loss.idxmin()].reset_index(drop=True)
 
-    def oof(self) -> "pd.DataFrame":
+    def oof(self) -> pd.DataFrame:
         """Return the out-of-fold predictions: model, schedule, fold, seed, row, y of one number a row, prediction.
 
         Of several outputs the columns are prediction_0, prediction_1, ...
@@ -105,7 +107,7 @@ class CrossValidation(Shown):
         predicted = zip(self.predictions[model], held_out, strict=True)
         return np.stack([confusion(prediction[: len(rows)], self.y[rows]) for prediction, rows in predicted])
 
-    def class_accuracy(self) -> "pd.DataFrame":
+    def class_accuracy(self) -> pd.DataFrame:
         """Return the accuracy on each class's held-out rows: a table of model, schedule, fold, seed, class."""
         pd = extras.pandas()
 

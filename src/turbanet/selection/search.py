@@ -1,5 +1,7 @@
 """Hyperparameter search: a grid, random draws and successive halving, each as one swarm."""
 
+from __future__ import annotations
+
 import itertools
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
+def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Return every combination of the values: ({name: array [member]}, a pandas table of each member's values).
 
     `swarm = with_hyperparameters(swarm, **arrays)` makes a grid search of a swarm of that many members.
@@ -44,7 +46,7 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
     return {name: table[name].to_numpy() for name in table}, table
 
 
-def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str, np.ndarray], "pd.DataFrame"]:
+def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Return random draws in the form of `grid`, each from a list or a SciPy distribution, `loguniform(1e-4, 1e-1)`.
 
     Raises ValueError for a tuple of two numbers, which could mean these two or a range, and for an empty list.
@@ -82,7 +84,7 @@ def _as_list(name, values):
 
 def halving(
     swarm: TurbaTrainState, train: Callable, *, rungs: int, keep: float = 0.5
-) -> tuple[TurbaTrainState, "pd.DataFrame"]:
+) -> tuple[TurbaTrainState, pd.DataFrame]:
     """Run successive halving (Jamieson and Talwalkar 2016): train all members, keep the best share, and repeat.
 
     Parameters

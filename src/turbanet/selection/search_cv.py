@@ -103,9 +103,10 @@ class TurbaSearchCV(BaseSearchCV):
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
         splits = list(splitter.split(X, y, **routed.splitter.split))  # once, as a splitter may be random
         deferred: dict[tuple[int, int], jobs.Job] = {}
+        folds: dict[str, jobs.Job] = {}  # by their data, of which each candidate has a copy
 
         def defer(candidate_and_fold, job, cluster):
-            deferred[candidate_and_fold] = job
+            deferred[candidate_and_fold] = job.with_data_of(folds.setdefault(job.data, job))
             raise Deferred
 
         def replay(job, cluster):

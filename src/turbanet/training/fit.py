@@ -1,5 +1,7 @@
 """Train, evaluate and predict with whole swarms: epochs are one compiled program, members share data by index."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias

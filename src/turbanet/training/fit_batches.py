@@ -1,5 +1,7 @@
 """Train on batches from an iterator: data too large for memory, generated on the fly, or read by another loader."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

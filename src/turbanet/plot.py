@@ -1,0 +1,197 @@
+"""Pictures of results: each function draws into an Axes, a new one if none is given, and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from turbanet.core.extras import needed
+from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
+from turbanet.training.fit import predict
+from turbanet.training.history import History
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Okabe and Ito (2008): told apart by readers of any colour vision.
+COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
+SIZES = {"screen": ((6.4, 4.0), 11, 100), "print": ((3.5, 2.4), 8, 300)}  # inches, points, dots per inch
+WIDE = 30  # times the smallest value, from which on positive values are spread on a logarithmic axis
+
+
+@contextmanager
+def style(kind: str = "screen") -> Iterator[None]:
+    """Context in which figures are sized and coloured for a "screen" or for a column in "print"."""
+    if kind not in SIZES:
+        raise ValueError(f"style is {' or '.join(SIZES)}; got {kind!r}.")
+    size, points, dots = SIZES[kind]
+    pyplot = needed("matplotlib.pyplot", "plot")
+    cycle = needed("cycler", "plot").cycler(color=COLOURS)
+    settings = {"figure.figsize": size, "font.size": points, "figure.dpi": dots, "savefig.dpi": dots}
+    settings |= {"axes.prop_cycle": cycle, "axes.spines.top": False, "axes.spines.right": False}
+    with pyplot.rc_context(settings | {"legend.frameon": False, "figure.constrained_layout.use": True}):
+        yield
+
+
+def history(history: History, *, names: list[str] | None = None, ax: Any = None) -> Any:
+    """Plot losses and metrics against epochs: the members' median, and the band of 5 to 95 % of them.
+
+    names : which of `history.seen()`; None: the losses
+    """
+    recorded = history.seen()
+    names = [name for name in recorded if name.endswith("_loss")] if names is None else names
+    if unknown := [name for name in names if name not in recorded]:
+        raise ValueError(f"names are of {', '.join(recorded)}; got {unknown[0]!r}.")
+    with _axes(ax) as ax:
+        for name in names:
+            values = recorded[name]
+            kept = ~np.isnan(values).all(axis=1)
+            epochs = 1 + np.flatnonzero(kept)
+            low, median, high = np.nanquantile(values[kept], [0.05, 0.5, 0.95], axis=1)
+            (line,) = ax.plot(epochs, median, label=name.replace("_", " "))
+            ax.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.set(xlabel="epoch", ylabel="loss" if all(name.endswith("_loss") for name in names) else "")
+        ax.legend()
+    return ax
+
+
+def search(table: pd.DataFrame, by: str, score: str = "validation_loss", *, ax: Any = None) -> Any:
+    """Plot candidates' scores against a hyperparameter: a point for each, and the median of each value.
+
+    table : a row for each candidate, such as `history.best().assign(**candidates)`
+    by, score : its columns
+    """
+    if missing := {by, score} - set(table):
+        raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")
+    medians = table.groupby(by)[score].median()
+    with _axes(ax) as ax:
+        ax.plot(table[by], table[score], "o", alpha=0.4, markersize=4, color=COLOURS[0], label="a candidate")
+        ax.plot(medians.index, medians, "-", color=COLOURS[1], label="median")
+        if np.issubdtype(table[by].dtype, np.number) and 0 < WIDE * table[by].min() <= table[by].max():
+            ax.set_xscale("log")
+        ax.set(xlabel=by.replace("_", " "), ylabel=score.replace("_", " "))
+        ax.legend()
+    return ax
+
+
+def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = None) -> Any:
+    """Plot the share of right predictions against the confidence in them, in bins of equal width.
+
+    probability : [row, class], or {name: [row, class]}
+    y : int [row]
+    """
+    curves = probability if isinstance(probability, Mapping) else {"": probability}
+    with _axes(ax) as ax:
+        ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
+        for name, one in curves.items():
+            one = np.asarray(one)
+            confidence, right = one.max(axis=1), one.argmax(axis=1) == np.asarray(y)
+            which = np.minimum((confidence * bins).astype(int), bins - 1)
+            filled = np.unique(which)
+            means = [[values[which == each].mean() for each in filled] for values in (confidence, right)]
+            ax.plot(*means, marker="o", markersize=4, label=name)
+        ax.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
+        if isinstance(probability, Mapping):
+            ax.legend()
+    return ax
+
+
+def uncertainty(logits: ArrayLike, y: ArrayLike, *, ax: Any = None) -> Any:
+    """Plot the ensemble's accuracy on the share of rows of which it is surest: it rises to the left if doubt is right.
+
+    logits : [member, row, class]; y : int [row]
+    """
+    probability = np.asarray(ensemble_mean(logits))
+    surest = np.argsort(-probability.max(axis=1), kind="stable")
+    right = (probability.argmax(axis=1) == np.asarray(y))[surest]
+    count = 1 + np.arange(len(right))
+    with _axes(ax) as ax:
+        ax.plot(count / len(right), right.cumsum() / count)
+        ax.set(xlabel="share of rows, the surest first", ylabel="accuracy", xlim=(0, 1))
+    return ax
+
+
+def ensemble_size(logits: ArrayLike, y: ArrayLike, *, seed: Any = 0, orders: int = 20, ax: Any = None) -> Any:
+    """Plot accuracy against the number of members: the mean over random orders, their range, the average member's.
+
+    logits : [member, row, class]; y : int [row]; seed, orders : as `ensembles.accuracy_by_size` takes them
+    """
+    curve = np.asarray(accuracy_by_size(logits, y, seed=seed, orders=orders))
+    size = 1 + np.arange(curve.shape[1])
+    with _axes(ax) as ax:
+        (line,) = ax.plot(size, curve.mean(0), label="ensemble")
+        ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.axhline(np.mean(accuracy(logits, y)), color=line.get_color(), linestyle=":", label="average member")
+        ax.set(xlabel="members", ylabel="accuracy")
+        ax.legend()
+    return ax
+
+
+def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 200, ax: Any = None) -> Any:
+    """Plot where a swarm of two features predicts which class, paler where its members' mean is less sure.
+
+    x : [row, 2]; y : int [row]; points : of the grid, in each direction
+    """
+    x = np.asarray(x, np.float32)
+    if x.ndim != 2 or x.shape[1] != 2:
+        raise ValueError(f"decision_regions takes x [row, 2]; got {list(x.shape)}.")
+    margin = 0.05 * np.ptp(x, axis=0)
+    (left, low), (right, high) = x.min(0) - margin, x.max(0) + margin
+    grid = np.meshgrid(np.linspace(left, right, points), np.linspace(low, high, points))
+    logits = predict(swarm, np.stack(grid, axis=-1).reshape(-1, 2).astype(np.float32))
+    probability = np.asarray(ensemble_mean(logits)).reshape(points, points, -1)
+    colors = needed("matplotlib.colors", "plot")
+    palette = np.array([colors.to_rgb(COLOURS[i % len(COLOURS)]) for i in range(probability.shape[-1])])
+    sure = (probability.max(-1, keepdims=True) - 1 / len(palette)) / (1 - 1 / len(palette))
+    picture = 1 - 0.6 * sure * (1 - palette[probability.argmax(-1)])
+    with _axes(ax) as ax:
+        ax.imshow(picture, origin="lower", extent=(left, right, low, high), aspect="auto")
+        ax.scatter(*x.T, c=palette[np.asarray(y)], s=10, linewidths=0.3, edgecolors="white")
+    return ax
+
+
+def forecasts(truth: pd.DataFrame, forecast: pd.DataFrame, series: Any = None, *, ax: Any = None) -> Any:
+    """Plot a series and its forecasts, with a band between columns such as LSTM-lo-80 and LSTM-hi-80.
+
+    truth : unique_id, ds, y, as `Forecaster` takes it
+    forecast : unique_id, ds and a column for each model, as `Forecaster.predict` returns it
+    series : the unique_id to plot; None: the first one forecast
+    """
+    series = forecast.unique_id.iloc[0] if series is None else series
+    known, ahead = (table[table.unique_id == series] for table in (truth, forecast))
+    if not len(ahead):
+        raise ValueError(f"No forecast of {series!r}; there are those of {list(forecast.unique_id.unique())!s:.100}.")
+    with _axes(ax) as ax:
+        ax.plot(known.ds, known.y, color="black", label="truth")
+        for name in [
+            name for name in ahead if name not in ("unique_id", "ds") and "-lo-" not in name and "-hi-" not in name
+        ]:
+            (line,) = ax.plot(ahead.ds, ahead[name], label=name)
+            for low in [column for column in ahead if column.startswith(f"{name}-lo-")]:
+                high = low.replace("-lo-", "-hi-")
+                ax.fill_between(ahead.ds, ahead[low], ahead[high], color=line.get_color(), alpha=0.2, linewidth=0)
+        if np.issubdtype(ahead.ds.dtype, np.datetime64):
+            dates = needed("matplotlib.dates", "plot")
+            locator = dates.AutoDateLocator(maxticks=6)
+            ax.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator))
+        ax.set(title=str(series))
+        ax.legend()
+    return ax
+
+
+@contextmanager
+def _axes(ax):
+    """Context with `ax`, or with the Axes of a new figure for a screen."""
+    if ax is not None:
+        yield ax
+        return
+    pyplot = needed("matplotlib.pyplot", "plot")
+    if pyplot.rcParams["axes.prop_cycle"].by_key().get("color") == list(COLOURS):  # within `style`
+        yield pyplot.subplots()[1]
+    else:
+        with style():
+            yield pyplot.subplots()[1]

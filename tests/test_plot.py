@@ -1,0 +1,116 @@
+"""Pictures of results: what is drawn are the numbers that NumPy, pandas and scikit-learn compute."""
+
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+from scipy.special import softmax
+from sklearn.calibration import calibration_curve
+
+import turbanet as tn
+from turbanet import plot
+
+RANDOM = np.random.default_rng(0)
+LOGITS = RANDOM.normal(size=(4, 300, 3)).astype(np.float32)
+Y = np.where(RANDOM.random(300) < 0.6, LOGITS.mean(0).argmax(1), RANDOM.integers(3, size=300))
+PROBABILITY = softmax(LOGITS.astype(np.float64), axis=-1).mean(0)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def points(line):
+    return np.column_stack(line.get_data())
+
+
+def test_history_is_the_median_of_the_members_that_trained():
+    losses = np.array([[3.0, 1.0, 2.0], [2.0, np.nan, 1.0], [np.nan, np.nan, np.nan]])
+    ids = np.arange(3)
+    history = tn.History(losses, None, ids, ids, 0.0, 0.0, None, np.array([2, 1, 2]))
+    ax = plot.history(history)
+    np.testing.assert_allclose(points(ax.lines[0]), [[1, 2], [2, 1.5]])
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(2.9) and band[:, 1].min() == pytest.approx(1.05)
+    with pytest.raises(ValueError, match="names are of train_loss; got 'accuracy'"):
+        plot.history(history, names=["accuracy"])
+
+
+def test_search_draws_each_candidate_and_the_median_of_a_value():
+    table = pd.DataFrame({"rate": [0.001, 0.001, 0.1, 0.1, 0.1], "validation_loss": [3.0, 1.0, 5.0, 6.0, 8.0]})
+    ax = plot.search(table, "rate")
+    np.testing.assert_allclose(points(ax.lines[0]), table)
+    np.testing.assert_allclose(points(ax.lines[1]), [[0.001, 2], [0.1, 6]])
+    assert ax.get_xscale() == "log" and plot.search(table, "validation_loss", "rate").get_xscale() == "linear"
+    with pytest.raises(ValueError, match="it lacks 'width'"):
+        plot.search(table, "width")
+
+
+def test_reliability_is_scikit_learns_curve():
+    ax = plot.reliability({"ensemble": PROBABILITY}, Y, bins=5)
+    right, confidence = calibration_curve(PROBABILITY.argmax(1) == Y, PROBABILITY.max(1), n_bins=5)
+    np.testing.assert_allclose(points(ax.lines[1]), np.column_stack([confidence, right]))
+    assert ax.get_legend().get_texts()[0].get_text() == "ensemble"
+
+
+def test_uncertainty_begins_with_the_surest_rows():
+    share, accuracy = points(plot.uncertainty(LOGITS, Y).lines[0]).T
+    order = np.argsort(-PROBABILITY.max(1))
+    right = (PROBABILITY.argmax(1) == Y)[order]
+    assert accuracy[-1] == pytest.approx(right.mean()) and accuracy[29] == pytest.approx(right[:30].mean())
+    assert share[29] == pytest.approx(0.1)
+
+
+def test_ensemble_size_ends_with_all_members():
+    ax = plot.ensemble_size(LOGITS, Y, seed=1, orders=3)
+    size, accuracy = points(ax.lines[0]).T
+    assert size.tolist() == [1, 2, 3, 4]
+    assert accuracy[-1] == pytest.approx((PROBABILITY.argmax(1) == Y).mean())
+    assert ax.lines[1].get_ydata()[0] == pytest.approx((LOGITS.argmax(-1) == Y).mean())
+
+
+def test_decision_regions_have_the_colours_of_the_predicted_classes():
+    x = np.array([[-1, 0], [1, 0], [0, 1]], np.float32)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((3,)), optax.sgd(0.1), 2, input_size=2)
+    kernel = np.tile(20 * x.T, (2, 1, 1))  # each class is sure near its own point
+    swarm = swarm.replace(params={"Dense_0": {"kernel": kernel, "bias": np.zeros((2, 3), np.float32)}})
+    ax = plot.decision_regions(swarm, x, [0, 1, 2], points=21)
+    image, (left, right, low, high) = ax.images[0].get_array(), ax.images[0].get_extent()
+    for point, colour in zip(x, plot.COLOURS, strict=False):
+        column = round(20 * (point[0] - left) / (right - left))
+        row = round(20 * (point[1] - low) / (high - low))
+        expected = 1 - 0.6 * (1 - np.array(plt.matplotlib.colors.to_rgb(colour)))
+        np.testing.assert_allclose(image[row, column], expected, atol=0.01)
+    with pytest.raises(ValueError, match=r"takes x \[row, 2\]; got \[3, 1\]"):
+        plot.decision_regions(swarm, x[:, :1], [0, 1, 2])
+
+
+def test_forecasts_are_those_of_one_series_with_its_band():
+    days = pd.date_range("2020-01-01", periods=4)
+    truth = pd.DataFrame({"unique_id": list("aabb"), "ds": days, "y": [1.0, 2.0, 3.0, 4.0]})
+    ahead = pd.DataFrame({"unique_id": ["a", "b"], "ds": days[:2], "LSTM": [5.0, 6.0]})
+    ahead["LSTM-lo-80"], ahead["LSTM-hi-80"] = [4.0, 5.0], [6.0, 8.0]
+    ax = plot.forecasts(truth, ahead, "b")
+    assert ax.lines[0].get_ydata().tolist() == [3, 4] and ax.lines[1].get_ydata().tolist() == [6]
+    assert sorted(set(ax.collections[0].get_paths()[0].vertices[:, 1])) == [5, 8]
+    assert [line.get_label() for line in ax.lines] == ["truth", "LSTM"]
+    with pytest.raises(ValueError, match="No forecast of 'c'"):
+        plot.forecasts(truth, ahead, "c")
+
+
+def test_a_figure_is_sized_for_a_screen_and_within_a_style_for_print():
+    before = plt.rcParams["figure.figsize"]
+    assert tuple(plot.uncertainty(LOGITS, Y).figure.get_size_inches()) == (6.4, 4.0)
+    with plot.style("print"):
+        assert tuple(plot.uncertainty(LOGITS, Y).figure.get_size_inches()) == (3.5, 2.4)
+    assert plt.rcParams["figure.figsize"] == before
+    with pytest.raises(ValueError, match="style is screen or print; got 'poster'"), plot.style("poster"):
+        pass
+
+
+def test_pictures_go_into_axes_that_are_given():
+    _, ax = plt.subplots()
+    assert plot.uncertainty(LOGITS, Y, ax=ax) is ax and len(plt.get_fignums()) == 1
