@@ -119,21 +119,22 @@ class SwarmEstimator(BaseEstimator):
         for name in results if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
             self.__dict__.pop(name, None)
         epochs = 1 if partial else self.epochs
-        encoded, outputs, loss_fn, weight = self._encode(y, weight, resume, classes)
+        encoded, outputs, loss_fn, total_weight = self._encode(y, weight, resume, classes)
         length = len(x)
         if validation is not None:  # further rows, which no member is trained on
             x_val, y_val = validate_data(
                 self, *validation, dtype=np.float32, accept_sparse="csr", reset=False, **kwargs
             )
             encoded_val, _, _, weight_val = self._encode(y_val, None, True, getattr(self, "classes_", None))
-            if weight is not None:
+            if total_weight is not None:
                 ones = np.ones(len(y_val), np.float32)
-                weight = np.concatenate([weight, ones if weight_val is None else weight_val])
-            x, y, encoded = map(np.concatenate, ((x, _dense(x_val)), (y, y_val), (encoded, encoded_val)))
-        job = encoded, outputs, loss_fn, weight
+                total_weight = np.concatenate([total_weight, ones if weight_val is None else weight_val])
+            x, encoded = np.concatenate([x, _dense(x_val)]), np.concatenate([encoded, encoded_val])
+        job = encoded, outputs, loss_fn, total_weight
         rows, held_out = self._train(x, *job, resume=resume, epochs=epochs, length=length)
         if self.oob_score:
-            self._score_out_of_bag(predict(self.swarm_, x), rows, held_out, y, weight)
+            held_out = None if validation is not None else held_out
+            self._score_out_of_bag(predict(self.swarm_, x[:length]), rows, held_out, y, weight)
         return self
 
     def _train(self, x, y, outputs, loss_fn, weight, *, resume, epochs, length):
