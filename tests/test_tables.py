@@ -64,3 +64,15 @@ def test_a_cross_validation_has_a_line_for_each_model_and_schedule():
 
 def test_what_is_nan_does_not_count():
     assert spread(np.array([NAN, 1.0, 3.0])) == "2 (1 to 3)" and spread(np.array([NAN])) == "nan"
+
+
+def test_an_evolution_is_its_members_generations_seconds_and_first_and_last_fitness():
+    fitness, parents = np.array([[1.0, NAN, 3.0], [4.0, 5.0, 9.0]]), np.full((2, 3, 2), -1)
+    rates = {"learning_rate": np.array([[0.1, 0.2, 0.3], [0.1, 0.1, 0.1]])}
+    ids = np.tile(np.arange(3), (2, 1))
+    assert repr(tn.evolution.EvolutionHistory(fitness, ids, parents, rates, np.array([1.0, 0.5]))).splitlines() == [
+        "EvolutionHistory: 3 members, 2 generations, 1.5 s",
+        "median (range) of the members  first generation  last generation",
+        "fitness                        2 (1 to 3)        5 (4 to 9)",
+        "learning_rate                  0.2 (0.1 to 0.3)  0.1",
+    ]

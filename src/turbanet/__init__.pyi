@@ -1,84 +1,60 @@
-"""TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use."""
+"""TurbaNet's public names, for type checkers and for `turbanet/__init__.py`, which loads each at its first use.
 
-from . import cluster, ensembles, evolution, federated, networks, plot, rl
-from .checkpoints.checkpoint import Checkpoints
-from .core.interrupt import Interrupted
-from .core.plan import Plan, use_cores
-from .core.schedules import hyperparameters, with_hyperparameters, with_schedule
-from .data.augment import Chain, RandomCrop, RandomFlip, augmented
-from .data.sampling import all_rows, bootstrap, dirichlet, k_fold, ragged, shards, subset
-from .ensembles.combine import accuracy, ensemble_geometric_mean, ensemble_mean, ensemble_vote, score_interval
-from .ensembles.exported import Exported, export, load_exported
-from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, quantile_loss, softmax_cross_entropy
-from .networks.models import LSTM, MLP
-from .selection.cross_validation import CrossValidation, cross_validate
-from .selection.search import draw, grid, halving
-from .training.callbacks import TrainingView
-from .training.fit import batch_order, evaluate, fit, predict
-from .training.fit_batches import fit_batches
-from .training.history import History
-from .training.live import LivePlot, ProgressTable
-from .training.sample_weight import mean_over_rows, weighted
-from .turba_train_state import TurbaTrainState
+`name as name` is how a stub says that a name is public; editors complete no other.
+"""
+
+from . import (
+    cluster as cluster,
+    ensembles as ensembles,
+    evolution as evolution,
+    federated as federated,
+    networks as networks,
+    plot as plot,
+    rl as rl,
+)
+from .checkpoints.checkpoint import Checkpoints as Checkpoints
+from .core.interrupt import Interrupted as Interrupted
+from .core.plan import Plan as Plan, use_cores as use_cores
+from .core.schedules import (
+    hyperparameters as hyperparameters,
+    with_hyperparameters as with_hyperparameters,
+    with_schedule as with_schedule,
+)
+from .data.augment import Chain as Chain, RandomCrop as RandomCrop, RandomFlip as RandomFlip, augmented as augmented
+from .data.sampling import (
+    all_rows as all_rows,
+    bootstrap as bootstrap,
+    dirichlet as dirichlet,
+    k_fold as k_fold,
+    ragged as ragged,
+    shards as shards,
+    subset as subset,
+)
+from .ensembles.combine import (
+    accuracy as accuracy,
+    ensemble_geometric_mean as ensemble_geometric_mean,
+    ensemble_mean as ensemble_mean,
+    ensemble_vote as ensemble_vote,
+    score_interval as score_interval,
+)
+from .ensembles.exported import Exported as Exported, export as export, load_exported as load_exported
+from .loss import (
+    binary_cross_entropy as binary_cross_entropy,
+    cross_entropy as cross_entropy,
+    l2_loss as l2_loss,
+    mse as mse,
+    quantile_loss as quantile_loss,
+    softmax_cross_entropy as softmax_cross_entropy,
+)
+from .networks.models import LSTM as LSTM, MLP as MLP
+from .selection.cross_validation import CrossValidation as CrossValidation, cross_validate as cross_validate
+from .selection.search import draw as draw, grid as grid, halving as halving
+from .training.callbacks import TrainingView as TrainingView
+from .training.fit import batch_order as batch_order, evaluate as evaluate, fit as fit, predict as predict
+from .training.fit_batches import fit_batches as fit_batches
+from .training.history import History as History
+from .training.live import LivePlot as LivePlot, ProgressTable as ProgressTable
+from .training.sample_weight import mean_over_rows as mean_over_rows, weighted as weighted
+from .turba_train_state import TurbaTrainState as TurbaTrainState
 
 __version__: str
-__all__ = [
-    "LSTM",
-    "MLP",
-    "Chain",
-    "Checkpoints",
-    "CrossValidation",
-    "Exported",
-    "History",
-    "Interrupted",
-    "LivePlot",
-    "Plan",
-    "ProgressTable",
-    "RandomCrop",
-    "RandomFlip",
-    "TrainingView",
-    "TurbaTrainState",
-    "accuracy",
-    "all_rows",
-    "augmented",
-    "batch_order",
-    "binary_cross_entropy",
-    "bootstrap",
-    "cluster",
-    "cross_entropy",
-    "cross_validate",
-    "dirichlet",
-    "draw",
-    "ensemble_geometric_mean",
-    "ensemble_mean",
-    "ensemble_vote",
-    "ensembles",
-    "evaluate",
-    "evolution",
-    "export",
-    "federated",
-    "fit",
-    "fit_batches",
-    "grid",
-    "halving",
-    "hyperparameters",
-    "k_fold",
-    "l2_loss",
-    "load_exported",
-    "mean_over_rows",
-    "mse",
-    "networks",
-    "plot",
-    "predict",
-    "quantile_loss",
-    "ragged",
-    "rl",
-    "score_interval",
-    "shards",
-    "softmax_cross_entropy",
-    "subset",
-    "use_cores",
-    "weighted",
-    "with_hyperparameters",
-    "with_schedule",
-]

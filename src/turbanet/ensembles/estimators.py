@@ -1,5 +1,7 @@
 """Bagged small networks as scikit-learn classifiers and regressors."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self

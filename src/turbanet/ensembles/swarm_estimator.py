@@ -1,5 +1,7 @@
 """Base class of scikit-learn estimators that are swarms: parameters, training and pickling."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from turbanet.core import extras
+from turbanet.core.tables import Shown, count, spread
 
 NOBODY = -1  # id of a parent that does not exist
 
 
-@dataclasses.dataclass(frozen=True)
-class EvolutionHistory:
+@dataclasses.dataclass(frozen=True, repr=False)
+class EvolutionHistory(Shown):
     """Fitness, parents and hyperparameters of each member in each generation of `evolve` or `population_based`.
 
     fitness : [generation, member], higher is better, NaN for a member without one
@@ -31,6 +32,14 @@ class EvolutionHistory:
     seconds: np.ndarray
     state: Any = None
     fingerprint: str = ""
+
+    def _shown(self):
+        generations, members = self.fitness.shape
+        rows = [["median (range) of the members", "first generation", "last generation"]]
+        for name, values in {"fitness": self.fitness, **(self.values or {})}.items():
+            rows.append([name, spread(values[0]), spread(values[-1])])
+        cost = f"{self.seconds.sum():.3g} s"
+        return f"EvolutionHistory: {count(members, 'member')}, {count(generations, 'generation')}, {cost}", rows
 
     @classmethod
     def of(cls, fitness: Any, member: Any, parents: Any, values: Any, seconds: float, state: Any) -> "EvolutionHistory":

@@ -1,5 +1,7 @@
 """Callbacks between the segments of a training: the view that they get, and what they may change."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any

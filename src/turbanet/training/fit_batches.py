@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping

@@ -37,14 +37,14 @@ class History(Shown):
     """
 
     train_loss: np.ndarray
-    validation_loss: np.ndarray | None
+    validation_loss: np.ndarray | Any  # None is not named: who asked for it need not check
     seed: np.ndarray
     member: np.ndarray
     compile_seconds: float
     steady_seconds: float
     plan: Plan | None
     epochs: np.ndarray
-    validation_metric: np.ndarray | dict[str, np.ndarray] | None = None
+    validation_metric: Any = None
     begun: np.ndarray | int = 0
     followed: tuple[str, str, float] = (TRAIN_LOSS, "min", 0.0)
 
