@@ -1,5 +1,8 @@
 """study.measurement.compilation: what comes from JAX's cache on disk and what compiles."""
 
+import ast
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+import study
 import turbanet as tn
 from study.measurement.compilation import cold
 from turbanet.training import compilation
@@ -77,3 +81,16 @@ def test_cold_leaves_a_cache_that_was_off_as_it_was(events):
             pass
         jax.jit(lambda x: x + 41.5)(jnp.ones(3))
     assert "cache_misses" not in events and jax.config.jax_enable_compilation_cache
+
+
+def test_programs_of_the_study_say_whether_they_keep_what_they_compile_and_cold_ones_do_not():
+    calls = {}
+    for file in Path(study.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "use_cores":
+                calls[file.relative_to(Path(study.__file__).parent).as_posix()] = {
+                    keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords
+                }
+    assert all("cache" in keywords for keywords in calls.values()), calls
+    kept = {file for file, keywords in calls.items() if keywords["cache"] is not False}
+    assert len(calls) >= 4 and kept == {"cluster/runs.py"}  # whose workers start with the programs of the first one
