@@ -46,7 +46,8 @@ def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     for name, new_value in values.items():
         if name not in present:
             several = [known for known in present if known.endswith(f".{name}")]
-            which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {ADVICE}"
+            which = "give one of these" if present else ADVICE
+            which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {which}"
             has = "several hyperparameters" if several else "no hyperparameter"
             raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
         value = as_array(new_value, name)

@@ -125,7 +125,8 @@ def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
     types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     settings = (getattr(jax.config, name) for name in TRACE_SETTINGS)
-    return kind, program_fingerprint(program, state), tree, types, plan, *settings
+    # As a plain string: a fingerprint holds what it read, such as arrays of a loss, and the program does not need it.
+    return kind, str(program_fingerprint(program, state)), tree, types, plan, *settings
 
 
 def program_fingerprint(program: Any, state: Any) -> Fingerprint:
