@@ -234,7 +234,7 @@ def batch_order(
     -------
     The rows; -1 marks steps that a member does not make, and entries of a batch that its own rows do not fill.
     """
-    rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
+    rows = jnp.tile(jnp.arange(rows), (len(check_swarm(swarm)), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]
     sizes = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}
