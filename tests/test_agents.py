@@ -322,3 +322,41 @@ class PolicyAlone(nn.Module):
 def test_a_network_without_values_does_not_learn(model):
     with pytest.raises(ValueError, match="A network that learns returns \\(policy, values\\), not"):
         train_agents(Target(), SHORT, 2, model=model, progress=False)
+
+
+class OfGymnasium:
+    """The shape of a gymnasium.Env: spaces as attributes, a step on the host."""
+
+    action_space = observation_space = SimpleNamespace(n=2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3), {}
+
+    def step(self, action):
+        return np.zeros(3), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("env", [OfGymnasium(), OfGymnasium], ids=["env", "class"])
+def test_an_environment_of_gymnasium_is_told_what_is_expected(env):
+    expected = "an object with reset, step_env, is_truncated, action_space; .*OfGymnasium has no step_env, .* gymnax's"
+    for call in (lambda: train_agents(env, SHORT), lambda: evaluate_agents(env, None)):
+        with pytest.raises(ValueError, match=expected):
+            call()
+
+
+class Parts(Line):
+    def reset(self, key, params):
+        place, state = super().reset(key, params)
+        return {"place": place, "time": state.time}, state
+
+
+def test_observations_of_several_arrays_are_refused():
+    with pytest.raises(ValueError, match="one array; Parts gives a dict of 2: join them in reset and step_env"):
+        train(Parts())
+
+
+def test_agents_are_a_number_or_a_swarm():
+    with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got str"):
+        train(members="3")
+    with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got MLP"):
+        evaluate_agents(Line(), tn.MLP((4, 2)))

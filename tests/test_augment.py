@@ -140,3 +140,21 @@ def test_a_weight_changes_no_draw_whichever_is_inside():
 def test_bad_numbers_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: tn.augmented(tn.RandomCrop(4), tn.mse), r"takes the loss first, .*; got RandomCrop\(padding=4\)"),
+        (lambda: tn.augmented(None, tn.RandomCrop(4)), "takes the loss first, .*; got None"),
+        (
+            lambda: tn.augmented(tn.mse, lambda x: x),
+            r"an object with draw\(key, rows\) and apply\(drawn, x\); got <func",
+        ),
+        (lambda: tn.augmented(tn.mse, tn.RandomCrop), "An augmentation is .*; got <class"),
+        (lambda: tn.Chain([tn.RandomCrop(4)]), r"a Chain of several, .*; got \[RandomCrop"),
+    ],
+)
+def test_what_is_no_loss_or_no_augmentation_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

@@ -1,5 +1,7 @@
 """Callbacks: what they see, that stopping some keeps the others' bits, and hyperparameters set on the way."""
 
+import operator
+
 import jax
 import numpy as np
 import optax
@@ -295,3 +297,20 @@ def test_a_training_goes_on_with_other_callbacks_or_none_unless_they_had_stopped
 
 def test_stopping_nobody_is_nothing():
     equal(train(callbacks=[lambda view: view.stop([])])[0], train()[0])
+
+
+def test_hyperparameters_that_are_set_copy_nothing_else():
+    def change(view):
+        run = view._run
+        before = [(state.params, state.opt_state.inner_state) for state in run.states]
+        run.set({"learning_rate": 0.5})
+        after = [(state.params, state.opt_state.inner_state) for state in run.states]
+        assert all(map(operator.is_, jax.tree.leaves(before), jax.tree.leaves(after)))
+
+    trained, _ = train(callbacks=[change])
+    assert tn.hyperparameters(trained)["learning_rate"].tolist() == [0.5] * 6
+
+
+def test_an_unknown_hyperparameter_lists_the_known_ones():
+    with pytest.raises(ValueError, match="no hyperparameter 'lr'; it has .*'learning_rate'.*; give one of these"):
+        train(callbacks=[lambda view: view.set(lr=0.1)])

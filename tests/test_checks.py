@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 import turbanet as tn
 from turbanet.training import run as training
@@ -249,3 +250,50 @@ def test_probabilities_in_half_precision_rows_of_zeros_and_what_nobody_sees_are_
     y = jnp.asarray(changed(ONE_HOT * 0.9 + 0.02, 1, to=0), jnp.bfloat16)
     y = y.at[2].set(0.5)
     tn.fit(swarm, X, y, tn.cross_entropy, rows=[[0, 1, 3]] * 2, epochs=1, progress=False, plan=PLAN)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda swarm: tn.fit(swarm, X, CLASSES, tn.softmax_cross_entropy, epochs=1),
+        lambda swarm: tn.fit_batches(swarm, None, tn.softmax_cross_entropy, epochs=1),
+        lambda swarm: tn.evaluate(swarm, X, CLASSES, tn.softmax_cross_entropy),
+        lambda swarm: tn.predict(swarm, X),
+        lambda swarm: tn.batch_order(swarm, 12, epochs=1, batch_size=4),
+        lambda swarm: tn.hyperparameters(swarm),
+        lambda swarm: tn.with_hyperparameters(swarm, learning_rate=0.1),
+        lambda swarm: tn.with_schedule(swarm, "cosine"),
+        lambda swarm: made().append(swarm),
+    ],
+)
+def test_what_is_no_swarm_is_refused(call):
+    for swarm, said in [
+        (LogisticRegression(), "got LogisticRegression: .* as swarm_"),
+        (LogisticRegression, "got the class LogisticRegression"),
+        (tn.MLP((5,)), "got MLP: make one of a model by TurbaTrainState.swarm"),
+        (None, "got NoneType"),
+    ]:
+        with pytest.raises(ValueError, match=f"The swarm is a TurbaTrainState; {said}"):
+            call(swarm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: tn.predict(made(), x),
+        lambda x: tn.predict(made(), tuple(x)),
+        lambda x: train(x=x),
+    ],
+)
+def test_a_list_of_rows_as_arrays_is_told_to_be_stacked(call):
+    with pytest.raises(ValueError, match=r"x is a (list|tuple) of 12 arrays, .*: np.stack\(x\) makes rows of them"):
+        call(list(X))
+
+
+def test_lists_of_each_members_own_rows_are_predicted():
+    own = [X[:7], X[7:]]
+    got = tn.predict(made(), own, per_member=True)
+    for member, rows in enumerate(own):
+        np.testing.assert_allclose(got[member, : len(rows)], tn.predict(made(), rows)[member], rtol=1e-5, atol=1e-6)
+    nested = tn.predict(made(), [rows.tolist() for rows in own], per_member=True)
+    np.testing.assert_array_equal(nested, got)

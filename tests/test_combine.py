@@ -262,3 +262,15 @@ def test_a_level_is_a_share(level):
 def test_nothing_drawn_is_refused(call):
     with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
         call()
+
+
+def test_score_interval_of_several_blocks_of_draws_equals_scikit_learn():
+    draws, resamples = np.random.default_rng(5), 70
+    each = []
+    for _ in range(resamples):
+        drawn = draws.integers(40, size=40)
+        each.append([tn.ensembles.scores(one[drawn], Y[drawn]) for one in LOGITS])
+    got = tn.score_interval(LOGITS, Y, resamples=resamples, level=0.8, seed=5)
+    for name, interval in got.items():
+        means = [np.mean([score[name] for score in members]) for members in each]
+        np.testing.assert_allclose(interval, np.quantile(means, [0.1, 0.9]))

@@ -1,6 +1,8 @@
 """study.measurement.compilation: what comes from JAX's cache on disk and what compiles."""
 
 import ast
+import gc
+import weakref
 from pathlib import Path
 
 import jax
@@ -94,3 +96,38 @@ def test_programs_of_the_study_say_whether_they_keep_what_they_compile_and_cold_
     assert all("cache" in keywords for keywords in calls.values()), calls
     kept = {file for file, keywords in calls.items() if keywords["cache"] is not False}
     assert len(calls) >= 4 and kept == {"cluster/runs.py"}  # whose workers start with the programs of the first one
+
+
+def loss_with(array):
+    def loss(params, x, y, apply_fn):
+        value, prediction = tn.softmax_cross_entropy(params, x, y, apply_fn)
+        return value + jnp.asarray(array).mean(), prediction
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", [np.ones, jnp.ones])
+def test_an_array_of_a_loss_goes_with_the_loss(kind):
+    x, y = np.eye(4, dtype=np.float32), np.arange(4)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4,)), optax.sgd(0.1), 2, sample_input=x[:1])
+    captured = kind((50, 50))
+    loss = loss_with(captured)
+    for _ in range(2):
+        tn.fit(swarm, x, y, loss, epochs=1, progress=False)
+    seen = weakref.ref(captured)
+    del loss, captured
+    tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, progress=False)
+    gc.collect()
+    assert seen() is None
+
+
+def test_an_array_of_a_loss_that_changes_in_place_compiles_again():
+    x, y = np.eye(4, dtype=np.float32), np.arange(4)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4,)), optax.sgd(0.1), 2, sample_input=x[:1])
+    captured = np.zeros(3, np.float32)
+    loss = loss_with(captured)
+    first, second = [], []
+    for found, number in ((first, 0), (second, 2)):
+        captured[:] = number
+        found.append(tn.fit(swarm, x, y, loss, epochs=1, progress=False)[1].train_loss)
+    np.testing.assert_allclose(second[0], first[0] + 2, rtol=1e-6)

@@ -28,7 +28,7 @@ from turbanet.core.fingerprint import fingerprint
 from turbanet.core.gather import is_on_host, resized
 from turbanet.core.optimizers import check_optimizer
 from turbanet.core.plan import say_once
-from turbanet.core.state import State
+from turbanet.core.state import State, check_swarm
 from turbanet.training.compilation import read, remembered
 from turbanet.training.program import Evaluate
 
@@ -293,6 +293,7 @@ class TurbaTrainState(State):
 
         With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
         """
+        check_swarm(other)
         for name in ("params", "collections", "opt_state", "schedule", "member"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from turbanet.core.arrays import as_array
-from turbanet.core.state import State, Swarm
+from turbanet.core.state import State, Swarm, check_swarm
 
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 
@@ -21,7 +21,7 @@ def hyperparameters(swarm: State) -> dict[str, jax.Array]:
     Where several parts of it have the same name, as with `optax.multi_transform`, the part precedes it:
     "head.learning_rate".
     """
-    return {name: value for name, (_, value) in _found(swarm.opt_state).items()}
+    return {name: value for name, (_, value) in _found(check_swarm(swarm).opt_state).items()}
 
 
 def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
@@ -46,7 +46,8 @@ def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     for name, new_value in values.items():
         if name not in present:
             several = [known for known in present if known.endswith(f".{name}")]
-            which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {ADVICE}"
+            which = "give one of these" if present else ADVICE
+            which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {which}"
             has = "several hyperparameters" if several else "no hyperparameter"
             raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
         value = as_array(new_value, name)
@@ -153,7 +154,7 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
     has trained for before (`swarm.epoch`) count. Raises ValueError for an unknown name, another number of schedules
     than members, and an optimizer without a learning rate as data.
     """
-    base = learning_rates(swarm)
+    base = learning_rates(check_swarm(swarm))
     if not base:
         raise ValueError(f"A schedule needs a learning_rate as data; {ADVICE}.")
     _check_free(swarm, base)

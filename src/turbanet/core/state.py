@@ -79,3 +79,14 @@ class State(TrainState):
 
 
 Swarm = TypeVar("Swarm", bound=State)  # of the caller's own class, which is returned
+
+
+def check_swarm(swarm: Swarm) -> Swarm:
+    """Return a swarm; ValueError for what is none, such as a model or an estimator."""
+    if isinstance(swarm, State):
+        return swarm
+    received = f"the class {swarm.__name__}" if isinstance(swarm, type) else type(swarm).__name__
+    advice = "make one of a model by TurbaTrainState.swarm"
+    if hasattr(swarm, "fit") and hasattr(swarm, "predict"):
+        advice = "a fitted estimator of this library has its swarm as swarm_"
+    raise ValueError(f"The swarm is a TurbaTrainState; got {received}: {advice}.")

@@ -60,6 +60,8 @@ class Chain:
     changes: tuple
 
     def __init__(self, *changes: Any):
+        for change in changes:
+            _check_change(change)
         object.__setattr__(self, "changes", changes)
 
     def draw(self, key: jax.Array, rows: int) -> tuple:
@@ -72,6 +74,13 @@ class Chain:
         for change, draws in zip(self.changes, drawn, strict=True):
             x = change.apply(draws, x)
         return x
+
+
+def _check_change(change):
+    """Raise ValueError for what has no methods draw and apply, such as a function or a class."""
+    if isinstance(change, type) or not all(callable(getattr(change, name, None)) for name in ("draw", "apply")):
+        valid = "RandomCrop(4), a Chain of several, or an object with draw(key, rows) and apply(drawn, x)"
+        raise ValueError(f"An augmentation is {valid}; got {change!r:.60}.")
 
 
 def draw(augment: Any, state: Any, rows: int) -> Any:
@@ -112,6 +121,9 @@ def augmented(loss_fn: Callable, augment: Any) -> Augmented:
     augment: `RandomCrop`, `RandomFlip`, a `Chain` of them, or anything that compares by value and has
     draw(key, rows) -> a tree of [row, ...] and apply(drawn, x) -> x, for x [row, height, width, channel]. Each row is
     changed by its own draw, and by the same one in `weighted(augmented(...))` and `augmented(weighted(...))`. Rows held
-    out for validation are never changed.
+    out for validation are never changed. Raises ValueError for what is no loss, and for a change without these methods.
     """
+    if not callable(loss_fn):
+        raise ValueError(f"augmented takes the loss first, such as turbanet.mse, and then the change; got {loss_fn!r}.")
+    _check_change(augment)
     return Augmented(loss_fn, augment)

@@ -11,7 +11,7 @@ from turbanet.core.arrays import as_arrays
 from turbanet.core.gather import ALIGNED_BYTES, taken
 from turbanet.core.memory import free_memory
 from turbanet.core.plan import Plan
-from turbanet.core.state import State
+from turbanet.core.state import State, check_swarm
 from turbanet.data.sampling import check_rows, ragged
 
 
@@ -42,11 +42,12 @@ class Data(struct.PyTreeNode):
 
 def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
     """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another."""
-    if jnp.ndim(swarm.step) != 1:
+    if jnp.ndim(check_swarm(swarm).step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
-    if per_member is True and isinstance(x, list) and isinstance(y, list):
-        x, y, rows = one_a_member(x, y, rows)
+    own_lists = isinstance(y, list) or (y is None and not isinstance(swarm.sample, list))
+    if per_member is True and isinstance(x, list) and own_lists:
+        x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
     if isinstance(per_member, tuple) and len(per_member) != 2:
         raise ValueError(f"per_member says it of x and y, True or a pair of them; got {per_member}.")
@@ -57,7 +58,8 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
             raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
         lengths.add(leaf.shape[own : own + 1])
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
-        raise ValueError(f"x and y must have the same number of rows, at least one; got {sorted(lengths)}.")
+        received = f"got {sorted(lengths)}{as_inputs(examples['x'])}"
+        raise ValueError(f"x and y must have the same number of rows, at least one; {received}.")
     (length,) = lengths.pop()
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
@@ -65,6 +67,15 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
     rows = rows if y is None else rows[:, : count.max()]  # padding changes nothing but the width of predictions
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
+
+
+def as_inputs(x: Any) -> str:
+    """Return what to do with a list or a tuple x that was meant as rows, to end an error; "" for any other x."""
+    if not isinstance(x, list | tuple) or hasattr(x, "_fields"):
+        return ""
+    return (
+        f"; x is a {type(x).__name__} of {len(x)} arrays, one for each input of a model: np.stack(x) makes rows of them"
+    )
 
 
 def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:

@@ -17,6 +17,7 @@ from turbanet.ensembles.predictions import check_nan, of_members, true_class, wi
 if TYPE_CHECKING:
     import pandas as pd
 
+DRAWS = 64  # resamples that are scored at a time
 SCORES = "accuracy", "precision", "recall", "f1"
 
 
@@ -187,22 +188,37 @@ def score_interval(
     prediction = np.asarray(of_members(prediction, "prediction"))
     with_classes(prediction, y)  # for its errors
     rng = np.random.default_rng(seed)
-    members, rows, classes = prediction.shape
-    cells = (np.arange(members)[:, None] * classes + np.asarray(y)) * classes + prediction.argmax(-1)
+    _, rows, classes = prediction.shape
+    predicted, true = prediction.argmax(-1), np.asarray(y)
     draws = []
-    for _ in range(resamples):
-        drawn = cells[:, rng.integers(rows, size=rows)]
-        counts = np.bincount(drawn.ravel(), minlength=members * classes**2).reshape(members, classes, classes)
-        draws.append(_of_counts(counts).mean(axis=1))
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    for begin in range(0, resamples, DRAWS):
+        count = min(DRAWS, resamples - begin)
+        times = [np.bincount(rng.integers(rows, size=rows), minlength=rows) for _ in range(count)]
+        draws.append(_of_draws(predicted, true, np.array(times, np.float32).T, classes).mean(axis=1))
+    low, high = np.quantile(np.concatenate(draws, axis=1), [(1 - level) / 2, (1 + level) / 2], axis=1)
     return dict(zip(SCORES, zip(low.tolist(), high.tolist())))
 
 
+def _of_draws(predicted, true, times, classes):
+    """Return SCORES [score, member, draw] where each row counts so many `times`, float32 [row, draw].
+
+    predicted: int [member, row]; true: int [row]. The counts are whole, and so exact, below 2**24 rows.
+    """
+    found = []
+    for label in range(classes):
+        is_predicted, is_true = (predicted == label).astype(np.float32), true == label
+        right = is_predicted[:, is_true] @ times[is_true]
+        found.append(np.broadcast_arrays(right, times[is_true].sum(0), is_predicted @ times))
+    return _of_totals(*np.moveaxis(np.array(found, float), 0, -1))
+
+
 def _of_counts(counts):
-    """Return SCORES [score, ...] of confusion matrices [..., true, predicted]; a class never predicted scores 0."""
-    right = np.diagonal(counts, axis1=-2, axis2=-1)
-    true = counts.sum(-1)
-    predicted = counts.sum(-2)
+    """Return SCORES [score, ...] of confusion matrices [..., true, predicted]."""
+    return _of_totals(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1), counts.sum(-2))
+
+
+def _of_totals(right, true, predicted):
+    """Return SCORES [score, ...] of the rows [..., class] that are right, true, predicted; one never predicted is 0."""
     precision_recall_f1 = right / np.maximum([predicted, true, (true + predicted) / 2], 1)
     classes = ((true + predicted) > 0).sum(-1)  # a class that is neither true nor predicted has no score
     return np.array([right.sum(-1) / true.sum(-1), *precision_recall_f1.sum(-1) / classes])

@@ -12,6 +12,7 @@ from turbanet.core.arrays import check_seed, check_whole
 from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
 from turbanet.core.plan import Plan, check_plan, say_once
+from turbanet.core.state import check_swarm
 from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
@@ -144,13 +145,13 @@ def train_agents(
         check_whole(evaluations=evaluations)
     if evaluations > updates:
         raise ValueError(f"There are {updates} updates in {config.total_timesteps} timesteps; got {evaluations=}.")
-    count = int(members) if isinstance(members, int | np.integer) else len(members)
+    count = int(members) if isinstance(members, int | np.integer) else len(check_swarm(members))
     epochs = evaluations or updates
     data, env_params = _data(env, config, params, count, updates=updates, epochs=epochs)
     if isinstance(members, int | np.integer):
         actions, continuous = environments.actions(env, env_params)
-        observation = jax.eval_shape(env.reset, jax.random.key(0), env_params)[0]
-        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, observation.shape, seed)
+        shape = environments.observation_shape(env, env_params)
+        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, shape, seed)
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     swarm = into_swarm(members, data.x["settings"])
@@ -212,7 +213,7 @@ def evaluate_agents(
     """
     environments.check(env)
     check_whole(episodes=episodes)
-    params, is_own = environments.parameters(env, params, len(swarm))
+    params, is_own = environments.parameters(env, params, len(check_swarm(swarm)))
     x = {"params": params, "seed": check_seed(seed)}
     own = {"params": is_own, "seed": False}
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))

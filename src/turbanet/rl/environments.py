@@ -18,7 +18,21 @@ def check(env: Any) -> None:
     """Raise ValueError for an object without the environment interface."""
     if missing := [name for name in INTERFACE if not callable(getattr(env, name, None))]:
         required = f"one of gymnax's, as gymnax.make returns it first, or an object with {', '.join(INTERFACE)}"
-        raise ValueError(f"The environment is {required}; {type(env).__name__} has no {', '.join(missing)}.")
+        name = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
+        why = f"{name} has no {', '.join(missing)}"
+        if callable(getattr(env, "step", None)):
+            why += ", and a step of Gymnasium's runs outside of JAX: take gymnax's, or write it in jax.numpy"
+        raise ValueError(f"The environment is {required}; {why}.")
+
+
+def observation_shape(env: Any, params: Any) -> tuple[int, ...]:
+    """Return the shape of one observation; ValueError for several arrays, such as a dict of them."""
+    observation = jax.eval_shape(env.reset, jax.random.key(0), params)[0]
+    if not hasattr(observation, "shape"):
+        received = f"a {type(observation).__name__} of {len(jax.tree.leaves(observation))}"
+        advice = "join them in reset and step_env, such as by jax.flatten_util.ravel_pytree(observation)[0]"
+        raise ValueError(f"An observation is one array; {type(env).__name__} gives {received}: {advice}.")
+    return observation.shape
 
 
 def parameters(env: Any, params: Any, members: int) -> tuple[Any, Any]:

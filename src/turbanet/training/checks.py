@@ -11,7 +11,7 @@ from flax.errors import InvalidRngError
 
 from turbanet.core import member, metrics, schedules, stopping
 from turbanet.core.arrays import check_whole
-from turbanet.data.examples import Data, of_members, pair, prepare, targets
+from turbanet.data.examples import Data, as_inputs, of_members, pair, prepare, targets
 from turbanet.training.compilation import read
 from turbanet.training.history import TRAIN_LOSS
 from turbanet.training.program import rows_at_once
@@ -79,7 +79,7 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         if not sample_shapes or shapes == sample_shapes:  # a user's loss may hand it more than x
             return
         received = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(sample_shapes)}"
-        raise ValueError(f"The model cannot take {part}x with {received}.") from error
+        raise ValueError(f"The model cannot take {part}x with {received}{as_inputs(data.x)}.") from error
     if next((own for name, _, own in examples if name.endswith("y")), False):
         prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected in () if check is None else check(data.y, prediction):
@@ -219,4 +219,5 @@ def _predicted(known, tree, state, x_tree, x):
 
 
 def _listed(shapes):
-    return ", ".join(map(str, shapes))
+    more = [f"... ({len(shapes)} of them)"] if len(shapes) > 4 else []
+    return ", ".join([*map(str, shapes[:4]), *more])

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
+from weakref import ref
 
 import jax
 import numpy as np
@@ -125,7 +127,8 @@ def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
     types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     settings = (getattr(jax.config, name) for name in TRACE_SETTINGS)
-    return kind, program_fingerprint(program, state), tree, types, plan, *settings
+    # As a plain string: a fingerprint holds what it read, such as arrays of a loss, and the program does not need it.
+    return kind, str(program_fingerprint(program, state)), tree, types, plan, *settings
 
 
 def program_fingerprint(program: Any, state: Any) -> Fingerprint:
@@ -136,21 +139,24 @@ def program_fingerprint(program: Any, state: Any) -> Fingerprint:
 def read(*functions: Any) -> Fingerprint:
     """Return the fingerprint of the first one's fields and of the others, from the cache if nothing has changed."""
     cache = _fingerprints()
+    key = _weakly(functions)
     try:
-        cached = cache.get(functions)
+        cached = cache.get(key)
     except TypeError:  # a function without a hash, such as an instance of a dataclass
         return _fingerprint(functions)
     if cached and cached.holds():
         return cached
-    changed = {others: _fingerprint(others) for others, before in cache.items() if not before.holds()}
-    if any(cache[others] != now for others, now in changed.items()):
+    for other in [other for other in cache if _strongly(other) is None]:  # whose loss nobody has any more
+        del cache[other]
+    changed = {other: _fingerprint(_strongly(other)) for other, before in cache.items() if not before.holds()}
+    if any(cache[other] != now for other, now in changed.items()):
         jax.clear_caches()  # JAX would reuse old traces of loops and inner jitted functions
     cache |= changed
-    if functions not in cache:
-        cache[functions] = _fingerprint(functions)
+    if key not in cache:
+        cache[key] = _fingerprint(functions)
         if len(cache) > KEPT:
             del cache[next(iter(cache))]
-    return cache[functions]
+    return cache[key]
 
 
 def remembered(key: Any, make: Callable) -> Any:
@@ -178,11 +184,44 @@ def _programs():
 
 @lru_cache
 def _fingerprints():
-    """Return the cache of `read`, {functions: fingerprint}."""
+    """Return the cache of `read`, {key of `_weakly`: fingerprint}."""
     return {}
 
 
 def _fingerprint(functions):
-    """Return the fingerprint of a program's fields and of other functions."""
+    """Return the fingerprint of a program's fields and of other functions; it lets a plain function's loss go."""
     program, *others = functions
-    return fingerprint((vars(program), *others))
+    found = fingerprint((vars(program), *others))
+    if _is_weak(program):
+        loss, fields = program.loss_fn, vars(program)
+        held = [entry for entry in found.held if entry[1] is not fields]  # those of a frozen program do not change
+        found.held = tuple(
+            (partial(_alive, entry[0]), ref(loss), entry[2]) if entry[1] is loss else entry for entry in held
+        )
+    return found
+
+
+def _weakly(functions):
+    """Return functions as a key that lets the program's loss go, and with it the arrays that it captured."""
+    program, *others = functions
+    return (
+        (ref(program.loss_fn), dataclasses.replace(program, loss_fn=None), *others) if _is_weak(program) else functions
+    )
+
+
+def _strongly(key):
+    """Return the functions of a key of `_weakly`; None if the loss is gone."""
+    loss, *others = key
+    if not isinstance(loss, ref):
+        return key
+    return None if loss() is None else (dataclasses.replace(others[0], loss_fn=loss()), *others[1:])
+
+
+def _is_weak(program):
+    """Whether a program's loss is a plain function; a bound method or a wrapper may exist for one call only."""
+    return dataclasses.is_dataclass(program) and isinstance(getattr(program, "loss_fn", None), FunctionType)
+
+
+def _alive(look, weak):
+    """Return look(thing) of a weak reference; () if the thing is gone."""
+    return () if (thing := weak()) is None else look(thing)

@@ -15,7 +15,7 @@ from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
 from turbanet.core.member import SHUFFLE, member_key, with_constants
 from turbanet.core.plan import Plan
-from turbanet.core.state import Swarm
+from turbanet.core.state import Swarm, check_swarm
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps
 from turbanet.training.callbacks import check_callbacks
@@ -130,6 +130,7 @@ def fit(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
+    check_swarm(swarm)
     swarm = with_constants(swarm, member, loss_fn or swarm.loss_fn)
     checked = check_fit(
         swarm,
@@ -198,7 +199,7 @@ def evaluate(
         loss that takes mask=, bool [batch], as all losses of this library do, compiles to one program; any other loss
         compiles to one program for each number of rows
     """
-    loss_fn = swarm.loss(loss_fn)
+    loss_fn = check_swarm(swarm).loss(loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
     return evaluated(Evaluate(loss_fn), swarm, data, plan)[0]
@@ -211,7 +212,7 @@ def predict(
 
     Parameters
     ----------
-    swarm, x, per_member, plan : as `fit` takes them
+    swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows
     rows : int [member, row]; padding is predicted too, as the last row of x
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member)
@@ -233,7 +234,7 @@ def batch_order(
     -------
     The rows; -1 marks steps that a member does not make, and entries of a batch that its own rows do not fill.
     """
-    rows = jnp.tile(jnp.arange(rows), (len(swarm), 1)) if np.ndim(rows) == 0 else rows
+    rows = jnp.tile(jnp.arange(rows), (len(check_swarm(swarm)), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]
     sizes = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}

@@ -12,7 +12,7 @@ from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
 from turbanet.core.member import with_constants
 from turbanet.core.plan import Plan
-from turbanet.core.state import Swarm
+from turbanet.core.state import Swarm, check_swarm
 from turbanet.data.batches import Batches, Chunk
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.checks import check_data, check_fit, check_masks
@@ -85,6 +85,7 @@ def fit_batches(
     (5, 3)
     """
     check_callbacks(callbacks, on_interrupt)
+    check_swarm(swarm)
     swarm = with_constants(swarm, member, loss_fn or swarm.loss_fn)
     checked = check_fit(
         swarm,

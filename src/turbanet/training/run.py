@@ -202,11 +202,14 @@ class Training:
     def set(self, values: dict[str, Any]) -> None:
         """Set hyperparameters, each a number or [member], of the members that have not stopped."""
         checked = hyperparameters(with_hyperparameters(self.start, **values))  # [member], of all members
-        before = self._state()
-        after = with_hyperparameters(before, **{name: np.asarray(checked[name])[self.training] for name in values})
-        changed = [(state.opt_state, state.schedule) for state in (after, before)]
-        opt_state, schedule = jax.vmap(stopping.choose)(self._active(), *changed)
-        self._place(before.replace(opt_state=opt_state, schedule=schedule))
+        wanted = {name: np.asarray(checked[name])[self.training] for name in values}
+        for number, (before, round) in enumerate(zip(self.states, self._rounds(), strict=True)):
+            after = with_hyperparameters(before, **self.current.place(wanted, round))
+            changed = [(_of_names(state, values), state.schedule) for state in (after, before)]
+            chosen = jax.vmap(stopping.choose)(before._stopping.active, *changed)
+            own, schedule = self.current.place(chosen)
+            self.states[number] = with_hyperparameters(before, **own).replace(schedule=schedule)
+        self.ready = None  # a type may have changed, from whole numbers to floats
 
     def _place(self, state):
         """Put the states of the active members, and their data, on the devices of the plan."""
@@ -420,6 +423,11 @@ class Training:
             raise ValueError("Callbacks had stopped members of this training: go on with callbacks, or begin anew.")
         self._place(checkpoint.named_leaves(arrays, self.start))
         self._set_aside()
+
+
+def _of_names(state, names):
+    """Return the hyperparameters of these names, {name: [member]}."""
+    return {name: hyperparameters(state)[name] for name in names}
 
 
 def _after_epoch(state, scores):
