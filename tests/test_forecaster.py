@@ -12,7 +12,7 @@ from statsmodels import datasets
 import turbanet as tn
 from turbanet.forecasting import Forecaster
 from turbanet.series import panel
-from turbanet.series.forecaster import _windows
+from turbanet.series.networks import _windows
 
 DAYS = pd.date_range("2024-03-01", periods=40, freq="D")
 rng = np.random.default_rng(0)
