@@ -234,7 +234,7 @@ class Forecaster(Fitted):
         if kind not in (None, "forecast"):
             raise ValueError(f'A Forecaster is exported as "forecast", not as {kind!r}.')
         check_float32(self._centre, self._spread)
-        program = networks.program_of(self.swarms_, self._centre, self._spread, self.horizon)
+        program = networks.program_of(self.swarms_, self._centre, self._spread, self.horizon, self.steps)
         return "forecast", program, networks.sample_of(self.window)
 
     def _check_steps(self, steps):

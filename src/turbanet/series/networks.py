@@ -125,8 +125,11 @@ def _scaled_forecast(kind, swarm, window, number, steps, plan):
     return ahead[..., :steps]
 
 
-def program_of(swarms: dict[str, Any], centre: np.ndarray, spread: np.ndarray, steps: int) -> Any:
-    """Return `forecast` of one panel as a function for a program: {"window": ..., "series": ...} -> [row, step]."""
+def program_of(swarms: dict[str, Any], centre: np.ndarray, spread: np.ndarray, steps: int, at_once: int) -> Any:
+    """Return `forecast` of one panel as a function for a program: {"window": ..., "series": ...} -> [row, step].
+
+    at_once : steps that a network returns, 1 or `steps`
+    """
 
     def of(leaf, number):  # not the last one in place of one that is not there
         inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -147,9 +150,8 @@ def program_of(swarms: dict[str, Any], centre: np.ndarray, spread: np.ndarray, s
             following = ahead(kind, swarm, (window - last)[..., None], number) + last
             return jnp.concatenate([window, following], axis=1)[:, -window.shape[1] :], following
 
-        width = jax.eval_shape(ahead, kind, swarm, window[..., None], number).shape[1]
-        _, found = jax.lax.scan(step, window, length=-(-steps // width))
-        return jnp.moveaxis(found, 0, 1).reshape(len(window), -1)[:, :steps]
+        _, found = jax.lax.scan(step, window, length=steps // at_once)
+        return jnp.moveaxis(found, 0, 1).reshape(window.shape[0], steps)
 
     def program(x):
         number = x["series"]
