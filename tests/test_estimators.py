@@ -21,7 +21,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import turbanet as tn
+from turbanet.ensembles import swarm_estimator
 from turbanet.ensembles.estimators import TurbaClassifier, TurbaRegressor
+from turbanet.ensembles.jobs import train
 from turbanet.training import compilation, program
 
 # A float32 trainer's losses do not agree within the 1e-7 that these ask for: see the tests of weights below.
@@ -118,6 +120,19 @@ def test_parameters_changed_after_the_training_do_not_change_what_is_pickled(dig
     expected = trained.predict_proba(x_test)
     trained.set_params(hidden=(5, 5), members=7)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(trained)).predict_proba(x_test), expected)
+
+
+def test_a_pickle_holds_no_rows_and_its_training_leaves_the_same_ones_unseen():
+    sizes = {}
+    for count in (200, 2000):
+        x, y = make_classification(count, random_state=0)
+        model = TurbaClassifier(4, hidden=(4,), epochs=1, early_stopping=True, warm_start=True).fit(x, y)
+        sizes[count] = len(pickle.dumps(model))
+    assert sizes[2000] < sizes[200] + 1000  # its rows are 4 * 1800 numbers
+    again = pickle.loads(pickle.dumps(model)).fit(x, y)
+    np.testing.assert_array_equal(again.predict_proba(x), model.fit(x, y).predict_proba(x))
+    with pytest.raises(ValueError, match="rows that they must not see: give y, rows of weight 0 and X_val as before"):
+        model.fit(x, y, sample_weight=np.arange(2000) > 9)
 
 
 def test_targets_far_from_zero_keep_their_differences():
@@ -353,7 +368,7 @@ def test_intervals_that_cannot_be_had_are_refused():
     x, y = load_diabetes(return_X_y=True)
     few, many = (
         TurbaRegressor(members, hidden=(4,), epochs=1, oob_score=True, random_state=0).fit(x[:100], y[:100])
-        for members in (5, 20)
+        for members in (4, 20)
     )
     for model, level, message in (
         (many, 95, "between 0 and 1; got 95"),
@@ -433,12 +448,14 @@ def test_a_loss_of_ones_own_and_callbacks():
 
 
 @pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
-def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind):
+def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind, monkeypatch):
+    trained_on = []
+    monkeypatch.setattr(swarm_estimator, "train", lambda job, _: (trained_on.append(job.rows), train(job))[1])
     x, y = load_diabetes(return_X_y=True)
     y = np.where(y > 150, "high", "low") if kind is TurbaClassifier else y
     how = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "hidden": (8,), "random_state": 0}
     own = kind(3, learning_rate=0.05, **how).fit(x[:300], y[:300], X_val=x[300:], y_val=y[300:])
-    assert own.n_iter_ < 200 and own._drawn[0].max() < 300
+    assert own.n_iter_ < 200 and trained_on[0].max() < 300
     best = own.history_.best().validation_loss
     if kind is TurbaClassifier:
         logits = np.asarray(tn.predict(own.swarm_, x[300:].astype(np.float32)), np.float64)

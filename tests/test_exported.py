@@ -8,11 +8,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from conftest import DEVICES
 from scipy.special import softmax
 
 import turbanet as tn
+from turbanet.estimators import TurbaClassifier, TurbaRegressor
+from turbanet.forecasting import Forecaster
 
 rng = np.random.default_rng(0)
 ROWS = 1, 20
@@ -177,3 +180,51 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "other").write_bytes(jax.export.export(jax.jit(lambda x: -x))(np.ones(3)).serialize())
     with pytest.raises(ValueError, match="other holds no program"):
         tn.load_exported(tmp_path / "other")
+
+
+def test_a_classifier_is_exported_as_its_probabilities(tmp_path):
+    x = rng.normal(size=(90, 4))
+    classifier = TurbaClassifier(3, hidden=(8,), epochs=2, random_state=0).fit(x, np.where(x[:, 0] > 0, "a", "b"))
+    tn.export(classifier).save(tmp_path / "file")
+    program = tn.load_exported(tmp_path / "file")
+    np.testing.assert_allclose(program(x), classifier.predict_proba(x), rtol=1e-5)
+    np.testing.assert_allclose(tn.export(classifier, kind="members")(x), classifier.predict_members(x), rtol=1e-5)
+    with pytest.raises(ValueError, match="A TurbaClassifier is exported as members or probability, not as 'mean'"):
+        tn.export(classifier, kind="mean")
+
+
+def test_a_regressor_is_exported_in_the_unit_of_y_without_members_that_diverged():
+    x = rng.normal(size=(90, 4))
+    for y in (500 + 20 * x[:, 0], 500 + 20 * x[:, :2]):
+        regressor = TurbaRegressor(3, hidden=(8,), epochs=2, random_state=0).fit(x, y)
+        regressor._sound = np.array([True, False, True])
+        np.testing.assert_allclose(tn.export(regressor)(x), regressor.predict_members(x)[[0, 2]].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(tn.export(regressor, kind="members")(x), regressor.predict_members(x), rtol=1e-5)
+    far = TurbaRegressor(2, hidden=(8,), epochs=1).fit(x, 1e9 + x[:, 0])
+    with pytest.raises(ValueError, match=r"float32 cannot tell apart numbers around 1e\+09, with a spread of"):
+        tn.export(far)
+
+
+@pytest.mark.parametrize(("kind", "direct"), [("local", False), ("global", True), ("both", False)])
+def test_a_forecaster_is_exported_as_a_function_of_windows_and_their_series(kind, direct):
+    values = 100 + rng.normal(size=(3, 30)).cumsum(1)
+    table = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c"], 30), "ds": [*range(30)] * 3, "y": values.ravel()})
+    how = {"horizon": 3, "window": 6, "kind": kind, "direct": direct, "epochs": 2, "progress": False}
+    forecaster = Forecaster(**how).fit(table)
+    program = tn.export(forecaster)
+    order = np.array([2, 0, 1, 0], np.int32)
+    expected = forecaster.predict().LSTM.to_numpy().reshape(3, 3)[order]
+    found = program({"window": values[order, -6:], "series": order})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.isnan(program({"window": values[:2, -6:], "series": np.array([3, -1])})).all()
+    with pytest.raises(ValueError, match='A Forecaster is exported as "forecast", not as .mean.'):
+        tn.export(forecaster, kind="mean")
+
+
+def test_what_is_not_fitted_is_not_exported():
+    with pytest.raises(ValueError, match="not fitted yet"):
+        tn.export(TurbaClassifier())
+    with pytest.raises(ValueError, match="Nothing is trained yet"):
+        tn.export(Forecaster(horizon=1, window=2))
+    with pytest.raises(ValueError, match="export takes a swarm, an estimator or a forecaster, got dict: of a pipeline"):
+        tn.export({})

@@ -12,7 +12,7 @@ from statsmodels import datasets
 import turbanet as tn
 from turbanet.forecasting import Forecaster
 from turbanet.series import panel
-from turbanet.series.forecaster import _windows
+from turbanet.series.networks import _windows
 
 DAYS = pd.date_range("2024-03-01", periods=40, freq="D")
 rng = np.random.default_rng(0)
@@ -228,6 +228,34 @@ def test_what_a_forecaster_cannot_forecast_is_refused():
         direct.predict(level=0.9)
     with pytest.raises(ValueError, match="a forecast from 30 origins needs"):
         direct.cross_validation(WALKS, windows=30)
+
+
+@pytest.mark.parametrize("kind", ["local", "global"])
+def test_newer_rows_are_forecast_by_the_networks_and_the_scaling_of_fit(kind):
+    forecaster = Forecaster(Steps(1), horizon=2, window=4, kind=kind, calibration=3, **QUIET).fit(TOGETHER)
+    pd.testing.assert_frame_equal(forecaster.predict(table=TOGETHER, level=50), forecaster.predict(level=50))
+    newer = TOGETHER[TOGETHER.unique_id == "c"][-9:].assign(ds=lambda rows: rows.ds + pd.Timedelta(days=30))
+    found = forecaster.predict(table=newer, level=50)
+    np.testing.assert_allclose(found.Steps, newer.y.iloc[-1] + np.arange(1, 3) * (1000 * C).std(), rtol=1e-5)
+    assert found.ds.tolist() == list(DAYS[-1] + pd.to_timedelta([31, 32], "D"))
+    at_once = forecaster.predict(level=50).query("unique_id == 'c'")
+    np.testing.assert_allclose(found["Steps-hi-50"] - found.Steps, at_once["Steps-hi-50"] - at_once.Steps, rtol=1e-5)
+
+
+def test_newer_rows_of_other_series_are_refused():
+    forecaster = Forecaster(horizon=2, window=4, **QUIET).fit(WALKS)
+    for newer, message in (
+        (WALKS.assign(unique_id="z" + WALKS.unique_id), "No network was trained on series za: call fit with a table"),
+        (WALKS.groupby("unique_id").tail(3), "Series a has 3 values, a network sees 4: give its last ones"),
+        (
+            WALKS.assign(ds=WALKS.groupby("unique_id").cumcount()),
+            "<Day> apart in fit, the table's are 1: give the same",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            forecaster.predict(table=newer)
+    with pytest.raises(ValueError, match=r"A table goes by its name, predict\(table=newer\)"):
+        forecaster.predict(WALKS)
 
 
 def test_a_model_of_other_steps_is_refused():

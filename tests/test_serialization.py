@@ -11,12 +11,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.checkpoints import checkpoint, identity, serialization
 from turbanet.core import schedules
+from turbanet.estimators import TurbaClassifier, TurbaRegressor
+from turbanet.forecasting import Forecaster
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40).astype(np.int32)
@@ -264,3 +267,115 @@ def test_what_cannot_be_pickled_names_save_and_load(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(TypeError, match=r"cannot be pickled .* swarm.save\(folder\), for TurbaTrainState.load"):
         pickle.dumps(made())
+
+
+WALKS = pd.DataFrame(
+    {"unique_id": np.repeat(["a", "b"], 20), "ds": [*pd.date_range("2024-03-01", periods=20, tz="Asia/Tokyo")] * 2}
+).assign(y=X.ravel()[:40].astype(float))
+NETWORK = {"model": tn.LSTM(3)}  # code, which is given again
+FITTED = {
+    "classifier": lambda: TurbaClassifier(3, hidden=(4,), epochs=2, oob_score=True, class_weight={"n": 1, "y": 2}).fit(
+        pd.DataFrame(X, columns=list("abc")), np.array(["n", "y"])[Y]
+    ),
+    "regressor": lambda: TurbaRegressor(20, hidden=(4,), epochs=2, oob_score=True).fit(X, np.stack([Y, 1e6 + Y], 1)),
+    "forecaster": lambda: Forecaster(**NETWORK, horizon=2, window=4, kind="both", epochs=1, calibration=2).fit(WALKS),
+}
+
+
+def predictions(name, fitted):
+    if name == "forecaster":
+        found = fitted.predict(level=60)
+        return [found.ds.dt.tz_convert(None).to_numpy(), found.drop(columns=["unique_id", "ds"]).to_numpy()]
+    if name == "classifier":
+        table = pd.DataFrame(X, columns=list("abc"))
+        return [fitted.predict_proba(table), fitted.predict(table), fitted.oob_decision_function_]
+    return [fitted.predict(X), *fitted.predict_interval(X, 0.5), fitted.history_.train_loss]
+
+
+def load_fitted(name, path):
+    kinds = {"classifier": TurbaClassifier, "regressor": TurbaRegressor, "forecaster": Forecaster}
+    return kinds[name].load(path, **NETWORK if name == "forecaster" else {})
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return {name: make() for name, make in FITTED.items()}
+
+
+@pytest.mark.optimized
+def test_what_is_fitted_predicts_bit_for_bit_in_another_process(fitted, tmp_path):
+    for name, each in fitted.items():
+        each.save(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(fitted)  # and nothing unfinished
+    code = """
+for name in FITTED:
+    np.savez(f"{sys.argv[1]}/{name}.npz", *predictions(name, load_fitted(name, f"{sys.argv[1]}/{name}")))
+"""
+    run(code, tmp_path)
+    for name, each in fitted.items():
+        with np.load(tmp_path / f"{name}.npz") as found:
+            same(list(found.values()), predictions(name, each))
+
+
+def test_what_is_loaded_goes_on_training_as_what_was_saved(fitted, tmp_path):
+    model = fitted["regressor"].set_params(warm_start=True)
+    model.save(tmp_path / "model")
+    again = TurbaRegressor.load(tmp_path / "model")
+    assert again.get_params() == model.get_params()
+    y = np.stack([Y, 1e6 + Y], 1)
+    same([again.fit(X, y).predict(X)], [model.fit(X, y).predict(X)])
+
+
+def test_random_keys_and_short_floats_come_back(tmp_path):
+    how = {"horizon": 1, "window": 2, "epochs": 1, "progress": False, "optimizer": optax.chain(optimizer())}
+    model = tn.LSTM(2)
+    forecaster = Forecaster(model, **how).fit(WALKS)
+    forecaster.swarms_["local"] = jax.tree.map(
+        lambda leaf: leaf.astype("bfloat16") if leaf.dtype == "float32" else leaf, forecaster.swarms_["local"]
+    )
+    forecaster.save(tmp_path / "file")
+    again = Forecaster.load(tmp_path / "file", model=model, optimizer=how["optimizer"])
+    same(numbers(again.swarms_["local"]), numbers(forecaster.swarms_["local"]))
+
+
+def test_code_is_given_again_and_compared(fitted, tmp_path):
+    fitted["forecaster"].save(tmp_path / "file")
+    with pytest.raises(ValueError, match=r"saved with model=LSTM, which is code .*Forecaster.load\(path, model=...\)"):
+        Forecaster.load(tmp_path / "file")
+    with pytest.raises(ValueError, match="another model, LSTM, than the Net that came"):
+        Forecaster.load(tmp_path / "file", model=Net())
+    other = tn.LSTM(3, outputs=2)
+    with pytest.raises(ValueError, match="layers have other names or sizes by now"):
+        Forecaster.load(tmp_path / "file", model=other, check=False)
+
+
+def test_a_file_of_something_else_is_refused(fitted, tmp_path):
+    fitted["classifier"].save(tmp_path / "classifier")
+    (tmp_path / "notes").write_text("none of ours")
+    np.savez(tmp_path / "arrays.npz", a=X)
+    (tmp_path / "pickle").write_bytes(pickle.dumps(print))
+    with pytest.raises(ValueError, match="holds a TurbaClassifier, not a TurbaRegressor: load it by TurbaClassifier"):
+        TurbaRegressor.load(tmp_path / "classifier")
+    for name in ("notes", "arrays.npz", "pickle", "."):
+        with pytest.raises(ValueError, match="holds no TurbaClassifier that save wrote: name the file of one"):
+            TurbaClassifier.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        TurbaClassifier.load(tmp_path / "absent")
+    with pytest.raises(ValueError, match="is a folder, TurbaClassifier is saved to a file"):
+        fitted["classifier"].save(tmp_path)
+    with pytest.raises(ValueError, match="Nothing is fitted yet: call fit before save"):
+        TurbaClassifier().save(tmp_path / "none")
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_one_before(fitted, tmp_path, monkeypatch):
+    fitted["classifier"].save(tmp_path / "file")
+    before = (tmp_path / "file").read_bytes()
+
+    def full(path, content):
+        path.touch()
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        fitted["regressor"].save(tmp_path / "file")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]

@@ -52,6 +52,13 @@ def check_whole(**numbers: Any) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
+def check_float32(mean: np.ndarray, spread: np.ndarray) -> None:
+    """Raise ValueError where float32 rounds numbers of this mean and spread by more than a thousandth of the spread."""
+    if (far := np.abs(mean) * np.finfo(np.float32).eps > spread / 1000).any():
+        numbers = f"{np.ravel(mean)[far.ravel()][0]:.4g}, with a spread of {np.ravel(spread)[far.ravel()][0]:.4g}"
+        raise ValueError(f"float32 cannot tell apart numbers around {numbers}: subtract their mean before training.")
+
+
 def check_ids(ids: Any, name: str) -> np.ndarray:
     """Return members' ids as int32 [member]; ValueError for other shapes and types, and outside of 0 to `MAX_ID`."""
     ids = np.asarray(ids)

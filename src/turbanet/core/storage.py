@@ -43,14 +43,18 @@ def place(folder: str | os.PathLike) -> Any:
     return remote
 
 
-def write_whole(file: Any, text: str) -> None:
+def write_whole(file: Any, content: str | bytes) -> None:
     """Write a file of a `place` atomically; at an address, if its store writes whole objects."""
+    content = content.encode() if isinstance(content, str) else content
     if is_address(file):
-        file.write_text(text)  # an object store shows an object once it is complete
+        file.write_bytes(content)  # an object store shows an object once it is complete
         return
     part = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
-    part.write_text(text)
-    part.replace(file)
+    try:
+        part.write_bytes(content)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def remove(folder: Any) -> None:

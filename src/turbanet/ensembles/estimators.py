@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -14,6 +15,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
+from turbanet.core.arrays import check_float32
 from turbanet.ensembles.calibration import deviations, factor_of, interval
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
@@ -99,6 +101,11 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         index = self.predict_proba(X).argmax(axis=1)
         return self.classes_[index]
 
+    _mean_kind = "probability"
+
+    def _decoder(self):
+        return jax.nn.softmax
+
     def _decode(self, logits):
         return np.asarray(jax.nn.softmax(logits), dtype=np.float64)
 
@@ -178,6 +185,19 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
         return interval(centre, spread, factors[0] if self._single else factors)
+
+    _mean_kind = "mean"
+
+    def _decoder(self):
+        """Return `_decode` as a function in a program, which computes in float32."""
+        check_float32(self._mean, self._spread)
+        mean, spread, single = jnp.float32(self._mean), jnp.float32(self._spread), self._single
+
+        def decode(standardised):
+            y = standardised * spread + mean
+            return y[..., 0] if single else y
+
+        return decode
 
     def _decode(self, standardised):
         y = np.asarray(standardised, np.float64) * self._spread + self._mean

@@ -20,14 +20,16 @@ from turbanet.core.arrays import as_arrays, check_whole
 from turbanet.core.gather import resized
 from turbanet.core.member import predict
 from turbanet.core.state import State
+from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.training.program import ROWS
 
-KINDS: dict[str, Any] = {  # (function of predictions [member, row, ...], row axis of what it returns)
-    "members": (lambda predictions: predictions, 1),
-    "mean": (partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)), 0),
-    "probability": (ensemble_mean, 0),
+KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
+    "members": lambda predictions: predictions,
+    "mean": partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)),
+    "probability": ensemble_mean,
 }
+FORECAST = "forecast"  # of a forecaster
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,19 +73,22 @@ class Exported:
         size = self.rows or min(length, ROWS)
         chunks = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))
         outputs = [self.program.call(resized(chunk, size)) for chunk in chunks]
-        _, axis = KINDS[self.kind]
+        axis = _row_axis(self.kind)
         whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *outputs)
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file that `load_exported` reads, atomically."""
-        partial_file = Path(f"{os.fspath(path)}.{os.getpid()}")
-        partial_file.write_bytes(self.program.serialize())
-        partial_file.replace(path)
+        write_whole(Path(path), bytes(self.program.serialize()))
 
 
 def export(
-    swarm: State, *, kind: str, rows: int = 64, platforms: Sequence[str] | None = None, sample_input: Any = None
+    swarm: Any,
+    *,
+    kind: str | None = None,
+    rows: int = 64,
+    platforms: Sequence[str] | None = None,
+    sample_input: Any = None,
 ) -> Exported:
     """Export what `predict` computes as StableHLO, for a process that has JAX and TurbaNet but not the model.
 
@@ -92,9 +97,12 @@ def export(
 
     Parameters
     ----------
-    swarm : TurbaTrainState
+    swarm : TurbaTrainState, or a fitted estimator or `Forecaster`, whose scaling is in the program
     kind : "members" for each member's prediction [member, row, ...], "mean" for their mean [row, ...] (regression),
-        "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`
+        "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`. Of a classifier None is
+        "probability" (columns as `classes_`), and "members" are probabilities; of a regressor None is "mean", and
+        both are in y's unit. A forecaster has one kind, "forecast": a dict of "window" [row, time], the last values,
+        and "series" int [row], places in `series_`, -> [row, step] in y's unit; of no such place NaN
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
     platforms : such as ("cpu", "cuda"); None: the one of this process
@@ -106,7 +114,8 @@ def export(
 
     Raises
     ------
-    ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows
+    ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows,
+        an estimator that is not fitted, targets that float32 cannot tell apart
 
     Examples
     --------
@@ -118,19 +127,12 @@ def export(
     >>> exported(np.zeros((100, 4))).shape
     (100, 3)
     """
-    if kind not in KINDS:
-        raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")
-    if jnp.ndim(swarm.step) != 1:
-        raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
     check_whole(rows=rows)
-    sample = swarm.sample if sample_input is None else as_arrays(sample_input, "sample_input")
+    of_fitted = getattr(swarm, "_to_export", None)  # of estimators and forecasters
+    kind, program, sample = of_fitted(kind) if of_fitted else _of_swarm(swarm, kind)
+    sample = sample if sample_input is None else as_arrays(sample_input, "sample_input")
     if sample is None:
         raise ValueError("The swarm does not know its input: give a batch of it as sample_input.")
-
-    combine, axis = KINDS[kind]
-
-    def program(x):
-        return combine(jax.vmap(lambda state: predict(state, x))(swarm))
 
     def of_length(length):
         x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), unfreeze(sample))
@@ -145,6 +147,7 @@ def export(
         except ScopeParamShapeError as error:
             got = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
             raise ValueError(f"The model takes no rows of {got}: give a batch [row, ...] as sample_input.") from error
+    axis = _row_axis(kind)
     if any(leaf.shape[axis : axis + 1] != built.in_avals[0].shape[:1] for leaf in built.out_avals):
         raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, built.out_avals))}.")
     return Exported(built)
@@ -155,11 +158,27 @@ def load_exported(path: str | os.PathLike) -> Exported:
     serialized = bytearray(Path(path).read_bytes())
     try:
         exported = Exported(jax.export.deserialize(serialized))
-        if exported.kind not in KINDS:
+        if exported.kind not in (*KINDS, FORECAST):
             raise KeyError(exported.kind)
     except Exception as error:  # JAX may raise anything for a file of another kind
         raise ValueError(f"{path} holds no program of turbanet.export that this JAX reads: export it anew.") from error
     return exported
+
+
+def _of_swarm(swarm, kind):
+    """Return (kind, function of x, such an x) of a swarm."""
+    if not isinstance(swarm, State):
+        advice = "of a pipeline give its last step, of a search its best_estimator_"
+        raise ValueError(f"export takes a swarm, an estimator or a forecaster, got {type(swarm).__name__}: {advice}.")
+    if kind not in KINDS:
+        raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")
+    if jnp.ndim(swarm.step) != 1:
+        raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
+    return kind, lambda x: KINDS[kind](jax.vmap(lambda state: predict(state, x))(swarm)), swarm.sample
+
+
+def _row_axis(kind):
+    return int(kind == "members")
 
 
 def _of_rows(leaf):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,10 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from turbanet.checkpoints.fitted import Fitted, numbers_of, with_numbers
+from turbanet.core import member
 from turbanet.core.arrays import check_whole
+from turbanet.core.fingerprint import fingerprint
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_hyperparameters
 from turbanet.ensembles.combine import of_unseen_rows
@@ -44,8 +47,11 @@ ACTIVATIONS = {"relu": nn.relu, "tanh": jnp.tanh, "logistic": nn.sigmoid, "ident
 
 
 @dataclass(repr=False, eq=False)  # only for __init__; scikit-learn has the rest
-class SwarmEstimator(BaseEstimator):
+class SwarmEstimator(Fitted, BaseEstimator):
     """Parameters, training and members' predictions that classifier and regressor share."""
+
+    _parts = (History,)
+    _mean_kind: ClassVar[str]  # the kind of export that is the mean over members
 
     members: int = 10
     _: KW_ONLY
@@ -179,12 +185,14 @@ class SwarmEstimator(BaseEstimator):
         if shape != (1, outputs):
             task = f"{outputs} classes need logits" if is_classifier(self) else f"{outputs} target(s) need"
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
-        if resume and "rows" in settings:
-            rows, held_out = self.__dict__["_drawn"]
-        else:
-            rows, held_out = self._draw(rng, length, weight, y if is_classifier(self) else None, given=length < len(x))
-            if length < len(x):
-                held_out = np.arange(length, len(x))
+        if "rows" in settings:
+            rng = check_random_state(int(swarm.seed[0]))  # draws the same again, so that no rows have to be kept
+        rows, held_out = self._draw(rng, length, weight, y if is_classifier(self) else None, given=length < len(x))
+        if length < len(x):
+            held_out = np.arange(length, len(x))
+        if resume and "rows" in settings and fingerprint((rows, held_out)) != self.__dict__["_drawn"]:
+            advice = "give y, rows of weight 0 and X_val as before, or set warm_start=False to begin anew"
+            raise ValueError(f"Members that go on would be trained on rows that they must not see: {advice}.")
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
         job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs), self.cluster)
@@ -193,10 +201,10 @@ class SwarmEstimator(BaseEstimator):
             problem = f"All {self.members} members diverged, their losses or weights are NaN or infinite"
             raise ValueError(f"{problem}: take a smaller learning_rate than {self.learning_rate}, or scale X.")
         self.swarm_ = trained
-        self._drawn = job.rows, job.validation
+        self._drawn = str(fingerprint((job.rows, job.validation))) if "rows" in settings else None
         self.history_ = self.history_ + history if resume else history
         self.n_iter_ = int(self.history_.epochs.max())
-        self._made = recipe
+        self._made = *recipe[:3], identity | {"sample_input": np.zeros_like(x[:1])}, options  # without a row of x
         self._settings = settings
         return job.rows, job.validation
 
@@ -217,18 +225,17 @@ class SwarmEstimator(BaseEstimator):
         """Return a state that can be pickled: the swarm's arrays without functions, the history without devices."""
         state = dict(super().__getstate__())
         if "swarm_" in state:
-            state["swarm_"] = [np.asarray(leaf) for leaf in jax.tree.leaves(self.swarm_)]
+            state["swarm_"] = numbers_of(self.swarm_)
             state["history_"] = replace(self.history_, plan=None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "swarm_" in state:
-            shapes = [leaf.shape for leaf in state["swarm_"]]
             for optimizer in (ADAM, optax.adamw(**self._made[2])):  # the latter in pickles of version 0.5
-                leaves, like = jax.tree.flatten(_untrained(self._made, optimizer))
-                if shapes == [leaf.shape for leaf in leaves]:
-                    self.swarm_ = jax.tree.unflatten(like, [jnp.asarray(leaf) for leaf in state["swarm_"]])
+                again = with_numbers(_untrained(self._made, optimizer), state["swarm_"])
+                if again is not None:
+                    self.swarm_ = again
                     return
             raise ValueError("The pickled network's layers have other names or sizes by now: train it anew.")
 
@@ -253,6 +260,22 @@ class SwarmEstimator(BaseEstimator):
         if not covered.any():
             raise ValueError("oob_score needs rows that some member did not see, there are none: take more members.")
         return unseen, covered, None if weight is None else weight[covered]
+
+    def _to_export(self, kind):
+        """Return (kind, function of x [row, feature], such an x) for `turbanet.export`; None is the mean's kind."""
+        check_is_fitted(self, "swarm_")
+        kinds = "members", self._mean_kind
+        kind = kind or self._mean_kind
+        if kind not in kinds:
+            raise ValueError(f"A {type(self).__name__} is exported as {' or '.join(kinds)}, not as {kind!r}.")
+        decode = self._decoder()
+        swarm = self.swarm_ if kind == "members" else jax.tree.map(self._exclude_diverged, self.swarm_)
+
+        def program(x):
+            members = decode(jax.vmap(lambda state: member.predict(state, x))(swarm))
+            return members if kind == "members" else members.mean(axis=0)
+
+        return kind, program, swarm.sample
 
     def _predict_members(self, X):
         check_is_fitted(self, "swarm_")

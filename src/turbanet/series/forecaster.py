@@ -1,51 +1,30 @@
 """A forecaster of many series by one network per series, one network for all, or both, trained as swarms."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from operator import itemgetter
 from typing import Any, Self
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
 
-from turbanet.core.arrays import check_whole
+from turbanet.checkpoints.fitted import Fitted, numbers_of, with_numbers
+from turbanet.core.arrays import check_float32, check_whole
 from turbanet.core.plan import Plan
 from turbanet.loss import mse
 from turbanet.networks.models import LSTM
-from turbanet.series import panel as panels
+from turbanet.series import networks, panel as panels
+from turbanet.series.networks import BOTH, GLOBAL, LOCAL
 from turbanet.series.panel import Panel
-from turbanet.training.fit import fit, predict
-from turbanet.training.history import History, diverged
-from turbanet.turba_train_state import TurbaTrainState
+from turbanet.training.history import History
 
-LOCAL, GLOBAL, BOTH = "local", "global", "both"
 NAIVE, SEASONAL = "Naive", "SeasonalNaive"
 
 
-class WithSeries(nn.Module):
-    """A network of windows and their series: ([batch, time, 1], int [batch]) -> the output of `model`.
-
-    An embedding of the series is appended to each value, so that `model` sees [batch, time, 1 + features].
-    """
-
-    model: nn.Module
-    series: int
-    features: int
-
-    @nn.compact
-    def __call__(self, x: tuple[jax.Array, jax.Array]) -> jax.Array:
-        window, series = x
-        embedding = nn.Embed(self.series, self.features)(series)[:, None]
-        embedding = jnp.broadcast_to(embedding, (*window.shape[:2], self.features))
-        return self.model(jnp.concatenate([window, embedding.astype(window.dtype)], axis=-1))
-
-
 @dataclass(repr=False, eq=False)
-class Forecaster:
+class Forecaster(Fitted):
     """Forecaster of many series, by a network for each ("local"), one network for all ("global"), or their mean.
 
     Each series is standardised by its training values, and each window is shifted to a last value of 0. All networks
@@ -72,6 +51,7 @@ class Forecaster:
     ----------
     swarms_ : {kind: the trained swarm}, local members in the order of the series
     histories_ : {kind: the `History` of its training}
+    series_ : the series in the order of their networks, [series]
 
     Examples
     --------
@@ -89,6 +69,8 @@ class Forecaster:
     2         b  60  -0.43          -0.97
     3         b  61  -0.43          -0.78
     """
+
+    _parts = (History,)
 
     model: Any = None
     _: KW_ONLY
@@ -117,39 +99,52 @@ class Forecaster:
             raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {self.calibration!r}.")
         self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
         self.steps = self.horizon if self.direct else 1  # that the model returns
-        self.model = LSTM(outputs=self.steps) if self.model is None else self.model
-        self.name = type(self.model).__name__
+        self.network = LSTM(outputs=self.steps) if self.model is None else self.model
+        self.name = type(self.network).__name__
 
     def fit(self, table: pd.DataFrame) -> Self:
         """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
         whole = panels.read(table, self.freq)
         cuts = [self.horizon * number for number in range(1 + self.calibration)]
-        self._trained = self._train(whole, cuts, "training with its calibration")
-        forecasts = self._trained.forecast(self.horizon)
+        trained = self._train(whole, cuts, "training with its calibration")
+        forecasts = trained.forecast(self.window, self.horizon, self.plan)
         errors = [np.abs(whole.after(cut, self.horizon) - forecasts[i]) for i, cut in enumerate(cuts) if cut > 0]
         self._errors = np.array(errors)  # [cut, series, step]
         first = {LOCAL: slice(len(whole.series)), GLOBAL: slice(1)}
-        self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), self._trained.swarms[kind]) for kind in self.kinds}
-        self.histories_: dict[str, History] = self._trained.histories
+        self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), trained.swarms[kind]) for kind in self.kinds}
+        self.histories_: dict[str, History] = trained.histories
+        self.series_ = list(whole.series)
+        self._panel = whole.tail(max(self.window, self.season or whole.season or 1))  # what `predict` goes on from
+        self._centre, self._spread = trained.centre[0], trained.spread[0]
         return self
 
-    def predict(self, steps: int | None = None, *, level: float | Sequence[float] = ()) -> pd.DataFrame:
+    def predict(
+        self, steps: int | None = None, *, table: pd.DataFrame | None = None, level: float | Sequence[float] = ()
+    ) -> pd.DataFrame:
         """Forecast the next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
 
         steps : None: the horizon; more only if forecasts are recursive
+        table : newer rows of series that were there in `fit`, at least `window` of each, as `fit` takes them; networks
+            and scaling stay as they are. None: the table of `fit`
         level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
             series and step in `calibration` (split conformal)
         """
         steps = self._check_steps(steps)
-        if not hasattr(self, "_trained"):
+        if not hasattr(self, "swarms_"):
             raise ValueError("Nothing is trained yet: call fit(table) first.")
-        (forecast, *_) = self._trained.forecast(steps)
-        table = self._table(self._trained.panels[0], forecast)
+        panel = self._panel if table is None else self._read_newer(table)
+        number = np.array([self.series_.index(name) for name in panel.series])
+        swarms = dict(self.swarms_)
+        if LOCAL in swarms and len(number) < len(self.series_):
+            swarms[LOCAL] = jax.tree.map(itemgetter(number), swarms[LOCAL])
+        scaling = self._centre[None, number], self._spread[None, number]
+        (forecast,) = networks.forecast(swarms, panel.last(self.window)[None], *scaling, steps, self.plan, number)
+        forecasts = self._table(panel, forecast)
         for each in np.atleast_1d(level):
-            half_width = self._half_width(each, steps).ravel()
-            table[f"{self.name}-lo-{each:g}"] = table[self.name] - half_width
-            table[f"{self.name}-hi-{each:g}"] = table[self.name] + half_width
-        return table
+            half_width = self._half_width(each, steps)[number].ravel()
+            forecasts[f"{self.name}-lo-{each:g}"] = forecasts[self.name] - half_width
+            forecasts[f"{self.name}-hi-{each:g}"] = forecasts[self.name] + half_width
+        return forecasts
 
     def cross_validation(
         self, table: pd.DataFrame, *, windows: int, step: int | None = None, steps: int | None = None
@@ -171,7 +166,8 @@ class Forecaster:
         cuts = [steps + step * number for number in reversed(range(windows))]
         trained = self._train(whole, cuts, f"a forecast from {windows} origins")
         tables = []
-        for cut, panel, forecast in zip(cuts, trained.panels, trained.forecast(steps), strict=True):
+        forecasts = trained.forecast(self.window, steps, self.plan)
+        for cut, panel, forecast in zip(cuts, trained.panels, forecasts, strict=True):
             lines = self._table(panel, forecast)
             lines.insert(2, "cutoff", np.repeat(np.array([y.index[-1] for y in panel.series.values()]), steps))
             lines.insert(3, "y", whole.after(cut, steps).ravel())
@@ -189,9 +185,61 @@ class Forecaster:
         if GLOBAL in self.kinds and max(cuts) > 0 and ends.nunique() > 1:
             late = f"Series {ends.idxmin()} ends at {ends.min()}, others up to {ends.max()}"
             raise ValueError(f'{late}: one network of all would see later times than it forecasts; take kind="local".')
-        return _Trained(self, [whole.cut(cut) for cut in cuts])
+        return networks.Trained(self, [whole.cut(cut) for cut in cuts])
+
+    def _read_newer(self, table):
+        """Return the panel of newer rows of known series, in the order of `series_`."""
+        known = self._panel
+        whole = isinstance(known.freq, int) or ("ds" in table and pd.api.types.is_integer_dtype(table.ds))
+        new = panels.read(table, None if whole else known.freq)
+        if new.freq != known.freq:
+            raise ValueError(f"The series were {known.freq} apart in fit, the table's are {new.freq}: give the same.")
+        if unknown := [name for name in new.series if name not in known.series]:
+            advice = "call fit with a table that holds it, or leave it out"
+            raise ValueError(f"No network was trained on series {unknown[0]}: {advice}.")
+        for name, y in new.series.items():
+            if len(y) < self.window:
+                raise ValueError(
+                    f"Series {name} has {len(y)} values, a network sees {self.window}: give its last ones."
+                )
+        return Panel({name: new.series[name] for name in self.series_ if name in new.series}, new.freq)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a state that can be pickled: the arrays of swarms, and the end of each series."""
+        state = dict(vars(self))
+        if "swarms_" in state:
+            state["swarms_"] = {name: numbers_of(swarm) for name, swarm in self.swarms_.items()}
+            state["histories_"] = {name: replace(history, plan=None) for name, history in self.histories_.items()}
+            state["_panel"] = self._panel.state()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if "swarms_" in state:
+            self._panel = Panel.of(state["_panel"])
+            self.swarms_ = {name: self._swarm(name, numbers) for name, numbers in state["swarms_"].items()}
+
+    def _swarm(self, kind, numbers):
+        count = len(self.series_)
+        like = networks.untrained(self, kind, count if kind == LOCAL else 1, count)
+        again = with_numbers(like, numbers)
+        if again is None:
+            raise ValueError("The networks' layers have other names or sizes by now: fit the forecaster anew.")
+        return again
+
+    def _to_export(self, kind):
+        """Return (kind, function of {"window": ..., "series": ...}, such an x) for `turbanet.export`."""
+        if not hasattr(self, "swarms_"):
+            raise ValueError("Nothing is trained yet: call fit(table) first.")
+        if kind not in (None, "forecast"):
+            raise ValueError(f'A Forecaster is exported as "forecast", not as {kind!r}.')
+        check_float32(self._centre, self._spread)
+        program = networks.program_of(self.swarms_, self._centre, self._spread, self.horizon, self.steps)
+        return "forecast", program, networks.sample_of(self.window)
 
     def _check_steps(self, steps):
+        if isinstance(steps, pd.DataFrame):
+            raise ValueError("A table goes by its name, predict(table=newer): the first argument is steps.")
         steps = self.horizon if steps is None else steps
         check_whole(steps=steps)
         if self.steps > 1 and steps > self.horizon:
@@ -221,80 +269,3 @@ class Forecaster:
             advice = f"calibration of at least {needed}, and {self.horizon} steps at the most"
             raise ValueError(f"{level:g} % intervals of {steps} steps need {advice}; calibration is {count}.")
         return np.sort(self._errors, axis=0)[rank - 1][:, :steps]
-
-
-class _Trained:
-    """The trained networks of several panels, which hold the same series up to different times."""
-
-    def __init__(self, forecaster: Forecaster, panels: list[Panel]):
-        self.forecaster = forecaster
-        self.panels = panels
-        values = [y.to_numpy() for panel in panels for y in panel.series.values()]
-        self.shape = len(panels), len(panels[0].series)
-        self.centre = np.array([y.mean() for y in values])
-        self.spread = np.array([y.std() for y in values])
-        self.spread[~(self.spread > 0)] = 1
-        standardised = [(y - centre) / spread for y, centre, spread in zip(values, self.centre, self.spread)]
-        self.scaled = [y.astype(np.float32) for y in standardised]  # panel after panel
-        self.swarms = {}
-        self.histories = {}
-        optimizer = optax.adam(0.01) if forecaster.optimizer is None else forecaster.optimizer
-        kwargs = {name: getattr(forecaster, name) for name in ("epochs", "batch_size", "plan", "progress")}
-        kwargs |= {"per_member": True, "equal_steps": True}
-        for kind in forecaster.kinds:
-            x, y = self._examples(kind)
-            model = forecaster.model
-            if kind == GLOBAL:
-                model = WithSeries(model, self.shape[1], forecaster.features)
-            sample = jax.tree.map(lambda leaf: leaf[:1], x[0])
-            swarm = TurbaTrainState.swarm(model, optimizer, len(x), sample_input=sample, seed=forecaster.seed)
-            self.swarms[kind], self.histories[kind] = fit(swarm, x, y, forecaster.loss, **kwargs)
-            if diverged(self.swarms[kind], self.histories[kind]).all():
-                problem = f"Every {kind} network diverged, its loss or weights are NaN or infinite"
-                raise ValueError(f"{problem}: give an optimizer of a smaller learning rate.")
-
-    def forecast(self, steps: int) -> np.ndarray:
-        """Return forecasts [panel, series, step] in the unit of y: the mean over the kinds of networks."""
-        scaled = np.mean([self._scaled_forecast(kind, steps) for kind in self.swarms], axis=0)
-        return scaled * self.spread.reshape(*self.shape, 1) + self.centre.reshape(*self.shape, 1)
-
-    def _examples(self, kind):
-        """Return each member's x [row, ...] (windows, and their series for a global network) and y (what follows)."""
-        pairs = [_windows(y, self.forecaster.window, self.forecaster.steps) for y in self.scaled]
-        if kind == GLOBAL:
-            count = self.shape[1]
-            pairs = [_joined(pairs[begin : begin + count]) for begin in range(0, len(pairs), count)]
-        x, y = zip(*pairs, strict=True)
-        return list(x), list(y)
-
-    def _scaled_forecast(self, kind, steps):
-        """Return standardised forecasts [panel, series, step] by one kind of networks."""
-        shape = self.shape
-        window = np.array([y[-self.forecaster.window :] for y in self.scaled]).reshape(*shape, -1)
-        number = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-        forecast = np.empty((*shape, 0), np.float32)
-        while forecast.shape[2] < steps:
-            last = window[..., -1:]
-            x = (window - last)[..., None]
-            # A local network is one member of a series: [member, 1, time, 1].
-            inputs = x.reshape(-1, 1, *x.shape[2:]) if kind == LOCAL else (x, number)
-            ahead = predict(self.swarms[kind], inputs, per_member=True, plan=self.histories[kind].plan)
-            ahead = np.asarray(ahead).reshape(*shape, -1) + last
-            forecast = np.concatenate([forecast, ahead], axis=2)
-            window = np.concatenate([window, ahead], axis=2)[..., -self.forecaster.window :]
-        return forecast[..., :steps]
-
-
-def _joined(pairs):
-    """Return the examples of several series as those of a network that is told which one it sees."""
-    x, y = zip(*pairs, strict=True)
-    number = np.repeat(np.arange(len(x), dtype=np.int32), list(map(len, x)))
-    return (np.concatenate(x), number), np.concatenate(y)
-
-
-def _windows(values, window, steps):
-    """Return the windows [row, time, 1] and what follows them [row, step], both minus the window's last value."""
-    whole = np.lib.stride_tricks.sliding_window_view(values, window + steps)
-    last = whole[:, window - 1 : window]
-    relative = whole - last
-    return relative[:, :window, None], relative[:, window:]

@@ -29,6 +29,34 @@ class Panel:
         """Return the series without their last `steps`."""
         return dataclasses.replace(self, series={name: y.iloc[: len(y) - steps] for name, y in self.series.items()})
 
+    def tail(self, steps: int) -> "Panel":
+        """Return the last `steps` of the series, or all of those that are shorter."""
+        return dataclasses.replace(self, series={name: y.iloc[-steps:].copy() for name, y in self.series.items()})
+
+    def last(self, steps: int) -> np.ndarray:
+        """Return the last `steps` values [series, step]."""
+        return np.stack([y.to_numpy()[-steps:] for y in self.series.values()])
+
+    def state(self) -> dict[str, Any]:
+        """Return what `of` makes this panel of: text, numbers and arrays, without objects of pandas."""
+        index = [y.index for y in self.series.values()]
+        zone = None if isinstance(self.freq, int) else index[0].tz
+        times = [(each if zone is None else each.tz_convert(None)).to_numpy() for each in index]
+        freq = self.freq if isinstance(self.freq, int) else self.freq.freqstr
+        values = [y.to_numpy() for y in self.series.values()]
+        return {"ids": list(self.series), "times": times, "values": values, "freq": freq, "zone": zone and str(zone)}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Panel":
+        """Return the panel that `state` described."""
+        whole, zone = isinstance(state["freq"], int), state["zone"]
+        index = [pd.Index(times) for times in state["times"]]
+        if zone is not None:
+            index = [pd.DatetimeIndex(each).tz_localize("UTC").tz_convert(zone) for each in index]
+        series = [pd.Series(values, each) for values, each in zip(state["values"], index, strict=True)]
+        freq = state["freq"] if whole else pd.tseries.frequencies.to_offset(state["freq"])
+        return cls(dict(zip(state["ids"], series, strict=True)), freq)
+
     def after(self, cut: int, steps: int) -> np.ndarray:
         """Return the `steps` values [series, step] that follow on the series without their last `cut`."""
         return np.stack([y.to_numpy()[len(y) - cut :][:steps] for y in self.series.values()])
