@@ -110,7 +110,7 @@ def loss_with(array):
 def test_an_array_of_a_loss_goes_with_the_loss(kind):
     x, y = np.eye(4, dtype=np.float32), np.arange(4)
     swarm = tn.TurbaTrainState.swarm(tn.MLP((4,)), optax.sgd(0.1), 2, sample_input=x[:1])
-    captured = kind((50, 50))
+    captured = kind((600, 600), np.float32)  # more than a MiB
     loss = loss_with(captured)
     for _ in range(2):
         tn.fit(swarm, x, y, loss, epochs=1, progress=False)

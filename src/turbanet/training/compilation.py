@@ -13,11 +13,13 @@ from weakref import ref
 import jax
 import numpy as np
 
+from turbanet.core.contents import cells
 from turbanet.core.fingerprint import Fingerprint, fingerprint
 from turbanet.data.examples import join, split
 from turbanet.training.program import Train
 
 KEPT = 64  # compiled programs in the cache
+LARGE = 2**20  # bytes of arrays, from which on a loss that captured them is not kept alive
 TRACE_SETTINGS = "jax_enable_x64", "jax_default_matmul_precision"  # of JAX, that a traced program depends on
 
 
@@ -146,8 +148,10 @@ def read(*functions: Any) -> Fingerprint:
         return _fingerprint(functions)
     if cached and cached.holds():
         return cached
-    for other in [other for other in cache if _strongly(other) is None]:  # whose loss nobody has any more
-        del cache[other]
+    if gone := [other for other in cache if _strongly(other) is None]:  # whose loss nobody has any more
+        for other in gone:
+            del cache[other]
+        jax.clear_caches()  # what is no longer remembered could change unseen
     changed = {other: _fingerprint(_strongly(other)) for other, before in cache.items() if not before.holds()}
     if any(cache[other] != now for other, now in changed.items()):
         jax.clear_caches()  # JAX would reuse old traces of loops and inner jitted functions
@@ -189,7 +193,7 @@ def _fingerprints():
 
 
 def _fingerprint(functions):
-    """Return the fingerprint of a program's fields and of other functions; it lets a plain function's loss go."""
+    """Return the fingerprint of a program's fields and of other functions; of a large loss it holds no reference."""
     program, *others = functions
     found = fingerprint((vars(program), *others))
     if _is_weak(program):
@@ -202,7 +206,7 @@ def _fingerprint(functions):
 
 
 def _weakly(functions):
-    """Return functions as a key that lets the program's loss go, and with it the arrays that it captured."""
+    """Return functions as a key that does not keep the program's loss alive, if that captured large arrays."""
     program, *others = functions
     return (
         (ref(program.loss_fn), dataclasses.replace(program, loss_fn=None), *others) if _is_weak(program) else functions
@@ -218,8 +222,12 @@ def _strongly(key):
 
 
 def _is_weak(program):
-    """Whether a program's loss is a plain function; a bound method or a wrapper may exist for one call only."""
-    return dataclasses.is_dataclass(program) and isinstance(getattr(program, "loss_fn", None), FunctionType)
+    """Whether a program's loss is a plain function that closes over arrays of LARGE bytes."""
+    loss = getattr(program, "loss_fn", None)
+    if not (dataclasses.is_dataclass(program) and isinstance(loss, FunctionType)):
+        return False
+    captured = [value for value in cells(loss) if isinstance(value, jax.Array | np.ndarray | dict | list | tuple)]
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(captured)) >= LARGE
 
 
 def _alive(look, weak):
