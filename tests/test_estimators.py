@@ -530,7 +530,7 @@ def test_intervals_of_several_targets_have_each_their_level():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(1600, 2))
     y = np.stack([x[:, 0] + 0.01 * rng.normal(size=1600), rng.standard_t(2, size=1600)], axis=1)
-    model = TurbaRegressor(20, hidden=(32,), epochs=20, learning_rate=0.01, oob_score=True, random_state=0)
+    model = TurbaRegressor(20, hidden=(32,), epochs=20, learning_rate=0.01, oob_score=True, random_state=1)
     low, high = model.fit(x[:600], y[:600]).predict_interval(x[600:], 0.8)
     inside = ((low <= y[600:]) & (y[600:] <= high)).mean(axis=0)
     assert ((inside > 0.74) & (inside < 0.88)).all()

@@ -249,7 +249,7 @@ def test_newer_rows_of_other_series_are_refused():
         (WALKS.groupby("unique_id").tail(3), "Series a has 3 values, a network sees 4: give its last ones"),
         (
             WALKS.assign(ds=WALKS.groupby("unique_id").cumcount()),
-            "<Day> apart in fit, the table's are 1: give the same",
+            "apart in fit, the table's are 1: give the same",
         ),
     ):
         with pytest.raises(ValueError, match=message):
