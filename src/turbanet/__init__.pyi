@@ -11,13 +11,14 @@ from .ensembles.combine import accuracy, ensemble_geometric_mean, ensemble_mean,
 from .ensembles.exported import Exported, export, load_exported
 from .loss import binary_cross_entropy, cross_entropy, l2_loss, mse, quantile_loss, softmax_cross_entropy
 from .networks.models import LSTM, MLP
+from .plot import LivePlot
 from .selection.cross_validation import CrossValidation, cross_validate
 from .selection.search import draw, grid, halving
 from .training.callbacks import TrainingView
 from .training.fit import batch_order, evaluate, fit, predict
 from .training.fit_batches import fit_batches
 from .training.history import History
-from .training.live import LivePlot, ProgressTable
+from .training.live import ProgressTable
 from .training.sample_weight import mean_over_rows, weighted
 from .turba_train_state import TurbaTrainState
 
