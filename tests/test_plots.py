@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from study.figures import plots, score_plots
+from study.figures import forecast_plots, plots, score_plots
 from study.figures.labels import FUSED, LOOP, METHODS, OURS, SERIAL
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
@@ -149,13 +149,13 @@ def test_error_distribution_shows_all_tickers_of_each_name(ax):
         "PyTorch": rng.lognormal(size=9),
         "persistence": rng.lognormal(size=70),
     }
-    assert score_plots.error_distribution(ax, errors) is ax
+    assert forecast_plots.error_distribution(ax, errors) is ax
     sums = [patch.get_xy()[1:-1:2, 1].sum() for patch in ax.patches]  # a step's heights
     np.testing.assert_allclose(sums, 100)
 
 
 def test_error_distribution_says_and_draws_the_medians(ax):
-    score_plots.error_distribution(
+    forecast_plots.error_distribution(
         ax, {"TurbaNet, level": np.array([1.0, 2, 4]), "persistence": np.array([1.0, 1.5, 8])}
     )
     assert labels(ax) == ["TurbaNet, level (median 2.00 %)", "persistence (median 1.50 %)"]
@@ -166,14 +166,15 @@ def test_error_distribution_says_and_draws_the_medians(ax):
 def test_forecast_draws_the_truth_and_every_prediction(ax):
     days, truth = np.datetime64("2018-01-01") + np.arange(50), np.arange(50.0)
     values = {"TurbaNet": truth + 1, "persistence": truth - 1}
-    assert score_plots.forecast(ax, days, truth, values, "AAPL") is ax
+    assert forecast_plots.forecast(ax, days, truth, values, "AAPL") is ax
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [truth, truth + 1, truth - 1])
     assert [line.get_label() for line in ax.lines] == ["truth", "TurbaNet", "persistence"]
     assert ax.get_title() == "AAPL" and ax.lines[1].get_color() == plots.COLOURS[OURS]
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", ":"] and ax.get_legend() is None
 
 
 def test_error_distribution_counts_a_ticker_without_error(ax):
-    score_plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
+    forecast_plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
     heights = [patch.get_xy()[:, 1].max() for patch in ax.patches]
     np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest
 

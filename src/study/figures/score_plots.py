@@ -1,13 +1,11 @@
 """Figures of predictions and scores that stages share: functions take arrays and an Axes and return the Axes."""
 
 import numpy as np
-import pandas as pd
 import seaborn as sns
 
 from study.figures import labels
 from study.figures.labels import OURS
-from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic
-from turbanet import plot
+from study.figures.plots import COLOURS, SMALL
 
 
 def confusion(ax, counts, title, *, limit=None):
@@ -33,7 +31,6 @@ def median_and_range(ax, x, values, style, label):
     values = np.asarray(values)
     (line,) = ax.plot(x, np.median(values, axis=1), style, color=COLOURS[OURS], lw=1.2, label=label)
     ax.fill_between(x, values.min(1), values.max(1), color=line.get_color(), alpha=0.2, lw=0)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -44,43 +41,6 @@ def accuracy_against_size(ax, curve, member, label):
     ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, lw=0)
     ax.axhline(member, color=line.get_color(), lw=0.8, ls=":")
     ax.set(xlabel="networks in the ensemble", ylabel="accuracy (%)")
-    sns.despine(ax=ax)
-    return ax
-
-
-def error_distribution(ax, errors):
-    """Plot the distributions of the tickers' errors on a logarithmic axis: errors {name: percent [ticker]}."""
-    every = np.concatenate(list(errors.values()))
-    bins = np.geomspace(every[every > 0].min(), every.max(), 40)
-    for name, values in errors.items():
-        method = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
-        weights = np.full(len(values), 100 / len(values))
-        label = f"{name} (median {np.median(values):.2f} %)"
-        ax.hist(
-            np.maximum(values, bins[0]),
-            bins,
-            weights=weights,
-            histtype="step",
-            color=COLOURS[method],
-            lw=1.2,
-            label=label,
-        )
-        ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
-    ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
-    legend_above(logarithmic(ax, "x"))
-    sns.despine(ax=ax)
-    return ax
-
-
-def forecast(ax, dates, truth, predictions, title):
-    """Plot one ticker's closes and predictions {name: [day]} on its test days in US dollars; persistence is dotted."""
-    table = pd.DataFrame({"unique_id": title, "ds": dates, "y": truth, **predictions})
-    styles = [":" if name == "persistence" else "-" for name in predictions]
-    colours = [COLOURS["persistence" if style == ":" else OURS] for style in styles]
-    ax.set_prop_cycle(color=[COLOURS["truth"], *colours], linestyle=["-", *styles])
-    plot.forecasts(table[["unique_id", "ds", "y"]], table.drop(columns="y"), ax=ax).get_legend().remove()
-    ax.title.set_fontsize(SMALL)
-    ax.tick_params(labelsize=SMALL)
     return ax
 
 
@@ -101,7 +61,6 @@ def fold_scores(ax, frame, intervals, chance=None):
     ax.set(xticks=range(len(names)), ylabel="accuracy on held-out rows (%)")
     ax.set_xticklabels(names, fontsize=SMALL)
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
