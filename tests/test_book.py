@@ -45,6 +45,7 @@ def test_every_public_name_is_in_the_reference_once():
         turbanet.evolution,
         turbanet.federated,
         turbanet.networks,
+        turbanet.plot,
         turbanet.rl,
     ]
     public = {name for package in (turbanet, estimators, forecasting, *folders) for name in package.__all__}

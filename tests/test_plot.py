@@ -39,6 +39,11 @@ def test_history_is_the_median_of_the_members_that_trained():
         plot.history(history, names=["accuracy"])
 
 
+def test_history_of_one_epoch_is_a_dot():
+    history = tn.History(np.ones((1, 2)), None, np.arange(2), np.arange(2), 0.0, 0.0, None, np.ones(2, int))
+    assert plot.history(history).lines[0].get_marker() == "."
+
+
 def test_search_draws_each_candidate_and_the_median_of_a_value():
     table = pd.DataFrame({"rate": [0.001, 0.001, 0.1, 0.1, 0.1], "validation_loss": [3.0, 1.0, 5.0, 6.0, 8.0]})
     ax = plot.search(table, "rate")
@@ -54,6 +59,12 @@ def test_reliability_is_scikit_learns_curve():
     right, confidence = calibration_curve(PROBABILITY.argmax(1) == Y, PROBABILITY.max(1), n_bins=5)
     np.testing.assert_allclose(points(ax.lines[1]), np.column_stack([confidence, right]))
     assert ax.get_legend().get_texts()[0].get_text() == "ensemble"
+
+
+def test_reliability_of_members_is_that_of_all_their_rows():
+    each = softmax(LOGITS.astype(np.float64), axis=-1)
+    pooled = plot.reliability(each.reshape(-1, 3), np.tile(Y, 4))
+    np.testing.assert_allclose(points(plot.reliability(each, Y).lines[1]), points(pooled.lines[1]))
 
 
 def test_uncertainty_begins_with_the_surest_rows():

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from study.figures import plots, score_plots
+from study.figures import forecast_plots, plots, score_plots
 from study.figures.labels import FUSED, LOOP, METHODS, OURS, SERIAL
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
@@ -22,8 +22,6 @@ RATIOS = pd.DataFrame(
     [(OURS, 1, 1, 1, 1), (OURS, 4, 1, 1, 1), (LOOP, 1, 5, 4, 6), (LOOP, 4, 8.2, 8, 9)],
     columns=["way", "members", "ratio", "low", "high"],
 )
-X, Y = np.array([[0.0, 1], [1, 0], [0.5, 0.5]]), np.array([0, 1, 1])
-EXTENT = (-1, 1, -2, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +56,11 @@ def test_colours_tell_the_ways_apart():
 
 
 def test_colours_are_those_of_the_way_in_every_figure():
-    first, second, third = plt.subplots(1, 3)[1]
+    first, second = plt.subplots(1, 2)[1]
     times = colours(plots.time_against_size(first, TIMES))
     ratios = colours(plots.ratio_against_size(second, RATIOS))
-    frame = pd.DataFrame({"epoch": [0, 1], "seed": 0, "member": 0, "train_loss": [1.0, 2.0]})
     of_ways = {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
     assert times == {f"{OURS}, with its compilation": of_ways[OURS]} | of_ways and ratios == of_ways
-    assert colours(score_plots.losses(third, frame)) == {"median member": times[OURS]}
 
 
 def test_style_lays_figures_out_by_itself():
@@ -79,46 +75,6 @@ def test_concept_draws_the_same_networks_one_after_the_other_and_together():
     assert [len({box.get_y() for box in some}) for some in boxes] == [1, 6]
     assert [len({box.get_x() for box in some}) for some in boxes] == [6, 1]
     assert axes[0].get_xlim() == axes[1].get_xlim() and "schematic" in axes[0].get_xlabel()
-
-
-def test_spirals_draws_each_point_in_its_class_colour(ax):
-    assert score_plots.spirals(ax, X, Y) is ax
-    (points,) = ax.collections
-    np.testing.assert_array_equal(points.get_offsets(), X)
-    np.testing.assert_array_equal(points.get_array(), Y)
-
-
-def test_decision_draws_the_probability_and_the_points(ax):
-    probability = np.array([[0.1, 0.2], [0.8, 0.9]])
-    assert score_plots.decision(ax, probability, X, Y, EXTENT) is ax
-    (image,), (points,) = ax.images, ax.collections
-    np.testing.assert_array_equal(image.get_array(), probability)
-    np.testing.assert_array_equal(points.get_offsets(), X)
-    assert tuple(image.get_extent()) == EXTENT and image.get_clim() == (0, 1) and image.origin == "lower"
-
-
-def test_decision_wall_has_a_picture_a_member():
-    probability = np.random.default_rng(0).random((5, 4, 4))
-    grid = score_plots.decision_wall(plt.figure(), probability, X, Y, EXTENT)
-    assert grid.shape == (2, 3) and [len(ax.images) for ax in grid.flat] == [1, 1, 1, 1, 1, 0]
-    np.testing.assert_array_equal([ax.images[0].get_array() for ax in grid.flat[:5]], probability)
-    assert not any(ax.axison for ax in grid.flat)
-
-
-def test_losses_draws_every_member_and_their_median(ax):
-    loss = np.array([[3.0, 5, 10], [1, 2, 9]])  # [epoch, member]
-    frame = pd.DataFrame(
-        {"epoch": np.repeat([0, 1], 3), "seed": 0, "member": [0, 1, 2] * 2, "train_loss": loss.ravel()}
-    )
-    assert score_plots.losses(ax, frame) is ax
-    np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [*loss.T, [5, 2]])
-
-
-def test_losses_keeps_equal_members_of_two_seeds_apart(ax):
-    frame = pd.DataFrame({"epoch": [0, 1, 0, 1], "seed": [0, 0, 1, 1], "member": 0, "train_loss": [1.0, 2, 3, 4]})
-    np.testing.assert_array_equal(
-        [line.get_ydata() for line in score_plots.losses(ax, frame).lines[:2]], [[1, 2], [3, 4]]
-    )
 
 
 def test_time_against_size_draws_medians_and_ranges_on_logarithmic_axes(ax):
@@ -193,13 +149,13 @@ def test_error_distribution_shows_all_tickers_of_each_name(ax):
         "PyTorch": rng.lognormal(size=9),
         "persistence": rng.lognormal(size=70),
     }
-    assert score_plots.error_distribution(ax, errors) is ax
+    assert forecast_plots.error_distribution(ax, errors) is ax
     sums = [patch.get_xy()[1:-1:2, 1].sum() for patch in ax.patches]  # a step's heights
     np.testing.assert_allclose(sums, 100)
 
 
 def test_error_distribution_says_and_draws_the_medians(ax):
-    score_plots.error_distribution(
+    forecast_plots.error_distribution(
         ax, {"TurbaNet, level": np.array([1.0, 2, 4]), "persistence": np.array([1.0, 1.5, 8])}
     )
     assert labels(ax) == ["TurbaNet, level (median 2.00 %)", "persistence (median 1.50 %)"]
@@ -210,14 +166,15 @@ def test_error_distribution_says_and_draws_the_medians(ax):
 def test_forecast_draws_the_truth_and_every_prediction(ax):
     days, truth = np.datetime64("2018-01-01") + np.arange(50), np.arange(50.0)
     values = {"TurbaNet": truth + 1, "persistence": truth - 1}
-    assert score_plots.forecast(ax, days, truth, values, "AAPL") is ax
+    assert forecast_plots.forecast(ax, days, truth, values, "AAPL") is ax
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], [truth, truth + 1, truth - 1])
     assert [line.get_label() for line in ax.lines] == ["truth", "TurbaNet", "persistence"]
     assert ax.get_title() == "AAPL" and ax.lines[1].get_color() == plots.COLOURS[OURS]
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", ":"] and ax.get_legend() is None
 
 
 def test_error_distribution_counts_a_ticker_without_error(ax):
-    score_plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
+    forecast_plots.error_distribution(ax, {"persistence": np.array([0.0, 1.0, 2.0])})
     heights = [patch.get_xy()[:, 1].max() for patch in ax.patches]
     np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest
 
@@ -260,12 +217,6 @@ def test_median_and_range_draws_both(ax):
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [5, 2])
     band = ax.collections[0].get_paths()[0].vertices
     assert band[band[:, 0] == 1, 1].min() == 3 and band[band[:, 0] == 2, 1].max() == 9
-
-
-def test_reliability_draws_each_curve_beside_the_diagonal(ax):
-    score_plots.reliability(ax, {"member": ([0.5, 0.9], [0.6, 0.8]), "ensemble": ([0.7], [0.7])})
-    np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[0.5, 0.6], [0.9, 0.8]])
-    assert labels(ax) == ["member", "ensemble"]
 
 
 def test_no_type_is_smaller_than_seven_points_at_print_size():

@@ -75,10 +75,3 @@ def test_calibration_by_hand():
     np.testing.assert_allclose(found["calibration_error"], np.mean(errors), rtol=1e-5)
     np.testing.assert_allclose(found["log_loss"], -np.mean(np.log([0.9, 0.1, 0.5, 0.8])), rtol=1e-5)
     np.testing.assert_allclose(found["brier"], np.mean([0.02, 1.62, 0.5, 0.08]), rtol=1e-5)
-
-
-def test_reliability_has_a_point_a_bin():
-    probability = np.array([[[0.96, 0.04], [0.98, 0.02], [0.64, 0.36], [0.66, 0.34]]])
-    confidence, accuracy = scores.reliability(probability, np.array([0, 1, 0, 0]), bins=5)
-    np.testing.assert_allclose(confidence, [0.65, 0.97])
-    np.testing.assert_allclose(accuracy, [1, 0.5])

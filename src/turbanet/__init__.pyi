@@ -47,13 +47,14 @@ from .loss import (
     softmax_cross_entropy as softmax_cross_entropy,
 )
 from .networks.models import LSTM as LSTM, MLP as MLP
+from .plot import LivePlot as LivePlot
 from .selection.cross_validation import CrossValidation as CrossValidation, cross_validate as cross_validate
 from .selection.search import draw as draw, grid as grid, halving as halving
 from .training.callbacks import TrainingView as TrainingView
 from .training.fit import batch_order as batch_order, evaluate as evaluate, fit as fit, predict as predict
 from .training.fit_batches import fit_batches as fit_batches
 from .training.history import History as History
-from .training.live import LivePlot as LivePlot, ProgressTable as ProgressTable
+from .training.live import ProgressTable as ProgressTable
 from .training.sample_weight import mean_over_rows as mean_over_rows, weighted as weighted
 from .turba_train_state import TurbaTrainState as TurbaTrainState
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +12,28 @@ from numpy.typing import ArrayLike
 
 from turbanet.core.extras import needed
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
+from turbanet.training.callbacks import TrainingView
 from turbanet.training.fit import predict
 from turbanet.training.history import History
+from turbanet.training.live import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = [
+    "decision_regions",
+    "ensemble_size",
+    "forecasts",
+    "history",
+    "reliability",
+    "search",
+    "style",
+    "uncertainty",
+]
+
 # Okabe and Ito (2008): told apart by readers of any colour vision.
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
+MARKERS = "osD^v<>"
 SIZES = {"screen": ((6.4, 4.0), 11, 100), "print": ((3.5, 2.4), 8, 300)}  # inches, points, dots per inch
 WIDE = 30  # times the smallest value, from which on positive values are spread on a logarithmic axis
 
@@ -29,11 +44,11 @@ def style(kind: str = "screen") -> Iterator[None]:
     if kind not in SIZES:
         raise ValueError(f"style is {' or '.join(SIZES)}; got {kind!r}.")
     size, points, dots = SIZES[kind]
-    pyplot = needed("matplotlib.pyplot", "plot")
-    cycle = needed("cycler", "plot").cycler(color=COLOURS)
+    rc_context = needed("matplotlib", "plot").rc_context
+    colours = needed("cycler", "plot").cycler(color=COLOURS)
     settings = {"figure.figsize": size, "font.size": points, "figure.dpi": dots, "savefig.dpi": dots}
-    settings |= {"axes.prop_cycle": cycle, "axes.spines.top": False, "axes.spines.right": False}
-    with pyplot.rc_context(settings | {"legend.frameon": False, "figure.constrained_layout.use": True}):
+    settings |= {"axes.prop_cycle": colours, "axes.spines.top": False, "axes.spines.right": False}
+    with rc_context(settings | {"legend.frameon": False, "figure.constrained_layout.use": True}):
         yield
 
 
@@ -52,11 +67,41 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
             kept = ~np.isnan(values).all(axis=1)
             epochs = 1 + np.flatnonzero(kept)
             low, median, high = np.nanquantile(values[kept], [0.05, 0.5, 0.95], axis=1)
-            (line,) = ax.plot(epochs, median, label=name.replace("_", " "))
+            alone = "." if len(epochs) == 1 else ""
+            (line,) = ax.plot(epochs, median, marker=alone, label=name.replace("_", " "))
             ax.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         ax.set(xlabel="epoch", ylabel="loss" if all(name.endswith("_loss") for name in names) else "")
         ax.legend()
     return ax
+
+
+class LivePlot:
+    """A callback that plots each loss and metric by `history`, anew after each segment.
+
+    It shows `figure` in a notebook; elsewhere save it by `figure.savefig`.
+
+    show : whether a notebook shows it
+    """
+
+    def __init__(self, *, show: bool = True):
+        self.show = show
+        self.figure: Any = None
+        self._display = None
+
+    def __call__(self, view: TrainingView) -> None:
+        figure = needed("matplotlib.figure", "plot").Figure
+        recorded = view.history.seen()
+        panels = [[name for name in recorded if name.endswith("_loss")]]
+        panels += [[name] for name in recorded if not name.endswith("_loss")]
+        with style():
+            self.figure = figure(figsize=(4.5 * len(panels), 3.2))
+            axes = self.figure.subplots(1, len(panels), squeeze=False)[0]
+            for ax, names in zip(axes, panels, strict=True):
+                history(view.history, names=names, ax=ax).set_xlim(1, max(view.epochs, 2))
+                ax.xaxis.get_major_locator().set_params(integer=True)
+        axes[0].set_title(f"{view.training.sum()} of {len(view.training)} members train on", fontsize="medium")
+        if self.show:
+            self._display = shown(self.figure, self._display)
 
 
 def search(table: pd.DataFrame, by: str, score: str = "validation_loss", *, ax: Any = None) -> Any:
@@ -81,19 +126,19 @@ def search(table: pd.DataFrame, by: str, score: str = "validation_loss", *, ax: 
 def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = None) -> Any:
     """Plot the share of right predictions against the confidence in them, in bins of equal width.
 
-    probability : [row, class], or {name: [row, class]}
+    probability : [row, class], or [member, row, class] for all members' rows; or {name: either}
     y : int [row]
     """
     curves = probability if isinstance(probability, Mapping) else {"": probability}
     with _axes(ax) as ax:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
-        for name, one in curves.items():
+        for (name, one), marker in zip(curves.items(), cycle(MARKERS), strict=False):
             one = np.asarray(one)
-            confidence, right = one.max(axis=1), one.argmax(axis=1) == np.asarray(y)
+            confidence, right = one.max(axis=-1).ravel(), (one.argmax(axis=-1) == np.asarray(y)).ravel()
             which = np.minimum((confidence * bins).astype(int), bins - 1)
             filled = np.unique(which)
             means = [[values[which == each].mean() for each in filled] for values in (confidence, right)]
-            ax.plot(*means, marker="o", markersize=4, label=name)
+            ax.plot(*means, marker=marker, markersize=4, label=name)
         ax.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
         if isinstance(probability, Mapping):
             ax.legend()

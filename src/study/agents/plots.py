@@ -21,7 +21,6 @@ def learning(ax, steps, returns, band):
     ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
     ax.plot(steps, mean, color=COLOURS[OURS], lw=1.5)
     ax.set(xlabel="steps in the environment", ylabel="return")
-    sns.despine(ax=ax)
     return ax
 
 
@@ -31,7 +30,6 @@ def profile(ax, thresholds, curves):
         ax.step(thresholds, 100 * curve, where="post", lw=1.2, label=name)
     ax.set(xlabel="return", ylabel="agents above it (%)", ylim=(0, 105))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -44,7 +42,6 @@ def seconds_per_agent(ax, table):
     plots.logarithmic(ax, "y")
     ax.set(xlabel="agents trained", ylabel="seconds an agent")
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -57,7 +54,6 @@ def costs(ax, table):
     plots.logarithmic(ax, "x")
     ax.set(xlabel="seconds an agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
     ax.tick_params(axis="y", labelsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -79,6 +75,7 @@ def boards(axes, food, positions, names):
         ax.imshow(1 - cells, cmap="Greens_r", vmin=-0.6, vmax=1.0)
         ax.plot(position[:, 1], position[:, 0], "o", color=COLOURS[OURS], ms=2)
         ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(True)
         ax.set_title(name, fontsize=SMALL)
     return axes
 
@@ -105,7 +102,6 @@ def foraging(ax, steps, own, one, *, at_random):
     ax.axhline(at_random, color="0.4", ls=":", lw=1, label="at random")
     ax.set(xlabel="steps", ylabel="eaten by each", ylim=(0, None))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -116,5 +112,4 @@ def returns_by(ax, x, returns, what):
     plots.logarithmic(ax, "x")
     ax.set(xlabel=what, ylabel="return", ylim=(0, None))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax

@@ -1,6 +1,5 @@
 """Figures of a swarm over machines: shards by worker over time, seconds by method; functions take an Axes."""
 
-import seaborn as sns
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -30,7 +29,6 @@ def timeline(ax, attempts, title=""):
     ax.set_title(title, fontsize=SMALL + 1, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.invert_yaxis()
-    sns.despine(ax=ax)
     return ax
 
 
@@ -44,5 +42,4 @@ def seconds(ax, table):
     ax.set(yticks=range(len(table)), yticklabels=names, xlabel="milliseconds a network", ylim=(len(table) - 0.5, -0.7))
     plots.logarithmic(ax, "x")
     ax.margins(x=0.15)
-    sns.despine(ax=ax)
     return ax

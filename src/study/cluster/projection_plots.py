@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.ticker import FuncFormatter
 
 from study.cluster.projection import PARTS
@@ -31,7 +30,6 @@ def predicted_and_measured(ax: object, table: pd.DataFrame) -> object:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set_ylim(0, 1.15 * table[["seconds", "predicted_seconds", "ideal_seconds"]].to_numpy().max())
     ax.legend(fontsize=SMALL, loc="lower right")
-    sns.despine(ax=ax)
     return ax
 
 
@@ -47,5 +45,4 @@ def over_machines(ax: object, table: pd.DataFrame) -> object:
     logarithmic(ax)
     ax.set(xticks=table.machines[:: max(1, int(np.ceil(len(table) / 6)))], xlabel="machines", ylabel="seconds")
     ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(-0.15, 1), ncols=2, borderaxespad=0.2, columnspacing=1)
-    sns.despine(ax=ax)
     return ax

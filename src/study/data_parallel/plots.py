@@ -1,7 +1,6 @@
 """Figures of many workers on one network: communication, losses, staleness, speed-ups; functions take an Axes."""
 
 import numpy as np
-import seaborn as sns
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from study.data_parallel import workers
@@ -44,7 +43,6 @@ def losses(axes, runs, *, target=None):
         if target is not None:
             ax.axhline(target, color="0.5", lw=0.8, ls=":")
         ax.set(xlabel=name, ylabel="training loss (nats)")
-        sns.despine(ax=ax)
     axes[0].legend(fontsize=SMALL)
     return axes
 
@@ -59,7 +57,6 @@ def staleness(ax, runs):
     ax.set(xlabel="updates behind", ylabel="steps (%)", xlim=(-0.3, most + 0.3))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -72,7 +69,6 @@ def speed_ups(ax, table, base):
     ax.set_xlabel(f"times as fast as {base}", loc="right")  # the label is longer than the axis
     ax.set_xlim(0, 1.15 * table["speed-up"].max())
     ax.tick_params(axis="y", labelsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -98,7 +94,6 @@ def against_workers(ax, table):
     ax.axhline(1, color="0.3", lw=0.8, ls=":")
     ax.set(xlabel="workers", ylabel="times as fast as one thread", xticks=sorted(table.workers.unique()))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -112,5 +107,4 @@ def seconds_of_seeds(ax, table):
     ax.set(xlabel="seconds to the loss", yticks=range(len(methods)), yticklabels=methods)
     ax.tick_params(axis="y", labelsize=SMALL)
     plots.logarithmic(ax, "x")
-    sns.despine(ax=ax)
     return ax

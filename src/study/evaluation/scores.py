@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from scipy import stats
-from sklearn.calibration import calibration_curve
 
 import turbanet as tn
 
@@ -47,17 +46,6 @@ def calibration(probability, y) -> dict[str, float]:
         "log_loss": float(tn.ensembles.negative_log_likelihood(probability, y).mean()),
         "brier": float(tn.ensembles.brier_score(probability, y).mean()),
     }
-
-
-def reliability(probability, y, *, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Compute (mean confidence, accuracy) in equal-width bins of confidence over all members' rows.
-
-    probability : [member, row, class]; y : int [row]; empty bins are left out
-    """
-    probability = np.asarray(probability)
-    right = (probability.argmax(-1) == y).ravel()
-    accuracy, confidence = calibration_curve(right, probability.max(-1).ravel().clip(0, 1), n_bins=bins)
-    return confidence, accuracy
 
 
 def against_persistence(errors: Mapping[str, tuple[np.ndarray, np.ndarray]], *, block: int = 5) -> pd.DataFrame:

@@ -21,7 +21,6 @@ def fitness(ax, curves):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="mean return", ylim=(0, None))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -40,7 +39,6 @@ def genealogy(ax, history):
     ax.add_collection(LineCollection(lines, colors=[(*COLOURS["member"][:3], 0.35)], linewidths=0.4))
     ax.plot(*np.transpose(line), "o-", color=COLOURS[OURS], ms=3, lw=1.5)
     ax.set(xlabel="generation", ylabel="rank by fitness", xlim=(-0.3, len(rank) - 0.7), ylim=(rank.shape[1], -1))
-    sns.despine(ax=ax)
     return ax
 
 
@@ -62,7 +60,6 @@ def descent(ax, counts):
     ax.stackplot(np.arange(len(shares)), shares.T[order], colors=colours, lw=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="descendants of a founder (%)", xlim=(0, len(shares) - 1), ylim=(0, 100))
-    sns.despine(ax=ax)
     return ax
 
 
@@ -73,7 +70,6 @@ def schedules(ax, history, name, label):
     ax.plot(rounds, history.lineage()[name], "o-", color=COLOURS[OURS], ms=3, lw=1.5)
     plots.logarithmic(ax, "y")
     ax.set(xlabel="round", ylabel=label)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -98,7 +94,6 @@ def paired(ax, differences):
     ax.set(yticks=range(len(differences)), yticklabels=list(differences), ylim=(-0.6, len(differences) - 0.4))
     ax.tick_params(axis="y", labelsize=SMALL)
     ax.set_xlabel("test accuracy, percentage points", fontsize=SMALL + 1)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -109,7 +104,6 @@ def quantiles(ax, table):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="true return", ylim=(0, None))
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -118,5 +112,6 @@ def reward_map(fig, ax, pays, first, second, names):
     extent = (first[0], first[-1], second[0], second[-1])
     image = ax.imshow(pays, origin="lower", extent=extent, aspect="auto", cmap="cividis")
     fig.colorbar(image, ax=ax, label="reward")
+    ax.spines[:].set_visible(True)
     ax.set(xlabel=names[0], ylabel=names[1])
     return ax

@@ -32,7 +32,6 @@ def accuracies(ax, curves, target=None):
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="rounds", ylabel="test accuracy (%)")
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -45,7 +44,6 @@ def clients(ax, found):
         ax.plot([100 * np.mean(each)] * 2, [position - 0.35, position + 0.35], color="black", lw=1.2)
     ax.set(xlabel="accuracy on own held-out rows (%)", ylabel="")
     ax.tick_params(axis="y", labelsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -60,7 +58,6 @@ def seconds(ax, table):
     ax.invert_yaxis()
     plots.logarithmic(ax, "x")
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -79,5 +76,4 @@ def privacy(ax, table):
     ax.margins(x=0.12, y=0.25)
     ax.set(xlabel="epsilon of a client", ylabel="test accuracy (%)")
     ax.legend(fontsize=SMALL, ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1))
-    sns.despine(ax=ax)
     return ax

@@ -21,6 +21,7 @@ def style():
     """Set a style that is readable at column width without scaling."""
     sns.set_theme(style="ticks", context="paper", font_scale=0.9, palette="colorblind")
     plt.rcParams.update({"figure.constrained_layout.use": True, "legend.frameon": False, "savefig.dpi": 200})
+    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
 
 
 def concept(axes, lanes=8):
@@ -85,7 +86,6 @@ def _against_size(ax):
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     logarithmic(ax, "y")
     legend_above(ax)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -121,7 +121,6 @@ def ratios_by_workload(axes, table):
         ax.set(yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.5, -0.5))
         ax.set_title(labels.WORKLOADS.get(workload, workload), fontsize=SMALL + 1)
         logarithmic(ax, "x").tick_params(labelsize=SMALL)
-        sns.despine(ax=ax)
     for ax in list(axes.flat)[table.workload.nunique() :]:
         ax.set_axis_off()
     axes.flat[0].get_figure().supxlabel(f"time over {OURS}'s: filled warm, hollow cold", fontsize=SMALL + 1)
@@ -144,8 +143,7 @@ def roofline(ax, table, *, peak, bandwidths):
         ax.plot(row.operations_per_byte, row.gflops, marker, ms=4, label=label)
     ax.set(xlabel="operations per byte of weights moved", ylabel="GFLOP/s of matrix products")
     ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), ncol=2, borderaxespad=0.2, columnspacing=1)
-    sns.despine(ax=logarithmic(ax))
-    return ax
+    return logarithmic(ax)
 
 
 def seconds_by_model(ax, times):
@@ -161,7 +159,6 @@ def seconds_by_model(ax, times):
     names = [labels.WORKLOADS.get(model, model) for model in models]
     ax.set(xticks=range(len(models)), xticklabels=names, ylabel="training time (s)")
     legend_above(logarithmic(ax, "y"))
-    sns.despine(ax=ax)
     return ax
 
 
@@ -172,7 +169,6 @@ def use_of_cores(ax, frame, title):
     ax.plot(frame.seconds, cores.mean(axis=1), lw=1.2, color=COLOURS["truth"])
     ax.set(xlabel="seconds", ylabel="busy (%)", xlim=(0, None), ylim=(0, 105))
     ax.set_title(title, fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 

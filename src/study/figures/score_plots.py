@@ -2,46 +2,10 @@
 
 import numpy as np
 import seaborn as sns
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from study.figures import labels
 from study.figures.labels import OURS
-from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic
-
-
-def spirals(ax, x, y):
-    """Plot the two classes of points x [row, 2]."""
-    ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=8, linewidths=0)
-    return ax.set(xticks=[], yticks=[], aspect="equal") and ax
-
-
-def decision(ax, probability, x, y, extent):
-    """Plot one network's probability of class 1 on a grid [row, column] with its training points."""
-    ax.imshow(probability, origin="lower", extent=extent, cmap="coolwarm", vmin=0, vmax=1, interpolation="bilinear")
-    ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=3, linewidths=0.2, edgecolors="white")
-    ax.set(xticks=[], yticks=[])
-    return ax
-
-
-def decision_wall(fig, probability, x, y, extent):
-    """Plot all members' decision boundaries, probability [member, row, column], as a grid of small pictures."""
-    columns = int(np.ceil(np.sqrt(len(probability))))
-    grid = fig.subplots(-(-len(probability) // columns), columns, squeeze=False)
-    for ax, one in zip(grid.flat, probability, strict=False):
-        ax.imshow(one, origin="lower", extent=extent, cmap="coolwarm", vmin=0, vmax=1)
-        ax.scatter(*x.T, c=np.asarray(y), cmap="coolwarm", s=0.4, linewidths=0)
-    for ax in grid.flat:
-        ax.set_axis_off()
-    return grid
-
-
-def losses(ax, frame, **kwargs):
-    """Plot training loss of a `History.frame()` against epochs: members thin, their median thick."""
-    wide = frame.pivot_table(index="epoch", columns=["seed", "member"], values="train_loss")
-    ax.plot(wide.index, wide, color=COLOURS["member"], lw=0.4, alpha=0.5)
-    ax.plot(wide.index, wide.median(axis=1), color=COLOURS[OURS], lw=1.8, label="median member", **kwargs)
-    ax.set(xlabel="epoch", ylabel="loss (nats)")
-    return ax
+from study.figures.plots import COLOURS, SMALL
 
 
 def confusion(ax, counts, title, *, limit=None):
@@ -67,18 +31,6 @@ def median_and_range(ax, x, values, style, label):
     values = np.asarray(values)
     (line,) = ax.plot(x, np.median(values, axis=1), style, color=COLOURS[OURS], lw=1.2, label=label)
     ax.fill_between(x, values.min(1), values.max(1), color=line.get_color(), alpha=0.2, lw=0)
-    sns.despine(ax=ax)
-    return ax
-
-
-def reliability(ax, curves):
-    """Plot accuracy against confidence, both from 0 to 1: curves {model: (confidence, accuracy)}."""
-    ax.plot([0, 1], [0, 1], color="0.6", lw=0.8)
-    for (name, (confidence, accuracy)), marker in zip(curves.items(), "osD^v"):
-        ax.plot(confidence, accuracy, marker=marker, ms=3, lw=1, label=name)
-    ax.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
-    ax.legend(fontsize=SMALL, loc="upper left")
-    sns.despine(ax=ax)
     return ax
 
 
@@ -89,45 +41,6 @@ def accuracy_against_size(ax, curve, member, label):
     ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, lw=0)
     ax.axhline(member, color=line.get_color(), lw=0.8, ls=":")
     ax.set(xlabel="networks in the ensemble", ylabel="accuracy (%)")
-    sns.despine(ax=ax)
-    return ax
-
-
-def error_distribution(ax, errors):
-    """Plot the distributions of the tickers' errors on a logarithmic axis: errors {name: percent [ticker]}."""
-    every = np.concatenate(list(errors.values()))
-    bins = np.geomspace(every[every > 0].min(), every.max(), 40)
-    for name, values in errors.items():
-        method = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
-        weights = np.full(len(values), 100 / len(values))
-        label = f"{name} (median {np.median(values):.2f} %)"
-        ax.hist(
-            np.maximum(values, bins[0]),
-            bins,
-            weights=weights,
-            histtype="step",
-            color=COLOURS[method],
-            lw=1.2,
-            label=label,
-        )
-        ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
-    ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
-    legend_above(logarithmic(ax, "x"))
-    sns.despine(ax=ax)
-    return ax
-
-
-def forecast(ax, dates, truth, predictions, title):
-    """Plot one ticker's closes and predictions {name: [day]} on its test days in US dollars."""
-    ax.plot(dates, truth, color=COLOURS["truth"], lw=1, label="truth")
-    for name, values in predictions.items():
-        method = "persistence" if name == "persistence" else OURS
-        ax.plot(dates, values, color=COLOURS[method], lw=0.9, ls=":" if method == "persistence" else "-", label=name)
-    ax.set_title(title, fontsize=SMALL)
-    locator = AutoDateLocator(minticks=2, maxticks=6)
-    ax.xaxis.set(major_locator=locator, major_formatter=ConciseDateFormatter(locator))
-    ax.tick_params(labelsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -148,7 +61,6 @@ def fold_scores(ax, frame, intervals, chance=None):
     ax.set(xticks=range(len(names)), ylabel="accuracy on held-out rows (%)")
     ax.set_xticklabels(names, fontsize=SMALL)
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 

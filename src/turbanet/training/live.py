@@ -1,9 +1,9 @@
-"""Callbacks that show a training in a notebook: a pandas table and a plot, drawn again after each segment."""
+"""A callback that shows a training in a notebook: a pandas table, shown again after each segment."""
 
 import io
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,44 +39,7 @@ class ProgressTable:
             row |= {name: median, f"{name}_low": low, f"{name}_high": high}
         self.table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)
         if self.show:
-            self._display = _shown(self.table, self._display)
-
-
-class LivePlot:
-    """A callback that plots each loss and metric against epochs: the members' median and their 5 to 95 % range.
-
-    It needs matplotlib (extra "plot"), and shows `figure` in a notebook; elsewhere save it by `figure.savefig`.
-
-    show : whether a notebook shows it
-    """
-
-    def __init__(self, *, show: bool = True):
-        self.show = show
-        self.figure: Any = None
-        self._display = None
-
-    def __call__(self, view: TrainingView) -> None:
-        extras.needed("matplotlib", "plot")
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-
-        recorded = view.history.seen()
-        metrics = [name for name in recorded if not name.endswith("_loss")]
-        self.figure = Figure(figsize=(4.5 * (1 + len(metrics)), 3.2), layout="constrained")
-        axes = self.figure.subplots(1, 1 + len(metrics), squeeze=False)[0]
-        for name, values in recorded.items():
-            ax = axes[1 + metrics.index(name) if name in metrics else 0]
-            low, median, high = _spread(values)
-            epoch = 1 + np.arange(len(values))
-            (line,) = ax.plot(epoch, median, marker="." if len(epoch) == 1 else "", label=name.replace("_", " "))
-            ax.fill_between(epoch, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        for ax in axes:
-            ax.set(xlabel="epoch", xlim=(1, max(view.epochs, 2)))
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.legend()
-        axes[0].set_title(f"{view.training.sum()} of {len(view.training)} members train on", fontsize="medium")
-        if self.show:
-            self._display = _shown(self.figure, self._display)
+            self._display = shown(self.table, self._display)
 
 
 def _spread(values):
@@ -87,7 +50,7 @@ def _spread(values):
     return found
 
 
-def _shown(thing, display):
+def shown(thing, display):
     """Show a table or a figure in a notebook, in place of what `display` showed before, and return the display."""
     ipython = sys.modules.get("IPython")  # loaded wherever a notebook runs
     shell = ipython and ipython.get_ipython()

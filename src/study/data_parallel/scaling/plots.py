@@ -58,7 +58,6 @@ def accuracy(ax, table, x, by="framework"):
     beside = [line for other in ax.get_shared_y_axes().get_siblings(ax) for line in other.lines]
     ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, 1.05 * max(line.get_ydata().max() for line in beside)))
     ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -69,7 +68,6 @@ def costs(ax, table, cost):
     ax.bar_label(bars, fmt=" {:.0f}", fontsize=SMALL)
     ax.set(xlabel=cost, xlim=(0, 1.15 * table[cost].max()))
     ax.tick_params(axis="y", labelsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -82,7 +80,6 @@ def sums(ax, sizes, seconds, fitted):
     ax.set(xlabel="message (MB)", ylabel="sum over workers (ms)")
     plots.logarithmic(ax)
     ax.legend(fontsize=SMALL)
-    sns.despine(ax=ax)
     return ax
 
 
@@ -104,5 +101,4 @@ def _against_workers(ax):
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel="workers")
-    sns.despine(ax=ax)
     return ax

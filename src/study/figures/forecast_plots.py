@@ -1,0 +1,44 @@
+"""Figures of the stocks' forecasts: errors over tickers, one ticker's days; functions take an Axes and return it."""
+
+import numpy as np
+import pandas as pd
+
+from study.figures.labels import OURS
+from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic
+from turbanet import plot
+
+
+def error_distribution(ax, errors):
+    """Plot the distributions of the tickers' errors on a logarithmic axis: errors {name: percent [ticker]}."""
+    every = np.concatenate(list(errors.values()))
+    bins = np.geomspace(every[every > 0].min(), every.max(), 40)
+    for name, values in errors.items():
+        method = OURS if name.startswith(OURS) else "PyTorch" if name.startswith("PyTorch") else "persistence"
+        weights = np.full(len(values), 100 / len(values))
+        label = f"{name} (median {np.median(values):.2f} %)"
+        ax.hist(
+            np.maximum(values, bins[0]),
+            bins,
+            weights=weights,
+            histtype="step",
+            color=COLOURS[method],
+            lw=1.2,
+            label=label,
+        )
+        ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
+    ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
+    legend_above(logarithmic(ax, "x"))
+    return ax
+
+
+def forecast(ax, dates, truth, predictions, title):
+    """Plot one ticker's closes and predictions {name: [day]} on its test days in US dollars; persistence is dotted."""
+    table = pd.DataFrame({"unique_id": title, "ds": dates, "y": truth, **predictions})
+    styles = [":" if name == "persistence" else "-" for name in predictions]
+    colours = [COLOURS["persistence" if style == ":" else OURS] for style in styles]
+    thin = [0.9] * (1 + len(styles))
+    ax.set_prop_cycle(color=[COLOURS["truth"], *colours], linestyle=["-", *styles], linewidth=thin)
+    plot.forecasts(table[["unique_id", "ds", "y"]], table.drop(columns="y"), ax=ax).get_legend().remove()
+    ax.title.set_fontsize(SMALL)
+    ax.tick_params(labelsize=SMALL)
+    return ax
