@@ -147,6 +147,13 @@ def test_design_draws_every_folder_and_top_level_module_of_the_library():
     assert {path for path in drawn("docs/design.md") if path.startswith("src/")} == there
 
 
+def test_design_has_a_reason_for_every_module_of_more_than_200_lines():
+    table = PAGES["docs/design.md"].partition("| longer | because |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall("`(.*?)`", row.split("|")[1])]
+    long = [file for file in SOURCE.rglob("*.py") if len(file.read_text().splitlines()) > 200]
+    assert sorted(named) == sorted(str(file.relative_to(SOURCE).with_suffix("")) for file in long)
+
+
 @pytest.mark.parametrize(("package", "first"), [("turbanet", "study"), ("study", "peers")])
 def test_imports_run_the_way_that_the_design_draws(package, first):
     line = re.search(rf"^{first}\b.* -> .*$", PAGES["docs/design.md"], re.M)[0]
