@@ -242,6 +242,13 @@ def test_newer_rows_are_forecast_by_the_networks_and_the_scaling_of_fit(kind):
     np.testing.assert_allclose(found["Steps-hi-50"] - found.Steps, at_once["Steps-hi-50"] - at_once.Steps, rtol=1e-5)
 
 
+def test_some_of_the_series_are_forecast_by_their_own_networks():
+    forecaster = Forecaster(horizon=2, window=4, kind="both", epochs=20, progress=False).fit(WALKS)
+    alone = forecaster.predict(table=WALKS[WALKS.unique_id == "c"])
+    among_all = forecaster.predict().query("unique_id == 'c'")
+    np.testing.assert_allclose(alone.LSTM, among_all.LSTM, rtol=1e-5)
+
+
 def test_newer_rows_of_other_series_are_refused():
     forecaster = Forecaster(horizon=2, window=4, **QUIET).fit(WALKS)
     for newer, message in (
