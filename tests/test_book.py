@@ -37,6 +37,12 @@ def test_an_executed_notebook_stands_for_the_bare_one(study):
     assert "printed by the stage" in (study / "build/book-pages/notebooks/mnist.ipynb").read_text()
 
 
+def test_links_of_a_notebook_lead_to_pages_of_the_site(study):
+    book.assemble(study, study / "build/book-pages")
+    tour = (study / "build/book-pages/notebooks/tour.ipynb").read_text()
+    assert "](sweep.html)" in tour and "](../docs/guide.html)" in tour and ".ipynb)" not in tour
+
+
 def test_every_public_name_is_in_the_reference_once():
     names = [name for names in book.reference().values() for name in names]
     folders = [

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -68,7 +69,9 @@ def assemble(root: Path, folder: Path) -> list[str]:
         executed = [root / "reports" / name / "executed.ipynb" for name in (stage, f"{stage}/small")]
         found = next((file for file in executed if file.exists()), None)
         bare += [] if found else [notebook.name]
-        _copy(found or notebook, folder / notebook.relative_to(root))
+        text = re.sub(r"\]\(([\w./-]+)\.(?:ipynb|md)\)", r"](\1.html)", (found or notebook).read_text())
+        (page := folder / notebook.relative_to(root)).parent.mkdir(exist_ok=True)
+        page.write_text(text)  # mkdocs mends links in Markdown, not in notebooks
     for page, names in reference().items():
         text = "\n\n".join([f"# {page.capitalize()}", *(f"::: {name}" for name in names)])
         (folder / "reference").mkdir(exist_ok=True)
