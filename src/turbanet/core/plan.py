@@ -56,6 +56,7 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Tru
         say_once(f"Compiled programs are not kept, as {folder} cannot be made ({error.strerror}): set TURBANET_CACHE.")
         return cores
     if cache is True:
+        _complete(folder)
         jax.config.update("jax_compilation_cache_max_size", MOST_KEPT)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)
@@ -70,6 +71,14 @@ def cache_folder() -> Path:
     """
     root = os.environ.get("TURBANET_CACHE") or platformdirs.user_cache_path("turbanet")
     return Path(root, "compiled", platform.node()).expanduser().absolute()
+
+
+def _complete(folder):
+    """Give each program its time of use, which JAX needs of all and an older version or a killed process left out."""
+    for program in folder.glob("*-cache"):
+        used = program.with_name(program.name.removesuffix("-cache") + "-atime")
+        if not used.exists():
+            used.write_bytes(program.stat().st_mtime_ns.to_bytes(8, "little"))
 
 
 @dataclasses.dataclass(frozen=True)
