@@ -186,6 +186,18 @@ def test_apply_fn_without_the_name_of_the_params_says_how():
         train(loss=bare)
 
 
+@pytest.mark.parametrize("call", [tn.fit, tn.evaluate])
+def test_a_loss_of_prediction_and_y_is_told_its_arguments(call):
+    def squared(prediction, y):
+        return ((prediction - y) ** 2).mean()
+
+    how = {"epochs": 1} if call is tn.fit else {}
+    with pytest.raises(
+        ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got squared\(prediction, y\): call"
+    ):
+        call(made(), X, CLASSES, squared, **how)
+
+
 def test_members_by_a_slice_are_told_how():
     with pytest.raises(TypeError, match="Members go by id, swarm"):
         made()[0:1]

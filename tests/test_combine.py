@@ -18,6 +18,25 @@ LOGITS = rng.normal(size=(5, 40, 3)).astype(np.float32)
 Y = rng.integers(0, 3, 40)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        tn.ensemble_mean,
+        tn.ensemble_geometric_mean,
+        tn.ensembles.diversity,
+        lambda p: tn.ensembles.stacking_weights(p, [0, 1]),
+        lambda p: tn.ensembles.greedy_weights(p, [0, 1]),
+        lambda p: tn.ensembles.accuracy_by_size(p, [0, 1], seed=0),
+    ],
+)
+def test_probabilities_are_no_logits(call):
+    probability = np.array([[[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.5, 0.5]]])
+    with pytest.raises(ValueError, match="These logits are probabilities.*np.log"):
+        call(probability)
+    with np.errstate(divide="ignore"):
+        call(np.log(probability))
+
+
 def test_ensemble_mean_is_the_mean_probability():
     probability = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
     np.testing.assert_allclose(tn.ensemble_mean(LOGITS), probability.mean(0), rtol=1e-5)

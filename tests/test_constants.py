@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import turbanet as tn
 
@@ -125,3 +126,32 @@ BAD = [
 def test_constants_that_fit_nothing_are_refused(constants, loss, message):
     with pytest.raises(ValueError, match=message):
         tn.fit(swarm(), X, Y, loss, epochs=1, member=constants, progress=False)
+
+
+class OfNNX(nnx.Module):
+    def __init__(self, *, rngs):
+        self.first, self.second = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, x, member=None):
+        hidden = nnx.relu(self.first(x))
+        return self.second(hidden if member is None else hidden * member)
+
+
+def test_an_nnx_model_receives_the_constant_of_its_member():
+    masks = jnp.array([[1.0] * 8, [0.0] * 8])
+    trained, _ = tn.fit(
+        swarm(nnx.bridge.ToLinen(OfNNX), 2), X, Y, tn.mse, epochs=1, batch_size=50, member=masks, progress=False
+    )
+    spread = np.asarray(tn.predict(trained, X)).std(axis=1).ravel()
+    assert spread[0] > 0.01 and spread[1] == 0  # all hidden units masked: the bias alone
+
+
+def test_cross_validation_and_append_say_what_they_lack():
+    job = {"optimizer": optax.sgd(0.1), "epochs": 1, "batch_size": 8}
+    with pytest.raises(ValueError, match="cross_validate has no member=: train the folds by fit"):
+        tn.cross_validate(tn.MLP((1,)), X, Y, loss=pinball, folds=2, **job)
+    with pytest.raises(ValueError, match="seeds must be a whole number of at least 1, got range"):
+        tn.cross_validate(tn.MLP((1,)), X, Y, loss=tn.mse, folds=2, seeds=range(3), **job)
+    trained, _ = tn.fit(swarm(), X, Y, pinball, epochs=1, member={"level": LEVELS}, progress=False)
+    with pytest.raises(ValueError, match=r"their constants \(fit's member=\) differ"):
+        trained.append(swarm())

@@ -38,6 +38,18 @@ SPLITTERS = [
 ]
 
 
+def test_one_output_ranks_rows_of_two_classes():
+    model = tn.MLP((1,))
+    job = JOB | {"loss": tn.binary_cross_entropy}
+    y = (Y > 0).astype(int)
+    found = tn.cross_validate(model, X, y, folds=3, stratified=True, scoring="roc_auc", **job)
+    last = found.oof().groupby("fold")
+    wanted = [roc_auc_score(fold.y, fold.prediction) for _, fold in last]
+    np.testing.assert_allclose(found.final().roc_auc, wanted)
+    with pytest.raises(ValueError, match="accuracy cannot score .* it needs an output for each class, not one"):
+        tn.cross_validate(model, X, y, folds=3, stratified=True, scoring="accuracy", **job)
+
+
 @pytest.mark.parametrize("splitter", SPLITTERS, ids=lambda s: type(s).__name__)
 def test_any_splitter_gives_its_own_rows(splitter):
     y = rng.normal(size=60) if not isinstance(splitter, model_selection.StratifiedKFold) else Y

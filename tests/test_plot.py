@@ -7,6 +7,8 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy.special import softmax
 from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 
 import turbanet as tn
 from turbanet import plot
@@ -52,6 +54,22 @@ def test_search_draws_each_candidate_and_the_median_of_a_value():
     assert ax.get_xscale() == "log" and plot.search(table, "validation_loss", "rate").get_xscale() == "linear"
     with pytest.raises(ValueError, match="it lacks 'width'"):
         plot.search(table, "width")
+
+
+def test_search_takes_a_fitted_search_too():
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    fitted = GridSearchCV(LogisticRegression(), {"C": [0.01, 1.0, 100.0]}, cv=2).fit(x, y)
+    ax = plot.search(fitted, "C")
+    np.testing.assert_allclose(
+        points(ax.lines[0]), np.column_stack([[0.01, 1, 100], fitted.cv_results_["mean_test_score"]])
+    )
+    assert ax.get_xscale() == "log"
+
+
+@pytest.mark.parametrize("draw", [plot.reliability, lambda p, y: plot.uncertainty(np.log(p)[None], y)])
+def test_classes_that_are_no_numbers_of_outputs_are_refused(draw):
+    with pytest.raises(ValueError, match="y"):
+        draw(PROBABILITY, np.array(list("abc"))[Y % 3])
 
 
 def test_reliability_is_scikit_learns_curve():

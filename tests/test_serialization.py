@@ -338,6 +338,13 @@ def test_random_keys_and_short_floats_come_back(tmp_path):
     same(numbers(again.swarms_["local"]), numbers(forecaster.swarms_["local"]))
 
 
+def test_a_forecaster_of_the_default_network_needs_no_code(tmp_path):
+    how = {"horizon": 1, "window": 2, "epochs": 1, "kind": "global", "progress": False}
+    forecaster = Forecaster(**how).fit(WALKS)
+    forecaster.save(tmp_path / "file")
+    pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "file").predict(), forecaster.predict())
+
+
 def test_code_is_given_again_and_compared(fitted, tmp_path):
     fitted["forecaster"].save(tmp_path / "file")
     with pytest.raises(ValueError, match=r"saved with model=LSTM, which is code .*Forecaster.load\(path, model=...\)"):

@@ -76,3 +76,39 @@ def test_an_evolution_is_its_members_generations_seconds_and_first_and_last_fitn
         "fitness                        2 (1 to 3)        5 (4 to 9)",
         "learning_rate                  0.2 (0.1 to 0.3)  0.1",
     ]
+
+
+def test_a_history_of_rounds_shows_the_first_and_the_last():
+    losses, scored = np.array([[1.0, 2.0], [0.5, 1.5]], np.float32), np.arange(2)
+    sent = np.zeros(2, int)
+    history = tn.federated.FederatedHistory(
+        losses, sent[None], sent[None] == 0, scored, np.array([3.0, 2.0]), np.array([0.25, 0.75]), sent, sent, 1.5, 2.0
+    )
+    assert repr(history).splitlines() == [
+        "FederatedHistory: 2 rounds of 2 clients, 1.5 s to begin, 2 s of rounds",
+        "                                           first         last",
+        "train_loss, median (range) of the clients  1.5 (1 to 2)  1 (0.5 to 1.5)",
+        "validation_loss                            3             2",
+        "validation_metric                          0.25          0.75",
+    ]
+
+
+def test_a_history_of_workers_and_one_of_agents_show_the_first_and_the_last():
+    losses = np.array([[1.0, 3.0], [0.5, 0.5]])
+    assert repr(tn.federated.LocalHistory(losses, np.array([0.0, 4.0]), 2.0)).splitlines() == [
+        "LocalHistory: 2 workers, 2 steps, 2 s to begin, 4 s of steps",
+        "median (range) of the workers  first step  last step",
+        "loss                           2 (1 to 3)  0.5",
+    ]
+    returns = np.array([[NAN, NAN], [10.0, 30.0]])
+    ids = np.arange(2)
+    agents = tn.rl.AgentHistory(
+        *[losses] * 5, returns, losses, 8, None, ids, ids, ids, compile_seconds=2.0, steady_seconds=1.0, plan=None
+    )
+    assert repr(agents).splitlines() == [
+        "AgentHistory: 2 members, 2 updates, 2 s of compilation, 1 s of training",
+        "median (range) of the members  first update  last update",
+        "train_return                   nan           20 (10 to 30)",
+        "train_loss                     2 (1 to 3)    0.5",
+        "entropy                        2 (1 to 3)    0.5",
+    ]

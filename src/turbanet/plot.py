@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from turbanet.core.extras import needed
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
+from turbanet.ensembles.predictions import with_classes
 from turbanet.training.callbacks import TrainingView
 from turbanet.training.fit import predict
 from turbanet.training.history import History
@@ -70,7 +71,8 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
             alone = "." if len(epochs) == 1 else ""
             (line,) = ax.plot(epochs, median, marker=alone, label=name.replace("_", " "))
             ax.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ax.set(xlabel="epoch", ylabel="loss" if all(name.endswith("_loss") for name in names) else "")
+        kinds = {"loss" if name.endswith("_loss") else name for name in names}
+        ax.set(xlabel="epoch", ylabel=kinds.pop() if len(kinds) == 1 else "")
         ax.legend()
     return ax
 
@@ -104,12 +106,17 @@ class LivePlot:
             self._display = shown(self.figure, self._display)
 
 
-def search(table: pd.DataFrame, by: str, score: str = "validation_loss", *, ax: Any = None) -> Any:
+def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> Any:
     """Plot candidates' scores against a hyperparameter: a point for each, and the median of each value.
 
-    table : a row for each candidate, such as `history.best().assign(**candidates)`
-    by, score : its columns
+    table : a row for each candidate, such as `history.best().assign(**candidates)`; or a fitted search, such as
+        `TurbaSearchCV` or one of scikit-learn's
+    by : a column, or a parameter of the search; score : a column; None: validation_loss, or a search's mean_test_score
     """
+    if hasattr(table, "cv_results_"):
+        table = needed("pandas", "plot").DataFrame(table.cv_results_).infer_objects()
+        by, score = by if by in table else f"param_{by}", score or "mean_test_score"
+    score = score or "validation_loss"
     if missing := {by, score} - set(table):
         raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")
     medians = table.groupby(by)[score].median()
@@ -133,8 +140,8 @@ def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = Non
     with _axes(ax) as ax:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         for (name, one), marker in zip(curves.items(), cycle(MARKERS), strict=False):
-            one = np.asarray(one)
-            confidence, right = one.max(axis=-1).ravel(), (one.argmax(axis=-1) == np.asarray(y)).ravel()
+            one, true = map(np.asarray, with_classes(one, y))
+            confidence, right = one.max(axis=-1).ravel(), (one.argmax(axis=-1) == true).ravel()
             which = np.minimum((confidence * bins).astype(int), bins - 1)
             filled = np.unique(which)
             means = [[values[which == each].mean() for each in filled] for values in (confidence, right)]
@@ -150,9 +157,9 @@ def uncertainty(logits: ArrayLike, y: ArrayLike, *, ax: Any = None) -> Any:
 
     logits : [member, row, class]; y : int [row]
     """
-    probability = np.asarray(ensemble_mean(logits))
+    probability, true = map(np.asarray, with_classes(ensemble_mean(logits), y))
     surest = np.argsort(-probability.max(axis=1), kind="stable")
-    right = (probability.argmax(axis=1) == np.asarray(y))[surest]
+    right = (probability.argmax(axis=1) == true)[surest]
     count = 1 + np.arange(len(right))
     with _axes(ax) as ax:
         ax.plot(count / len(right), right.cumsum() / count)
@@ -199,17 +206,20 @@ def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 20
     return ax
 
 
-def forecasts(truth: pd.DataFrame, forecast: pd.DataFrame, series: Any = None, *, ax: Any = None) -> Any:
+def forecasts(
+    truth: pd.DataFrame, forecast: pd.DataFrame, series: Any = None, *, last: int | None = None, ax: Any = None
+) -> Any:
     """Plot a series and its forecasts, with a band between columns such as LSTM-lo-80 and LSTM-hi-80.
 
     truth : unique_id, ds, y, as `Forecaster` takes it
     forecast : unique_id, ds and a column for each model, as `Forecaster.predict` returns it
-    series : the unique_id to plot; None: the first one forecast
+    series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     """
     series = forecast.unique_id.iloc[0] if series is None else series
     known, ahead = (table[table.unique_id == series] for table in (truth, forecast))
     if not len(ahead):
         raise ValueError(f"No forecast of {series!r}; there are those of {list(forecast.unique_id.unique())!s:.100}.")
+    known = known.sort_values("ds")[-(last or len(known)) :]
     with _axes(ax) as ax:
         ax.plot(known.ds, known.y, color="black", label="truth")
         for name in [

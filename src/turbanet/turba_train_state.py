@@ -296,7 +296,8 @@ class TurbaTrainState(State):
         check_swarm(other)
         for name in ("params", "collections", "opt_state", "schedule", "member"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
-                raise ValueError(f"append needs two swarms of one architecture and optimizer; their {name} differ.")
+                what = "constants (fit's member=)" if name == "member" else name
+                raise ValueError(f"append needs two swarms of one architecture and optimizer; their {what} differ.")
         for name, what in {"apply_fn": "model", "tx": "optimizer"}.items():
             one, two = getattr(self, name), getattr(other, name)
             if one != two and fingerprint(one) != fingerprint(two):

@@ -73,7 +73,7 @@ def as_model(model: Any) -> Any:
     if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
         return Functions(*model)
     if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
-        received = f"the class {model.__name__}" if isinstance(model, type) else f"{model!r:.60}"
+        received = f"the class {model.__name__}" if isinstance(model, type) else " ".join(repr(model).split())[:60]
         valid = (
             "a Linen module, such as tn.MLP((16, 2)), an NNX one in flax.nnx.bridge.ToLinen, or a pair (init, apply)"
         )
@@ -193,8 +193,10 @@ def _called(apply_fn):
     model = getattr(apply_fn, "__self__", None)
     if isinstance(model, Functions):
         return model.apply_params
-    is_linen = isinstance(model, nn.Module) and not _is_nnx(model)
-    return inspect.unwrap(type(model).__call__) if is_linen else apply_fn
+    if not isinstance(model, nn.Module):
+        return apply_fn
+    kind = getattr(model, "nnx_class", type(model))
+    return inspect.unwrap(kind.__call__) if isinstance(kind, type) else apply_fn
 
 
 def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None) -> tuple[Swarm, jax.Array, Any]:

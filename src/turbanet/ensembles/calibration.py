@@ -9,9 +9,7 @@ from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.ensembles.predictions import Array, check_nan, of_members, true_class, with_classes
-
-SUM_TOLERANCE = 0.01  # of the sum of a row's probabilities, which bfloat16 rounds
+from turbanet.ensembles.predictions import Array, are_probabilities, check_nan, of_logits, true_class, with_classes
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -78,7 +76,7 @@ def diversity(logits: ArrayLike) -> jax.Array:
     It is the entropy of the mean prediction minus the mean entropy of the members' predictions: 0 where all members
     agree, and at most the log of the number of classes (Lakshminarayanan et al. 2017).
     """
-    probability = jax.nn.softmax(of_members(logits), axis=-1)
+    probability = jax.nn.softmax(of_logits(logits), axis=-1)
     return jnp.maximum(entr(ensemble_mean(logits)).sum(-1) - entr(probability).sum(-1).mean(0), 0)
 
 
@@ -150,8 +148,8 @@ def _probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     probability, y = with_classes(probability, y)
     if not isinstance(probability, jax.core.Tracer):
         entries = np.asarray(probability, np.float32)
-        total = entries.sum(-1)
-        if not (np.abs(total - 1) < SUM_TOLERANCE).all() or entries.min() < 0:
+        if not are_probabilities(entries):
+            total = entries.sum(-1)
             got = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
             raise ValueError(f"Probabilities are at least 0 and sum to 1; got {got}: of logits take jax.nn.softmax.")
     return probability, y

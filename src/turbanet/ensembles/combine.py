@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from turbanet.core import extras
 from turbanet.core.arrays import as_array, check_whole, seeded
-from turbanet.ensembles.predictions import check_nan, of_members, true_class, with_classes
+from turbanet.ensembles.predictions import check_nan, of_logits, of_members, true_class, with_classes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     >>> print(np.asarray(tn.ensemble_mean(logits, weights=[3, 1])).round(2))
     [[0.8 0.2]]
     """
-    logits = of_members(logits)
+    logits = of_logits(logits)
     if weights is not None:
         weights = np.asarray(weights, float)
         if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
@@ -51,7 +51,7 @@ def _mean_probabilities(logits, weights):
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
     """Normalised geometric mean of the members' probabilities: logits [member, row, class] -> [row, class]."""
-    return softmax(log_softmax(of_members(logits), axis=-1).mean(axis=0), axis=-1)
+    return softmax(log_softmax(of_logits(logits), axis=-1).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
@@ -66,7 +66,7 @@ def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> j
     logits: [member, row, class], y: int [row], of rows that no member was trained on. Expectation maximisation for the
     proportions of a mixture (Dempster et al. 1977, section 4.3): no round lowers the likelihood.
     """
-    log_likelihood = true_class(log_softmax(of_members(logits), axis=-1), y)
+    log_likelihood = true_class(log_softmax(of_logits(logits), axis=-1), y)
     # A factor common to a row cancels; this one keeps rows that are unlikely under all members from underflowing.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
 
@@ -84,7 +84,7 @@ def greedy_weights(logits: ArrayLike, y: ArrayLike, *, size: int = 20) -> np.nda
     member that raises the likelihood most; the best of all sizes up to `size` is returned.
     """
     check_whole(size=size)
-    likelihood = np.asarray(true_class(softmax(of_members(logits), axis=-1), y), np.float64)
+    likelihood = np.asarray(true_class(softmax(of_logits(logits), axis=-1), y), np.float64)
     selected: list[int] = []
     losses = []
     for count in range(1, size + 1):
@@ -239,7 +239,7 @@ def accuracy_by_size(logits: ArrayLike, y: ArrayLike, *, seed: int | jax.Array, 
     -------
     [order, size]
     """
-    probability = softmax(of_members(logits), axis=-1)
+    probability = softmax(of_logits(logits), axis=-1)
 
     def curve(key):
         return accuracy(jnp.cumsum(jax.random.permutation(key, probability), axis=0), y)

@@ -179,8 +179,10 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
             raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")
         if not 0 < level < 1:
             raise ValueError(f"level is the share of targets inside, between 0 and 1; got {level}.")
-        if not len(self.oob_deviations_):
-            raise ValueError(f"No row was unseen by {MIN_OOB_MEMBERS} members, too few to differ: take about 20.")
+        rows, needed = len(self.oob_deviations_), int(np.ceil(level / (1 - level)))
+        if rows < needed:
+            unseen = f"rows that {MIN_OOB_MEMBERS} members did not see"
+            raise ValueError(f"A level of {level} needs {needed} {unseen}, there are {rows}: take about 20 members.")
         members = self._exclude_diverged(self.predict_members(X))
         factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)

@@ -168,7 +168,7 @@ def load_exported(path: str | os.PathLike) -> Exported:
 def _of_swarm(swarm, kind):
     """Return (kind, function of x, such an x) of a swarm."""
     if not isinstance(swarm, State):
-        advice = "of a pipeline give its last step, of a search its best_estimator_"
+        advice = "of a pipeline give its last step, which takes what they made of x; of a search its best_estimator_"
         raise ValueError(f"export takes a swarm, an estimator or a forecaster, got {type(swarm).__name__}: {advice}.")
     if kind not in KINDS:
         raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from turbanet.core.arrays import as_array
 
 Array = jax.Array | np.ndarray
+SUM_TOLERANCE = 0.01  # of the sum of a row's probabilities, which bfloat16 rounds
 
 
 def without_nan(prediction: ArrayLike) -> np.ndarray:
@@ -36,6 +37,20 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
         raise ValueError(f"{name} must be [member, row, class], got shape {array.shape}; one alone is {name}[None].")
     check_nan(array, name)
     return array
+
+
+def of_logits(logits: ArrayLike) -> Array:
+    """Return logits as `of_members` does; ValueError for probabilities, which the softmax would flatten."""
+    array = of_members(logits)
+    if not isinstance(array, jax.core.Tracer) and array.shape[-1] > 1 and are_probabilities(np.asarray(array)):
+        advice = "give what the model predicts before its softmax, or np.log of the probabilities"
+        raise ValueError(f"These logits are probabilities, at least 0 and with a sum of 1 in each row: {advice}.")
+    return array
+
+
+def are_probabilities(entries: np.ndarray) -> bool:
+    """Whether entries [..., class] are at least 0 and sum to 1."""
+    return bool((entries >= 0).all() and (np.abs(entries.sum(-1, dtype=np.float32) - 1) < SUM_TOLERANCE).all())
 
 
 def check_nan(prediction: Any, name: str) -> None:

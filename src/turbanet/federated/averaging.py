@@ -18,6 +18,7 @@ from turbanet.core import member
 from turbanet.core.arrays import check_whole, floating
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan
+from turbanet.core.tables import Shown, count, spread
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import deal
 from turbanet.training import compilation
@@ -28,8 +29,8 @@ CALLS = 20  # of the program in a training; the clock is read after each
 WORKERS = "worker"  # name of the axis of the workers on one device, over which they are averaged
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalHistory:
+@dataclasses.dataclass(frozen=True, repr=False)
+class LocalHistory(Shown):
     """Losses of the workers and wall-clock times of a training by `local_sgd`.
 
     loss : float32 [step, worker], of each worker's own batch
@@ -40,6 +41,13 @@ class LocalHistory:
     loss: np.ndarray
     seconds: np.ndarray
     startup_seconds: float
+
+    def _shown(self):
+        steps, workers = self.loss.shape
+        rows = [["median (range) of the workers", "first step", "last step"]]
+        rows.append(["loss", spread(self.loss[0]), spread(self.loss[-1])])
+        cost = f"{self.startup_seconds:.3g} s to begin, {self.seconds[-1]:.3g} s of steps"
+        return f"LocalHistory: {count(workers, 'worker')}, {count(steps, 'step')}, {cost}", rows
 
 
 def local_sgd(

@@ -18,14 +18,15 @@ from turbanet.core.memory import fitting
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import Swarm
+from turbanet.core.tables import Shown, count, spread
 from turbanet.data.examples import pair, prepare
 from turbanet.data.sampling import check_rows
 from turbanet.federated.rounds import Rounds, run, split_layers
 from turbanet.training.checks import check_data, check_masks
 
 
-@dataclasses.dataclass(frozen=True)
-class FederatedHistory:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FederatedHistory(Shown):
     """Metrics of each round of `train`.
 
     train_loss : float32 [round, sampled], each sampled client's mean loss over its steps
@@ -48,6 +49,18 @@ class FederatedHistory:
     bytes_up: np.ndarray
     startup_seconds: float
     steady_seconds: float
+
+    def _shown(self):
+        rounds, sampled = self.train_loss.shape
+        clients = spread(self.train_loss[0]), spread(self.train_loss[-1])
+        rows = [["", "first", "last"], ["train_loss, median (range) of the clients", *clients]]
+        scores: Any = self.validation_metric
+        scores = scores if isinstance(scores, dict) else {"validation_metric": scores}
+        for name, values in {"validation_loss": self.validation_loss, **scores}.items():
+            if values is not None and len(values):
+                rows.append([name, f"{values[0]:.3g}", f"{values[-1]:.3g}"])
+        cost = f"{self.startup_seconds:.3g} s to begin, {self.steady_seconds:.3g} s of rounds"
+        return f"FederatedHistory: {count(rounds, 'round')} of {count(sampled, 'client')}, {cost}", rows
 
     def rounds_to(self, score: float, metric: str | None = None) -> float:
         """Return the rounds until the best score so far first reaches `score`; infinite if it never does.

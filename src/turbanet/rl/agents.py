@@ -13,6 +13,7 @@ from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import check_swarm
+from turbanet.core.tables import Shown, count, spread
 from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
@@ -25,8 +26,8 @@ from turbanet.turba_train_state import TurbaTrainState
 SEGMENTS = 10  # of a training without evaluations; a checkpoint follows each
 
 
-@dataclasses.dataclass(frozen=True)
-class AgentHistory:
+@dataclasses.dataclass(frozen=True, repr=False)
+class AgentHistory(Shown):
     """Metrics of each member in a training by `train_agents`, and the seconds it took.
 
     train_loss, policy_loss, value_loss, entropy, kl : [update, member], means over an update's steps
@@ -55,6 +56,15 @@ class AgentHistory:
     compile_seconds: float
     steady_seconds: float
     plan: Plan | None
+
+    def _shown(self):
+        updates, members = self.train_loss.shape
+        rows = [["median (range) of the members", "first update", "last update"]]
+        for name in ("train_return", "train_loss", "entropy"):
+            values = getattr(self, name)
+            rows.append([name, spread(values[0]), spread(values[-1])])
+        cost = f"{self.compile_seconds:.3g} s of compilation, {self.steady_seconds:.3g} s of training"
+        return f"AgentHistory: {count(members, 'member')}, {count(updates, 'update')}, {cost}", rows
 
     def frame(self) -> Any:
         """Return a tidy pandas table: update, steps (transitions so far), seed, member and its metrics."""

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import extras
-from turbanet.core.arrays import as_arrays, check_seed, is_jax_key
+from turbanet.core.arrays import as_arrays, check_seed, check_whole, is_jax_key
+from turbanet.core.member import takes
 from turbanet.core.metrics import ONE
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_schedule
@@ -34,6 +35,7 @@ from turbanet.turba_train_state import TurbaTrainState
 if TYPE_CHECKING:
     import pandas as pd
 
+CLASSES = "give folds with every class on both sides, such as of StratifiedKFold or StratifiedGroupKFold"
 RUN = ["schedule", "fold", "seed"]  # columns that tell the members of a model apart
 
 
@@ -196,8 +198,12 @@ def cross_validate(
 
     models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
-    if not models or not schedules or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError("cross_validate needs at least one model, one schedule and one seed.")
+    check_whole(seeds=seeds)
+    if not models or not schedules:
+        raise ValueError("cross_validate needs at least one model and one schedule.")
+    if takes(loss, "member"):
+        advice = "train the folds by fit, with rows=turbanet.k_fold(...)"
+        raise ValueError(f"The loss takes constants of each member's own, and cross_validate has no member=: {advice}.")
     if cluster is not None and checkpoints is not None:
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
     seed = seed if key is None else key
@@ -218,7 +224,8 @@ def cross_validate(
     has_classes = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
     has_classes = has_classes and all(_has_outputs(swarm, x) for swarm in swarms.values())
     if has_classes:
-        _check_classes(y, pairs)
+        unstratified = isinstance(folds, int | np.integer) and not stratified
+        _check_classes(y, pairs, "take fewer folds, or stratified=True" if unstratified else CLASSES)
     loss = loss if augment is None else augmented(loss, augment)
     scores = {"accuracy": accuracy} if has_classes else {}
     scores |= metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
@@ -301,12 +308,12 @@ def _checked_fold(fold: int, pair: Any, rows: int) -> tuple[np.ndarray, np.ndarr
     return train, held_out
 
 
-def _check_classes(y, pairs):
+def _check_classes(y, pairs, advice):
     """Raise ValueError for a class that is missing from a fold's training or held-out rows."""
     for fold, pair in enumerate(pairs):
         for verb, rows in zip(("trains on", "holds out"), pair, strict=True):
             if len(missing := np.setdiff1d(y, y[rows])):
-                raise ValueError(f"Fold {fold} {verb} no row of class {missing[0]}: take fewer, or stratified=True.")
+                raise ValueError(f"Fold {fold} {verb} no row of class {missing[0]}: {advice}.")
 
 
 def _has_outputs(swarm, x):

@@ -22,16 +22,27 @@ def metrics_of(scoring: str | Sequence[str] | None) -> dict[str, Callable]:
 
 
 def _metric(scorer):
-    return lambda prediction, y: scorer(_estimator(prediction, y), None, y)
+    return lambda prediction, y: scorer(_estimator(prediction, y, scorer), None, y)
 
 
-def _estimator(prediction: Any, y: Any) -> Any:
+def _estimator(prediction: Any, y: Any, scorer: Any) -> Any:
     """Return a fitted estimator of scikit-learn, whose predictions of any rows are these."""
     import numpy as np
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
+    class OneOutput(ClassifierMixin, BaseEstimator):
+        classes_ = np.arange(2)
+
+        def decision_function(self, x: Any) -> Any:
+            return prediction.reshape(y.shape)
+
+        def predict(self, x: Any) -> Any:
+            raise ValueError("it needs an output for each class, not one: give the model two.")
+
+        predict_proba = predict
+
     class Classifier(ClassifierMixin, BaseEstimator):
-        classes_ = np.arange(max(2, prediction.shape[-1] if prediction.ndim > 1 else 2))
+        classes_ = np.arange(prediction.shape[-1])
 
         def predict(self, x: Any) -> Any:
             return as_classes(prediction, y)
@@ -43,4 +54,6 @@ def _estimator(prediction: Any, y: Any) -> Any:
         def predict(self, x: Any) -> Any:
             return prediction.reshape(y.shape) if prediction.size == y.size else prediction
 
-    return Classifier() if holds_classes(y) else Regressor()
+    if not holds_classes(y) or scorer._score_func.__module__.endswith("_regression"):
+        return Regressor()
+    return OneOutput() if prediction.size == y.size else Classifier()

@@ -99,14 +99,18 @@ class Forecaster(Fitted):
             raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {self.calibration!r}.")
         self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
         self.steps = self.horizon if self.direct else 1  # that the model returns
-        self.network = LSTM(outputs=self.steps) if self.model is None else self.model
         self.name = type(self.network).__name__
+
+    @property
+    def network(self) -> Any:
+        """The model of one series, or of all."""
+        return LSTM(outputs=self.steps) if self.model is None else self.model
 
     def fit(self, table: pd.DataFrame) -> Self:
         """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
         whole = panels.read(table, self.freq)
         cuts = [self.horizon * number for number in range(1 + self.calibration)]
-        trained = self._train(whole, cuts, "training with its calibration")
+        trained = self._train(whole, cuts, "training with its calibration" if self.calibration else "training")
         forecasts = trained.forecast(self.window, self.horizon, self.plan)
         errors = [np.abs(whole.after(cut, self.horizon) - forecasts[i]) for i, cut in enumerate(cuts) if cut > 0]
         self._errors = np.array(errors)  # [cut, series, step]

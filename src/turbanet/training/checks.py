@@ -1,5 +1,6 @@
 """Checks of data against a swarm and a loss: once, on the host, before anything is traced."""
 
+import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
     That is an x that the model cannot take, a target that `loss_fn` declares unusable (see `expects`) and, unless
     `allow_nan`, NaN and infinite numbers. `part` names the data in errors: "validation ".
     """
+    _check_loss(loss_fn)
     leaves = jax.tree.leaves_with_path({"x": data.x, "y": data.y})
     examples = [(f"{part}{path[0].key}", leaf, own) for (path, leaf), own in zip(leaves, data.is_own, strict=False)]
     for name, array, own in () if allow_nan else examples:
@@ -216,6 +218,21 @@ def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
 @lru_cache(maxsize=64)
 def _predicted(known, tree, state, x_tree, x):
     return jax.eval_shape(member.predict, jax.tree.unflatten(tree, state), jax.tree.unflatten(x_tree, x))
+
+
+def _check_loss(loss_fn):
+    """Raise ValueError for a loss that cannot take four arguments, such as one of (prediction, y)."""
+    try:
+        signature = inspect.signature(loss_fn) if loss_fn else None
+    except (TypeError, ValueError):  # without a signature, as it is written in C
+        return
+    try:
+        if signature:
+            signature.bind_partial(*range(4))
+    except TypeError:
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        advice = "call apply_fn({'params': params}, x) for the prediction"
+        raise ValueError(f"A loss is loss(params, x, y, apply_fn); got {name}{signature}: {advice}.") from None
 
 
 def _listed(shapes):
