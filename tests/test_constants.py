@@ -143,7 +143,7 @@ def test_an_nnx_model_receives_the_constant_of_its_member():
         swarm(nnx.bridge.ToLinen(OfNNX), 2), X, Y, tn.mse, epochs=1, batch_size=50, member=masks, progress=False
     )
     spread = np.asarray(tn.predict(trained, X)).std(axis=1).ravel()
-    assert spread[0] > 0.01 and spread[1] == 0  # all hidden units masked: the bias alone
+    assert spread[0] > 0.01 and spread[1] < 1e-6  # all hidden units masked: the bias alone
 
 
 def test_cross_validation_and_append_say_what_they_lack():
