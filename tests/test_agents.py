@@ -350,6 +350,17 @@ class Parts(Line):
         return {"place": place, "time": state.time}, state
 
 
+class Six(Line):
+    def step_env(self, key, state, action, params):
+        *parts, info = super().step_env(key, state, action, params)
+        return *parts, True, info  # the fifth of Gymnasium's is `truncated`
+
+
+def test_a_step_of_six_values_is_refused():
+    with pytest.raises(ValueError, match="truncation told by is_truncated; Six's returned 6 values"):
+        train_agents(Six(), SHORT)
+
+
 def test_observations_of_several_arrays_are_refused():
     with pytest.raises(ValueError, match="one array; Parts gives a dict of 2: join them in reset and step_env"):
         train(Parts())

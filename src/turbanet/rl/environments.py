@@ -95,7 +95,10 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
     if hasattr(space, "low"):
         action = jnp.clip(action, space.low, space.high)
     out = jax.vmap(env.step_env, (0, 0, 0, None))(keys, worlds, action, params)
-    observation, worlds, reward, terminated = out[:4]
+    if len(out) != 5:
+        required = "(observation, state, reward, terminated, info), with truncation told by is_truncated"
+        raise ValueError(f"step_env returns {required}; {type(env).__name__}'s returned {len(out)} values.")
+    observation, worlds, reward, terminated, _ = out
     terminated = jnp.asarray(terminated, bool)
     truncated = jax.vmap(env.is_truncated, (0, None))(worlds, params) & ~terminated
     return jnp.asarray(observation, float), worlds, jnp.asarray(reward, float), terminated, truncated
