@@ -8,6 +8,7 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
 import turbanet as tn
+from turbanet.ensembles import calibration
 
 rng = np.random.default_rng(5)
 Y = rng.integers(0, 3, 60)
@@ -148,3 +149,11 @@ def test_scores_work_inside_jit():
     np.testing.assert_allclose(
         jax.jit(tn.ensembles.negative_log_likelihood)(P, Y), tn.ensembles.negative_log_likelihood(P, Y), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
+def test_an_interval_takes_as_few_rows_as_its_message_says(level):
+    needed = calibration.rows_for(level)
+    assert np.isfinite(calibration.factor_of(np.arange(float(needed)), level))
+    with pytest.raises(ValueError, match=f"needs at least {needed} rows"):
+        calibration.factor_of(np.arange(needed - 1.0), level)

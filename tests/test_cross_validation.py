@@ -291,7 +291,7 @@ BAD = [
     ({"folds": "five"}, "Expected `cv` as an integer"),
     ({"groups": [*GROUPS[:-1].tolist(), None]}, "groups must have a group for each row; row 59 has none"),
     ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
-    ({"seeds": 0}, "at least one"),
+    ({"seeds": 0}, "seeds must be a whole number of at least 1"),
     ({"schedules": []}, "at least one"),
     ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),

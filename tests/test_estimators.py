@@ -372,7 +372,7 @@ def test_intervals_that_cannot_be_had_are_refused():
     )
     for model, level, message in (
         (many, 95, "between 0 and 1; got 95"),
-        (many, 0.999, "needs at least 99. rows"),
+        (many, 0.999, "needs 999 rows that 5 members did not see, there are 90: take a lower level, or more rows"),
         (few, 0.9, "needs 9 rows that 5 members did not see, there are 0: take about 20 members"),
     ):
         with pytest.raises(ValueError, match=message):

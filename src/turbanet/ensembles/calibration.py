@@ -133,8 +133,13 @@ def factor_of(deviations: np.ndarray, level: float) -> float:
     """
     rank = int(np.ceil((deviations.size + 1) * level))
     if rank > deviations.size:
-        raise ValueError(f"A level of {level} needs at least {int(np.ceil(level / (1 - level)))} rows of calibration.")
+        raise ValueError(f"A level of {level} needs at least {rows_for(level)} rows of calibration.")
     return float(np.sort(deviations.ravel())[rank - 1])
+
+
+def rows_for(level: float) -> int:
+    """Return how many rows `factor_of` needs for a level."""
+    return int(np.ceil(round(level / (1 - level), 6)))  # 0.9 / 0.1 is a little more than 9 in floating point
 
 
 def _centre_and_spread(prediction):

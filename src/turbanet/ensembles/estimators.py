@@ -16,7 +16,7 @@ from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from turbanet.core.arrays import check_float32
-from turbanet.ensembles.calibration import deviations, factor_of, interval
+from turbanet.ensembles.calibration import deviations, factor_of, interval, rows_for
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
 from turbanet.loss import mse, quantile_loss, softmax_cross_entropy
@@ -179,10 +179,11 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
             raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")
         if not 0 < level < 1:
             raise ValueError(f"level is the share of targets inside, between 0 and 1; got {level}.")
-        rows, needed = len(self.oob_deviations_), int(np.ceil(level / (1 - level)))
+        rows, needed = len(self.oob_deviations_), rows_for(level)
         if rows < needed:
             unseen = f"rows that {MIN_OOB_MEMBERS} members did not see"
-            raise ValueError(f"A level of {level} needs {needed} {unseen}, there are {rows}: take about 20 members.")
+            advice = "about 20 members" if len(self.oob_prediction_) > needed else "a lower level, or more rows"
+            raise ValueError(f"A level of {level} needs {needed} {unseen}, there are {rows}: take {advice}.")
         members = self._exclude_diverged(self.predict_members(X))
         factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
