@@ -42,15 +42,15 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
 def of_logits(logits: ArrayLike) -> Array:
     """Return logits as `of_members` does; ValueError for probabilities, which the softmax would flatten."""
     array = of_members(logits)
-    if not isinstance(array, jax.core.Tracer) and array.shape[-1] > 1 and are_probabilities(np.asarray(array)):
+    if not isinstance(array, jax.core.Tracer) and array.size and array.shape[-1] > 1 and are_probabilities(array):
         advice = "give what the model predicts before its softmax, or np.log of the probabilities"
         raise ValueError(f"These logits are probabilities, at least 0 and with a sum of 1 in each row: {advice}.")
     return array
 
 
-def are_probabilities(entries: np.ndarray) -> bool:
+def are_probabilities(entries: Array) -> bool:
     """Whether entries [..., class] are at least 0 and sum to 1."""
-    return bool((entries >= 0).all() and (np.abs(entries.sum(-1, dtype=np.float32) - 1) < SUM_TOLERANCE).all())
+    return bool(entries.min() >= 0 and (abs(entries.sum(-1, dtype=np.float32) - 1) < SUM_TOLERANCE).all())
 
 
 def check_nan(prediction: Any, name: str) -> None:
