@@ -1,7 +1,9 @@
 """Where members run on an accelerator, by a stand-in for its platform: all of a device's share in one block."""
 
+import gc
 import tempfile
 import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -215,6 +217,35 @@ def test_a_block_that_compilation_has_no_memory_for_is_quartered(call, blocks, m
     call()
     share = MEMBERS // len(jax.devices())
     assert {block for _, block in blocks} == {share, share // 4}
+
+
+@pytest.mark.parametrize("when", ["compiled", "called"])
+def test_the_states_are_let_go_before_smaller_blocks_get_theirs(when, blocks, monkeypatch):
+    held, place = [], training.Training._place
+
+    def placed(self, state):
+        gc.collect()
+        assert not any(leaf() for leaf in held)  # which a GPU may have no memory for beside the new ones
+        place(self, state)
+        held.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(self.states))
+
+    class TooLarge:
+        pace = 1.0
+
+        def __call__(self, *_, **__):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    share = MEMBERS // len(jax.devices())
+    monkeypatch.setattr(training.Training, "_place", placed)
+    if when == "compiled":
+        monkeypatch.setattr(memory, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == share else (400, 100))
+        monkeypatch.setattr(memory, "free_memory", lambda devices: 1000)
+    else:
+        program = training.Training._program
+        large = lambda self: TooLarge() if self.current.block == share else program(self)  # noqa: E731
+        monkeypatch.setattr(training.Training, "_program", large)
+    _, history = fit(made())
+    assert history.plan.block == share // 2 and len(held) > 0
 
 
 RAGGED = tn.ragged([range(12), range(5), range(1, 10)])

@@ -86,8 +86,14 @@ def usual(step, state, data, steps, order=None):
     return state, losses.T
 
 
+def train_all(step, state, data, epochs, order=None, **kwargs):
+    """The kernel of all members: each with its own state and order, all with the same data."""
+    train = partial(emitter.train, step, **kwargs)
+    return jax.vmap(train, (0, None, None, None if order is None else 0))(state, data, epochs, order)
+
+
 def kernel(step, steps=1, **kwargs):
-    return jax.jit(partial(emitter.train, step, steps=steps, interpret=True, **kwargs))
+    return jax.jit(partial(train_all, step, steps=steps, interpret=True, **kwargs))
 
 
 def assert_close(ours, theirs, rtol=1e-5):
@@ -101,7 +107,7 @@ def lowered(step, state, data, **kwargs):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, data))
     mesh = AbstractMesh((1,), ("device",), axis_types=(AxisType.Auto,), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
-        traced = jax.jit(partial(emitter.train, step, epochs=8, most_epochs=8, **kwargs)).trace(*shapes)
+        traced = jax.jit(partial(train_all, step, epochs=8, most_epochs=8, **kwargs)).trace(*shapes)
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 

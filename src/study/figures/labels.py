@@ -12,6 +12,7 @@ class Label(NamedTuple):
 
 
 OURS = "TurbaNet"
+USUAL = "TurbaNet without its kernel"
 SCAN = "scan over vmap"
 STEPS = "one step per dispatch"
 FUNC = "torch.func vmap"

@@ -8,23 +8,14 @@ import numpy as np
 import torch
 
 from study.baselines.workloads import Workload
-from study.gpu.methods import ONE_BY_ONE, methods
+from study.gpu.methods import CHECKED, ONE_BY_ONE, methods
 from study.gpu.torch_steps import PRECISIONS, TF32
 from study.measurement.compilation import compile_seconds
 
 REPEATS = 5
-
-
 TURN = 0.15  # seconds of a timed run, approximately
-
-
-CHECKED = 20  # steps after which losses must agree
-
-
-TOLERANCE = {TF32: 2e-2, "float32": 1e-3}  # relative, of their mean losses
-
-
 FLOAT32 = "float32"
+TOLERANCE = {TF32: 2e-2, FLOAT32: 1e-3}  # relative, of their mean losses
 
 
 class Budget:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import turbanet as tn
+from study.figures.labels import USUAL
 
 
 @dataclasses.dataclass
@@ -26,6 +27,7 @@ def train_ours(work, swarm, order, name):
     def run(steps):
         begin = time.perf_counter()
         settings = {"batch_size": work.batch_size, "per_member": work.per_member, "progress": False}
+        settings |= {"plan": tn.Plan(kernel=False)} if name == USUAL else {}
         epochs = steps // epoch
         _, history = tn.fit(swarm, work.x, work.y, work.loss_fn, epochs=epochs, segment=epochs, **settings)
         wall = time.perf_counter() - begin
@@ -59,14 +61,15 @@ def train_scan(work, swarm, order, name):
         return jax.lax.scan(one, state, rows, length=length)
 
     compiled = jax.jit(many, static_argnames="length")
-    rows = None if order is None else jnp.asarray(order.swapaxes(0, 1))
+    each = work.steps // work.epochs
+    epochs = [None] if order is None else jnp.split(jnp.asarray(order.swapaxes(0, 1)), order.shape[1] // each)
 
     def run(steps):
         begin = time.perf_counter()
-        epochs = 1 if order is None else steps // len(rows)
+        calls = 1 if order is None else steps // each
         state, losses = (swarm.params, swarm.opt_state), []
-        for _ in range(epochs):
-            state, loss = compiled(state, rows, steps // epochs)
+        for number in range(calls):
+            state, loss = compiled(state, epochs[number % len(epochs)], steps // calls)
             losses.append(loss)
         mean = np.asarray(jnp.concatenate(losses).mean(0))
         seconds = time.perf_counter() - begin

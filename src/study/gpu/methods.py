@@ -12,11 +12,12 @@ import torch
 from study.baselines.layers import tensor
 from study.baselines.trainers import LOSSES
 from study.baselines.workloads import Workload
-from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS, USUAL
 from study.gpu import torch_steps
 from study.gpu.jax_methods import Run, train_ours, train_scan, train_steps
 from turbanet.training.fit import batch_order
 
+CHECKED = 20  # steps after which losses must agree; later epochs repeat the order of those that these take
 ONE_BY_ONE = (LOOP, FUSED, GRAPH)  # train one network; time for all is in proportion to their number
 
 
@@ -28,8 +29,10 @@ def methods(work: Workload, names: tuple[str, ...]) -> dict[str, Callable[[int],
     swarm = work.swarm()
     order = None
     if work.batch_size:
-        order = np.asarray(batch_order(swarm, work.rows, epochs=1, batch_size=work.batch_size))[:, 0]
-    makers = {OURS: train_ours, SCAN: train_scan, STEPS: train_steps, LOOP: _loop, FUSED: _loop, GRAPH: _loop}
+        epochs = -(-CHECKED * work.epochs // work.steps)
+        order = batch_order(swarm, work.rows, epochs=epochs, batch_size=work.batch_size)
+        order = order.reshape(len(swarm), -1, order.shape[-1])
+    makers = {OURS: train_ours, USUAL: train_ours, SCAN: train_scan, STEPS: train_steps, LOOP: _loop, FUSED: _loop, GRAPH: _loop}
     makers |= {FUNC: _func, FUNC_GRAPH: _func, STACKED: _stacked}
     on_gpu = torch.cuda.is_available()
     return {

@@ -1,6 +1,7 @@
 """The sections of `make gpu`: each is a function that yields rows as they are measured, within its seconds."""
 
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +11,28 @@ import numpy as np
 import optax
 
 import turbanet as tn
+from study.baselines import twins
 from study.baselines.workloads import Workload, workloads
-from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS, USUAL
 from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
+from study.measurement.native import native_errors
 from study.gpu.torch_steps import PRECISIONS, TF32
 
+SUITE = (  # (workload, networks, seconds)
+    *(("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)),
+    *(("vgg11", 4, 30), ("mobilenet", 4, 90), ("mnist", 5000, 10), ("stocks", 5000, 10), ("mnist", 500, 20)),
+    *(("lenet", 64, 12), ("resnet", 32, 30)),
+)
+KERNELS = {  # networks that one kernel holds: {name: (features, rows, rows of a step)}
+    "2-16-2": (2, 128, None),
+    "64-64-32-16": (64, 32, None),
+    "10-32-32-2": (10, 64, None),
+    "5-10-3": (5, 33, None),
+    "20-32-2": (20, 512, 32),
+    "4-64-64-2": (4, 512, 32),
+}
 FUNC_MOST = 16_384  # networks that torch.func is measured on at most
 
 
@@ -51,14 +67,35 @@ def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     rng = np.random.default_rng(0)
     x, y = rng.random((512, 20), np.float32), rng.integers(0, 2, 512).astype(np.int32)
     works["tabular"] = Workload("tabular", tn.MLP((32, 2)), 2000, x, y, works["mnist"].twin, epochs=20, batch_size=32)
-    plans = [("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)]
-    plans += [("vgg11", 4, 30), ("mobilenet", 4, 90), ("mnist", 5000, 10), ("stocks", 5000, 10), ("mnist", 500, 20)]
-    plans += [("lenet", 64, 12), ("resnet", 32, 30)]
+    plans = SUITE
     if tiny:
         plans = [("mnist", 2, 0)]
     for name, members, seconds in plans:
         if budget.allows(f"{name} of {members}", seconds):
             yield compare(_resized(works[name], members), _methods_for(name, members), TF32, repeats=3)
+
+
+def kernel(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """Measure trainings in one kernel beside the same by XLA, where a kernel holds a network."""
+    plans = [(name, size, TF32, 6) for size in (128, 4096) for name in KERNELS]
+    plans += [(name, 4096, FLOAT32, 12) for name in KERNELS] + [("2-16-2", size, TF32, 6) for size in (16_384, 65_536)]
+    for name, size, precision, seconds in [("5-10-3", 2, FLOAT32, 0)] if tiny else plans:
+        if budget.allows(f"{name} of {size} in {precision}", seconds):
+            work = dataclasses.replace(_small_network(name), members=size)
+            with native_errors() as printed:
+                rows = compare(work, (OURS, USUAL), precision, repeats=3)
+            spilled = re.search(r"in function 'train', (\d+) bytes spill stores", printed())
+            rows[0]["spilled_bytes"] = int(spilled[1]) if spilled else 0
+            yield rows
+
+
+def _small_network(name):
+    """Make the workload of a network of `KERNELS` on random numbers."""
+    features, rows, batch_size = KERNELS[name]
+    widths = tuple(map(int, name.split("-")[1:]))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, features)).astype(np.float32), rng.integers(0, widths[-1], rows).astype(np.int32)
+    return Workload(name, tn.MLP(widths), 1, x, y, twins.mlp_twin, epochs=16, batch_size=batch_size)
 
 
 def _methods_for(name, members):
@@ -167,6 +204,7 @@ SECTIONS = {
     "mnist": (mnist, 82),
     "stocks": (stocks, 46),
     "suite": (suite, 86),
+    "kernel": (kernel, 100),
     "agents": (agents, 65),
     "federated": (federated, 15),
     "roofline": (roofline, 10),

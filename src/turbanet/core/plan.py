@@ -91,12 +91,16 @@ class Plan:
     members, or None for the default: on a CPU as many as fit a core's cache, on an accelerator the device's share of
     the swarm, or as much of it as fits in memory. deterministic: whether a GPU gives equal bits as well in another
     process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
-    two to nine times as long on an H100.
+    two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a small
+    network from the first step of a call to the last. None: where that is possible; True: else raise ValueError; False:
+    never. It changes rounding only. The plan of a history says whether it was done, and if not, why, in `reason`.
     """
 
     devices: int | str | Sequence | None = None
     block: int | None = None
     deterministic: bool = False
+    kernel: bool | None = None
+    reason: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self):
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
@@ -143,6 +147,11 @@ class Plan:
         return dataclasses.replace(self, block=block)
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether the devices are NVIDIA GPUs, which kernels of our own are written for."""
+        return self.devices[0].platform == "gpu" and "NVIDIA" in self.devices[0].device_kind
+
+    @property
     def on_accelerator(self) -> bool:
         """Whether the devices are accelerators and not cores of a CPU."""
         return self.devices[0].platform != "cpu"
@@ -153,11 +162,13 @@ class Plan:
 
     def __reduce__(self):
         """Copy and pickle devices as platform and id: the devices themselves cannot be pickled."""
-        return _found_again, ([(device.platform, device.id) for device in self.devices], self.block, self.deterministic)
+        devices = [(device.platform, device.id) for device in self.devices]
+        return _found_again, (devices, self.block, self.deterministic, self.kernel, self.reason)
 
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
-        return f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
+        blocks = f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
+        return f"{blocks}, one kernel" if self.kernel else blocks
 
     @property
     def compiler_options(self):
@@ -236,11 +247,12 @@ class Plan:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def _found_again(names, block, deterministic=False):
+def _found_again(names, block, deterministic=False, kernel=None, reason=""):
     local = {(device.platform, device.id): device for device in jax.local_devices()}
     if missing := [name for name in names if name not in local]:
         raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(local)}.")
-    return Plan([local[name] for name in names], block, deterministic is True)  # plans of 0.6 had candidates there
+    deterministic = deterministic is True  # plans of 0.6 had candidates there
+    return Plan([local[name] for name in names], block, deterministic, kernel, reason)
 
 
 @cache

@@ -96,9 +96,14 @@ def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan, epochs
     if not plan.on_accelerator or type(program) is not Train:
         return 1
     steps = program.steps(data.length)
-    most = min(MAX_LOOP_STEPS // steps, program.epochs, LONG_ON_ACCELERATOR / 16 / _operations(program, swarm, data))
+    most = min(MAX_LOOP_STEPS // steps, program.epochs, affordable_epochs(program, swarm, data))
     loops = [1 << power for power in range(max(1, int(most).bit_length()))]
     return min(loops, key=lambda together: -(-epochs // together) * (together * steps + HOST_CHECK_STEPS))
+
+
+def affordable_epochs(program: Train, swarm: Swarm, data: Data) -> float:
+    """Return for how many epochs an accelerator may be busy without an end to look for Ctrl-C, judged by sizes alone."""
+    return LONG_ON_ACCELERATOR / 16 / _operations(program, swarm, data)
 
 
 def members_at_least(program: Train, swarm: Swarm, data: Data) -> int:

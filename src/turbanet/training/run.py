@@ -23,7 +23,9 @@ from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
 from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
+from turbanet.networks.gpu.reader import Refused
 from turbanet.training.compilation import compile_in_thread, compiled
+from turbanet.training.kernel import Kernel, in_kernel
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.program import Evaluate, Train
 from turbanet.training.progress import counted
@@ -73,6 +75,9 @@ class Training:
         if self.plan.on_accelerator and not (checkpoints or between or swarm._stopping):
             self.segment = epochs  # nothing happens between segments, and a call costs as much as many epochs
         self._cut()
+        self.usual = self.program  # what trains where a kernel does not
+        self.needs_kernel = self.plan.kernel is True
+        self._choose_kernel()
         # A resumed training may have other callbacks.
         compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
         facts = checkpoints and identity.facts(compared, program, data, metrics)
@@ -235,6 +240,24 @@ class Training:
             epochs = epochs_together(self.program, self.start, data, self.plan, min(self.segment, self.epochs))
             self.program = dataclasses.replace(self.program, together=epochs)
 
+    def _choose_kernel(self):
+        """Train in kernels if the plan allows it and it is possible; otherwise the plan keeps the reason."""
+        if not self.needs_kernel and (self.plan.kernel is False or not self.plan.has_kernels):
+            return
+        data = self.data[0], None if self.is_scored_apart else self.data[1]
+        try:
+            self.program = in_kernel(self.program, self.start, data, self.plan, min(self.segment, self.epochs))
+        except Refused as refused:
+            if self.needs_kernel:
+                raise
+            self._go_without_kernel(str(refused))
+        else:
+            self.plan = dataclasses.replace(self.plan, kernel=True)
+
+    def _go_without_kernel(self, reason):
+        self.program = self.usual
+        self.plan = dataclasses.replace(self.plan, kernel=False, reason=reason)
+
     def _shrunk(self, members):
         """Return the plan for the `members` that are left."""
         return self.plan.shrunk(members, of=len(self.start), least=self.min_members)
@@ -285,11 +308,13 @@ class Training:
         program = self.ready
         begin = time.perf_counter()
         try:
-            rounds = zip(self.states, self.placed, strict=True)
-            out = jax.block_until_ready([program(*round, **extent) for round in rounds])
+            out = [program(*round, **extent) for round in zip(self.states, self.placed, strict=True)]
+            jax.block_until_ready(out)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error) or not self.is_untrained or self.plan.block == 1:
                 raise
+            out = None
+        if out is None:  # not before, as the error's traceback holds the states
             self._restart(self.plan.block // 2)
             return None
         self.is_recorded = False
@@ -313,12 +338,20 @@ class Training:
     def _program(self):
         """Return the program, compiled for a block that fits in memory."""
         compile = partial(compiled, self.program, self.current, self.states[0], self.placed[0])
-        program, block = fitting(compile, self.current, len(self.states))
+        try:
+            program, block = fitting(compile, self.current, len(self.states))
+        except Exception as error:
+            if not isinstance(self.program, Kernel) or self.needs_kernel or not self.is_untrained:
+                raise
+            self._go_without_kernel(f"The kernel did not compile: {' '.join(str(error).split())[:300]}")
+            self.current = dataclasses.replace(self.current, kernel=False)
+            return self._program()
         if block == self.current.block:
             return program
         if not self.is_untrained:
             blocks = f"blocks of {self.current.block} members, which this training has had"
             raise MemoryError(f"Out of memory with {blocks}: go on where more is free.")
+        del compile  # which holds the states
         self._restart(block)
         return self._program()
 
@@ -332,6 +365,7 @@ class Training:
         before = self.plan
         self.plan = dataclasses.replace(before, block=block).balanced(len(self.start))
         say_once(f"Out of memory with blocks of {before.block} members; going on with {self.plan.block}.")
+        self.states = self.placed = None  # whose memory the new ones may need
         self._place(self.start)
 
     def _of_everyone(self, loss):
@@ -395,6 +429,7 @@ class Training:
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
         progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
+        progress |= {"kernel": isinstance(self.program, Kernel)}
         progress |= {"seconds": [self.compile_seconds, self.steady_seconds]}
         self.keeper.save(number, arrays | identity.leaves_by_name(self.everyone()), progress)
 
@@ -411,6 +446,8 @@ class Training:
         if progress["asked"] == self.plan.block or not is_given:
             devices = self.plan.devices[: progress["devices"]]
             self.plan = dataclasses.replace(self.plan, devices=devices, block=progress["block"])
+        if isinstance(self.program, Kernel) and not (progress.get("kernel") or self.needs_kernel):
+            self._go_without_kernel("The training began without a kernel.")
         self.segment = progress["segment"]
         self.done = progress["done"]
         self.steps_done = progress["place"]

@@ -36,51 +36,49 @@ def train(
     most_epochs: int,
     interpret: bool = False,
 ) -> tuple[Any, jax.Array]:
-    """Train all members for `epochs` x `steps` of `step(state, *batch) -> (state, loss)` in one kernel.
+    """Train one member for `epochs` x `steps` of `step(state, *batch) -> (state, loss)` in one kernel.
+
+    `jax.vmap` makes a kernel of all members of it.
 
     Parameters
     ----------
-    step : of one member
-    state : [member, ...]
-    data : arrays [row, ...] that all members share; without an order they are the batch of every step
+    step : of one member; arrays that it closes over may be the member's own
+    data : arrays [row, ...]; without an order they are the batch of every step
     epochs : int or scalar array, at most `most_epochs`; another number does not compile again
-    order : int32 [member, epoch x step, batch], the rows of each step
+    order : int32 [epoch x step, batch], the rows of each step
     steps : of an epoch
     interpret : whether to run without a GPU, slowly
 
     Returns
     -------
-    (state, mean loss of each epoch float32 [member, most_epochs], NaN after `epochs`)
+    (state, mean loss of each epoch float32 [most_epochs], undefined after `epochs`)
 
     Raises
     ------
     Refused : if a kernel cannot hold the step; the message says why.
     """
-    leaves, tree = jax.tree.flatten(state)
-    one = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
-    rows, data_tree = jax.tree.flatten(data)
-    lead = () if order is None else (order.shape[-1],)
-    batch = [jax.ShapeDtypeStruct(lead + row.shape[len(lead) :], row.dtype) for row in rows]
-    program = read(step, one, *jax.tree.unflatten(data_tree, batch))
+    program = read(step, state, *batch(data, order))
+    (leaves, tree), rows = jax.tree.flatten(state), jax.tree.leaves(data)
     values, inputs = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
     leaves = [_pad(leaf, program, value.shape) for leaf, value in zip(leaves, values)]
-    rows = [_pad(row, program, value.shape, len(lead)) for row, value in zip(rows, inputs)]
+    rows = [_pad(row, program, value.shape, order is not None) for row, value in zip(rows, inputs)]
     constants = [_pad(jnp.asarray(array), program, value.shape) for value, array in program.constants.items()]
     order = None if order is None else _pad(order, program, order.shape[-1:])
-    epochs = jnp.asarray(epochs, jnp.int32)
     warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
-
-    def of_member(leaves, order):
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
-        kernel = partial(_kernel, program, steps)
-        how = triton.CompilerParams(num_warps=_warps(program))
-        call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=how)
-        return call(epochs, leaves, order, rows, constants)
-
-    after, losses = jax.vmap(of_member)(leaves, order)
-    after = [leaf[(..., *map(slice, value.shape))] for leaf, value in zip(after, values)]
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
+    kernel = partial(_kernel, program, steps)
+    how = triton.CompilerParams(num_warps=_warps(program))
+    call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=how)
+    after, losses = call(jnp.asarray(epochs, jnp.int32), leaves, order, rows, constants)
+    after = [leaf[tuple(map(slice, value.shape))] for leaf, value in zip(after, values)]
     return jax.tree.unflatten(tree, after), losses
+
+
+def batch(data: tuple, order: Any = None) -> tuple:
+    """Return the shapes and types of the batch of a step that reads `data` [row, ...] by an order [step, batch]."""
+    lead = () if order is None else (order.shape[-1],)
+    return jax.tree.map(lambda row: jax.ShapeDtypeStruct(lead + row.shape[len(lead) :], row.dtype), data)
 
 
 def _kernel(program, steps, epochs, own, order, rows, constants, out, losses):
@@ -134,10 +132,10 @@ def _warps(program: Program) -> int:
     return min(max(1 << (largest // 1024).bit_length() - 1 if largest >= 1024 else 1, 1), 8)
 
 
-def _pad(leaf, program, shape, rows=0):
-    """Pad the long axes of `leaf` [..., *shape], but for the first `rows` axes of `shape`, which are indexed."""
+def _pad(leaf, program, shape, indexed=False):
+    """Pad the long axes of `leaf` [..., *shape], but for the first one if it is indexed."""
     padded, ahead = dict(zip(program.long(shape), program.padded(shape))), leaf.ndim - len(shape)
-    width = [(0, 0)] * ahead + [(0, padded.get(i, n) - n if i >= rows else 0) for i, n in enumerate(shape)]
+    width = [(0, 0)] * ahead + [(0, padded.get(i, n) - n if i >= indexed else 0) for i, n in enumerate(shape)]
     return jnp.pad(leaf, width) if any(after for _, after in width) else leaf
 
 

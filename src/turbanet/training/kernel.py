@@ -1,0 +1,141 @@
+"""Train members that are small enough in one GPU kernel, which holds a network from the first step of a call to the last."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from turbanet.backend import on_accelerator
+from turbanet.core import member
+from turbanet.core.plan import Plan
+from turbanet.core.state import State
+from turbanet.data.examples import Data, join, split
+from turbanet.networks.gpu.reader import Refused, read
+from turbanet.training.parts import affordable_epochs
+from turbanet.training.program import Train
+
+MOST_EPOCHS = 4096  # of a call without validation
+MOST_BYTES = 2**28  # of all members' losses and orders of the rows in such a call
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel(Train):
+    """Train one member as `Train` does, all steps of a call, or of an epoch, in one kernel of `networks.gpu.emitter`.
+
+    A validation, a schedule by epoch and patience act between epochs: then a kernel trains one epoch.
+    """
+
+    def __call__(self, state, data, held_out=None, *, epochs):
+        if acts_between_epochs(state, held_out):
+            return super().__call__(state, data, held_out, epochs=epochs)
+        order = None
+        if not self._is_whole(data):
+            numbers = state.epoch + jnp.arange(self.epochs)
+            order = jax.vmap(lambda epoch: self._order(state.replace(epoch=epoch), data))(numbers)
+        after, losses = self._train(state, data, order, epochs, self.epochs)
+        return after.replace(epoch=state.epoch + epochs), (losses, None, {})
+
+    def _epoch(self, state, data):
+        order = None if self._is_whole(data) else self._order(state, data)[None]
+        after, losses = self._train(state, data, order, 1, 1)
+        return after, losses[0]
+
+    def _train(self, state, data, order, epochs, most_epochs):
+        """Train for `epochs` with the rows of `order`, [epoch, step, batch] or None for all: -> (state, loss [epoch])."""
+        from turbanet.networks.gpu import emitter
+
+        if order is None:
+            rows = data.read()
+        else:
+            rows, order = (data.x, data.y), order.reshape(-1, self.batch_size)
+            order = order if data.rows is None else data.rows[order]
+        step, before = self._step(state)
+        after, losses = emitter.train(
+            step,
+            before,
+            rows,
+            epochs,
+            order,
+            steps=self.steps(data.length),
+            most_epochs=most_epochs,
+            interpret=not on_accelerator(),
+        )
+        return state.replace(**after), losses
+
+    def check(self, state: Any, data: Any) -> None:
+        """Raise `Refused` if a kernel cannot hold the step of a member, given by shapes and types."""
+        try:
+            from turbanet.networks.gpu import emitter
+        except ImportError as error:
+            raise Refused(f"A kernel needs Pallas' Triton backend: {error}.") from error
+        order = None if self._is_whole(data) else jax.ShapeDtypeStruct((1, self.batch_size), jnp.int32)
+
+        def traced(leaves):
+            state, data = jax.tree.unflatten(tree, leaves)
+            rows = data.read() if order is None else (data.x, data.y)
+            step, before = self._step(state)
+            read(step, before, *emitter.batch(rows, order))
+
+        leaves, tree = jax.tree.flatten((state, data))
+        jax.eval_shape(traced, leaves)
+
+    def _step(self, state):
+        """Return (step(changing, x, y) -> (changing, loss), the fields of the state that a step changes)."""
+        names = "step", "params", "opt_state", "collections"
+
+        def step(changing, x, y):
+            after, loss, _ = member.train_step(self.loss_fn, state.replace(**changing), x, y)
+            return {name: getattr(after, name) for name in names}, loss
+
+        return step, {name: getattr(state, name) for name in names}
+
+    def _is_whole(self, data):
+        """Whether one step uses every row."""
+        return self.batch_size == data.length
+
+
+def acts_between_epochs(state: State, held_out: Any) -> bool:
+    """Whether anything but training happens at the end of an epoch."""
+    return held_out is not None or state.schedule is not None or state._stopping is not None
+
+
+def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int) -> Train:
+    """Return the program that trains each member in a kernel.
+
+    Raises `Refused` if that is not possible; it follows from shapes and types alone, and not from the number of members.
+
+    Parameters
+    ----------
+    program : a `Train`
+    data : (training data, held-out data or None)
+    epochs : of a segment
+    """
+    training, held_out = data
+    if type(program) is not Train:
+        raise Refused("A kernel trains whole epochs of rows in memory; these come from a loader, or take too long.")
+    if not plan.has_kernels:
+        raise Refused(f"A kernel needs an NVIDIA GPU; this is {plan.devices[0].device_kind}.")
+    if training.ragged and not program.equal_steps:
+        raise Refused("The kernel needs members with equally many rows, or equal_steps=True.")
+    kernel = Kernel(**vars(program))
+    kernel.check(*_of_one(swarm, training))
+    if acts_between_epochs(swarm, held_out) or program.epochs == 1:
+        return kernel
+    is_whole = program.batch_size == training.length
+    bytes = 4 * len(swarm) * (1 if is_whole else 1 + training.length)  # of an epoch
+    most = min(MOST_EPOCHS, affordable_epochs(program, swarm, training), MOST_BYTES // bytes)
+    needed = max(epochs, program.epochs) if is_whole else epochs  # orders are made for all epochs, also unused ones
+    most = min(1 << max(1, int(most)).bit_length() - 1, 1 << (needed - 1).bit_length())  # powers of two
+    return dataclasses.replace(kernel, epochs=most, together=most)
+
+
+def _of_one(swarm, data):
+    """Return the shapes and types of one member's state and data."""
+
+    def shapes(tree, axes):
+        kinds = jax.tree.map(jax.typeof, tree)
+        return jax.tree.map(lambda kind: jax.ShapeDtypeStruct(kind.shape[axes:], kind.dtype), kinds)
+
+    own, shared = split((data,))
+    return shapes(swarm, 1), join(shapes(own, 1), shapes(shared, 0))[0]
