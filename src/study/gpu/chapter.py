@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from study.figures.labels import FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, WORKLOADS
+from study.figures.labels import FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, USUAL, WORKLOADS
 
 LOOPS = (LOOP, FUSED)
 ONE_BY_ONE = (*LOOPS, GRAPH)
@@ -68,7 +68,29 @@ def numbers(card: Path) -> dict[str, Any]:
         found[f"{name}_graph"] = row[GRAPH] / row[OURS]
         found[f"{name}_func"] = row[FUNC_GRAPH] / row[OURS]
         found[f"{name}_scan"] = row[OURS] / row[SCAN]
-    return found | _mnist(card) | _trained(card)
+    return found | _kernel(card) | _mnist(card) | _trained(card)
+
+
+def kernels(card: Path) -> Any:
+    """Tabulate what one kernel gains, a row for each network, number and precision; None if it was not measured."""
+    table = read(card, "kernel")
+    if table is None or "workload" not in table:
+        return None
+    keys = ["workload", "precision", "networks"]
+    wide = table.pivot(index=keys, columns="method", values="seconds_per_step")[[USUAL, OURS]] * 1e6
+    spilled = table[table.method == OURS].set_index(keys).spilled_bytes
+    wide = wide.assign(times=wide[USUAL] / wide[OURS], spilled=spilled)
+    return wide.reset_index().rename(columns={"workload": "network"})
+
+
+def _kernel(card):
+    table = kernels(card)
+    if table is None:
+        return {}
+    least, most = (table.loc[which(table.times)] for which in (np.argmin, np.argmax))
+    found = {f"kernel_{name}": row.times for name, row in (("least", least), ("most", most))}
+    found |= {f"kernel_{name}_network": row.network for name, row in (("least", least), ("most", most))}
+    return found | {f"kernel_{name}_networks": int(row.networks) for name, row in (("least", least), ("most", most))}
 
 
 def _mnist(card):
@@ -122,6 +144,8 @@ def tables(card: Path) -> dict[str, Any]:
         parts.append(part.reset_index().assign(network=network))
     table = pd.concat(parts, ignore_index=True)
     found["gpu-sweep"] = table[["network", "networks", *(column for column in columns if column in table)]]
+    if (table := kernels(card)) is not None:
+        found["gpu-kernel"] = table
     suite = read(card, "suite")
     if suite is not None:
         each = ["workload", "networks"]

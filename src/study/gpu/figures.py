@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study.figures import plots
-from study.figures.labels import COLOURS, GRAPH, LOOP, OURS
+from study.figures.labels import COLOURS, GRAPH, LOOP, OURS, SCAN
 from study.gpu import chapter
 from study.pipeline.reports import Report
 
@@ -15,7 +15,7 @@ STEPS = 1024  # of the published sweep
 def growth(ax, card: Path):
     """Plot seconds of the published sweep's steps against the number of networks, a labelled line a method."""
     table = STEPS * chapter.sweep(card, chapter.SMALL)
-    names = {LOOP: "PyTorch's loop", GRAPH: "PyTorch,\nCUDA graphs", OURS: "TurbaNet"}
+    names = {LOOP: "PyTorch's loop", GRAPH: "PyTorch,\nCUDA graphs", SCAN: "XLA, by hand", OURS: "TurbaNet"}
     colours = COLOURS | {GRAPH: "#595959"}
     for name, label in names.items():
         y = table[list(chapter.LOOPS)].min(axis=1) if name == LOOP else table[name]

@@ -32,7 +32,15 @@ def methods(work: Workload, names: tuple[str, ...]) -> dict[str, Callable[[int],
         epochs = -(-CHECKED * work.epochs // work.steps)
         order = batch_order(swarm, work.rows, epochs=epochs, batch_size=work.batch_size)
         order = order.reshape(len(swarm), -1, order.shape[-1])
-    makers = {OURS: train_ours, USUAL: train_ours, SCAN: train_scan, STEPS: train_steps, LOOP: _loop, FUSED: _loop, GRAPH: _loop}
+    makers = {
+        OURS: train_ours,
+        USUAL: train_ours,
+        SCAN: train_scan,
+        STEPS: train_steps,
+        LOOP: _loop,
+        FUSED: _loop,
+        GRAPH: _loop,
+    }
     makers |= {FUNC: _func, FUNC_GRAPH: _func, STACKED: _stacked}
     on_gpu = torch.cuda.is_available()
     return {

@@ -17,8 +17,8 @@ from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCA
 from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
-from study.measurement.native import native_errors
 from study.gpu.torch_steps import PRECISIONS, TF32
+from study.measurement.native import native_errors
 
 SUITE = (  # (workload, networks, seconds)
     *(("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)),
@@ -84,7 +84,7 @@ def kernel(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
             work = dataclasses.replace(_small_network(name), members=size)
             with native_errors() as printed:
                 rows = compare(work, (OURS, USUAL), precision, repeats=3)
-            spilled = re.search(r"in function 'train', (\d+) bytes spill stores", printed())
+                spilled = re.search(r"in function 'train', (\d+) bytes spill stores", printed())
             rows[0]["spilled_bytes"] = int(spilled[1]) if spilled else 0
             yield rows
 

@@ -91,9 +91,9 @@ class Plan:
     members, or None for the default: on a CPU as many as fit a core's cache, on an accelerator the device's share of
     the swarm, or as much of it as fits in memory. deterministic: whether a GPU gives equal bits as well in another
     process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
-    two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a small
-    network from the first step of a call to the last. None: where that is possible; True: else raise ValueError; False:
-    never. It changes rounding only. The plan of a history says whether it was done, and if not, why, in `reason`.
+    two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a
+    small network from the first step of a call to the last. None: where that is possible; True: or raise ValueError; False:
+    never. It changes rounding only. The plan of a history says whether it was so, and if not, why: `reason`.
     """
 
     devices: int | str | Sequence | None = None
@@ -149,7 +149,12 @@ class Plan:
     @property
     def has_kernels(self) -> bool:
         """Whether the devices are NVIDIA GPUs, which kernels of our own are written for."""
-        return self.devices[0].platform == "gpu" and "NVIDIA" in self.devices[0].device_kind
+        return self.on_accelerator and "NVIDIA" in self.kind
+
+    @property
+    def kind(self) -> str:
+        """The kind of the devices, such as "NVIDIA H100 80GB HBM3"."""
+        return self.devices[0].device_kind
 
     @property
     def on_accelerator(self) -> bool:
@@ -167,7 +172,9 @@ class Plan:
 
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
-        blocks = f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
+        blocks = (
+            f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
+        )
         return f"{blocks}, one kernel" if self.kernel else blocks
 
     @property

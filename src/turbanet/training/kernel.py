@@ -1,4 +1,4 @@
-"""Train members that are small enough in one GPU kernel, which holds a network from the first step of a call to the last."""
+"""Train small members in one GPU kernel each, which holds a network from the first step of a call to the last."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from turbanet.backend import on_accelerator
 from turbanet.core import member
 from turbanet.core.plan import Plan
 from turbanet.core.state import State
-from turbanet.data.examples import Data, join, split
+from turbanet.data.examples import join, split
 from turbanet.networks.gpu.reader import Refused, read
 from turbanet.training.parts import affordable_epochs
 from turbanet.training.program import Train
@@ -42,7 +42,7 @@ class Kernel(Train):
         return after, losses[0]
 
     def _train(self, state, data, order, epochs, most_epochs):
-        """Train for `epochs` with the rows of `order`, [epoch, step, batch] or None for all: -> (state, loss [epoch])."""
+        """Train with the rows of `order`, [epoch, step, batch] or None for all: -> (state, loss [epoch])."""
         from turbanet.networks.gpu import emitter
 
         if order is None:
@@ -101,9 +101,9 @@ def acts_between_epochs(state: State, held_out: Any) -> bool:
 
 
 def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int) -> Train:
-    """Return the program that trains each member in a kernel.
+    """Return the program that trains each member in a kernel; raise `Refused` if that is not possible.
 
-    Raises `Refused` if that is not possible; it follows from shapes and types alone, and not from the number of members.
+    That follows from shapes and types alone, and not from the number of members.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int
     if type(program) is not Train:
         raise Refused("A kernel trains whole epochs of rows in memory; these come from a loader, or take too long.")
     if not plan.has_kernels:
-        raise Refused(f"A kernel needs an NVIDIA GPU; this is {plan.devices[0].device_kind}.")
+        raise Refused(f"A kernel needs an NVIDIA GPU; this is {plan.kind}.")
     if training.ragged and not program.equal_steps:
         raise Refused("The kernel needs members with equally many rows, or equal_steps=True.")
     kernel = Kernel(**vars(program))

@@ -102,7 +102,7 @@ def epochs_together(program: Train, swarm: Swarm, data: Data, plan: Plan, epochs
 
 
 def affordable_epochs(program: Train, swarm: Swarm, data: Data) -> float:
-    """Return for how many epochs an accelerator may be busy without an end to look for Ctrl-C, judged by sizes alone."""
+    """Return for how many epochs an accelerator may be busy before the host looks for Ctrl-C, judged by sizes."""
     return LONG_ON_ACCELERATOR / 16 / _operations(program, swarm, data)
 
 
