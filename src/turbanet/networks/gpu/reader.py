@@ -19,7 +19,8 @@ CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoin
 IDENTITY = "copy", "copy_p", "stop_gradient"
 ELEMENTWISE = """
     abs add add_any and ceil clamp convert_element_type cos div eq exp exp2 expm1 floor ge gt integer_pow is_finite le
-    log log1p logistic lt max min mul ne neg not or pow rem rsqrt select_n sign sin sqrt square sub tan tanh xor
+    log log1p logistic lt max min mul ne neg not one_minus_square or pow rem rsqrt select_n sign sin sqrt square sub tan
+    tanh xor
 """
 MOVES = """
     broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_sum reshape slice split
