@@ -218,8 +218,15 @@ def _inline(jaxpr, inputs, constants, operations):
 
 
 def _folded(equation, inputs):
-    """Return the outputs of an equation of constants, which some of Triton's rules do not accept, or None."""
+    """Return the outputs of an equation of constants, which some of Triton's rules do not accept, or None.
+
+    Also of a sum with zero, as in Adam's root; as in XLA, -0 + 0 stays -0.
+    """
     (out, *more), name = (var.aval for var in equation.outvars), equation.primitive.name
+    if name == "add":
+        for x, zero in (inputs, inputs[::-1]):
+            if isinstance(zero, np.generic) and zero == 0 and isinstance(x, Value) and x.shape == out.shape:
+                return [x]
     if more or out.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
         return None
     if name not in IDENTITY + tuple(ELEMENTWISE.split()):
