@@ -181,6 +181,27 @@ def test_slices_and_pieces_are_exact():
     assert_close(ours, (theirs[0], theirs[1].T))
 
 
+def test_a_quotient_by_one_number_keeps_its_special_values():
+    numbers, by = jnp.array([0, 1, -2, jnp.inf, jnp.nan]), jnp.array([0, -jnp.inf, jnp.nan, 3])
+    state = jnp.tile(numbers, (4, 1)), by
+    (ours, _), _ = kernel(lambda state, x: ((state[0] / state[1], state[1]), x.sum()), most_epochs=1)(state, (by,), 1)
+    np.testing.assert_allclose(ours, numbers / by[:, None], rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(lax, "one_minus_square"), reason="came with jax 0.11")
+def test_one_minus_square_is_exact_near_one():
+    step, near = lambda w, x: (lax.one_minus_square(w), x.sum()), jnp.float32([[1 - 2**-20, 0.5, 0, 3]])
+    np.testing.assert_allclose(kernel(step, most_epochs=1)(near, (near[0],), 1)[0], 1 - np.float64(near) ** 2, rtol=1e-6)
+
+
+def test_products_keep_their_order():
+    step, state, data = problem((20, 10), 30, 16)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+    products = [op for op in reader.read(step, one, *data).operations if op.name == "dot_general"]
+    shapes = [op.outputs[0].shape for op in products]
+    assert shapes == [(16, 20), (16, 10), (10, 20), (16, 20), (20, 30)]
+
+
 @pytest.mark.parametrize("precision", [None, "highest"])
 @pytest.mark.parametrize("size", [((16, 2), 2, 128), ((64, 32, 16), 64, 32), ((10, 3), 5, 33), ((20, 10), 30, 16)])
 def test_kernel_lowers_for_an_h100(size, precision):

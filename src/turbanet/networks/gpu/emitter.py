@@ -126,10 +126,22 @@ def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
 
 
 def _warps(program: Program) -> int:
-    """Return the warps of a member: each thread holds about 64 numbers of its largest array."""
+    """Return the warps of a member: each thread holds 32 to 63 numbers of its largest array.
+
+    It is half of that with products in float32, which hold their factors in registers.
+    """
     values = [value for op in program.operations for value in op.outputs]
     largest = max(math.prod(program.padded(value.shape)) for value in values)
-    return min(max(1 << (largest // 1024).bit_length() - 1 if largest >= 1024 else 1, 1), 8)
+    exact = any(_exact(program, op) for op in program.operations)
+    return min(1 << max(largest * (1 + exact) // 1024, 1).bit_length() - 1, 8)
+
+
+def _exact(program, op):
+    """Return whether an operation is a product in float32, without tensor cores, of matrices that are large enough."""
+    if op.name != "dot_general" or lax.Precision.HIGHEST not in np.atleast_1d(op.params["precision"]):
+        return False
+    sides = {program.padded(value.shape) for value in op.inputs}
+    return all(len(side) == 2 and min(side) >= TENSOR_CORES for side in sides)
 
 
 def _pad(leaf, program, shape, indexed=False):
@@ -229,6 +241,7 @@ FUNCTIONS = {
     "clamp": lambda low, x, high: _smallest(_largest(x, low), high),
     "logistic": lambda x: 1 / (1 + lax.exp(-x)),
     "is_finite": lambda x: lax.abs(x) < np.float32(np.inf),
+    "one_minus_square": lambda x: (1 + x) * (1 - x),
     "square": lambda x: x * x,
     **dict.fromkeys(IDENTITY, lambda x: x),
 }
@@ -240,6 +253,14 @@ def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
     function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
     spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
     return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
+
+
+def _divide(program, op, a, b):
+    """Divide elementwise: an array by one number as times its reciprocal, as a quotient takes several instructions."""
+    number = b.item() if b.shape == () else None
+    if isinstance(number, np.generic | None) or op.outputs[0].shape == () or op.outputs[0].dtype != np.float32:
+        return _elementwise(program, op, a, b)
+    return _blocks(a.shape, lambda i: a[i] * _broadcast(1 / number, a[i].shape))
 
 
 COMBINE = {"reduce_sum": lax.add, "reduce_max": _largest, "reduce_min": _smallest}
@@ -394,6 +415,7 @@ def _concatenate(program, op, *inputs):
 
 
 EMIT = {
+    "div": _divide,
     **dict.fromkeys(COMBINE, _reduce),
     "broadcast_in_dim": _broadcast_in_dim,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),

@@ -19,7 +19,8 @@ CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoin
 IDENTITY = "copy", "copy_p", "stop_gradient"
 ELEMENTWISE = """
     abs add add_any and ceil clamp convert_element_type cos div eq exp exp2 expm1 floor ge gt integer_pow is_finite le
-    log log1p logistic lt max min mul ne neg not or pow rem rsqrt select_n sign sin sqrt square sub tan tanh xor
+    log log1p logistic lt max min mul ne neg not one_minus_square or pow rem rsqrt select_n sign sin sqrt square sub tan
+    tanh xor
 """
 MOVES = """
     broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_sum reshape slice split
@@ -121,7 +122,7 @@ def read(step: Callable, state: Any, *batch: Any) -> Program:
     constants: dict[Value, Any] = {}
     operations: list[Operation] = []
     outputs = _inline(closed, inputs, constants, operations)
-    operations = _swap_transposed(_live(operations, outputs), outputs)
+    operations = _live(operations, outputs)
     used = {id(value) for value in outputs} | {id(value) for op in operations for value in op.inputs}
     constants = {value: array for value, array in constants.items() if id(value) in used}
     program = Program(inputs, constants, operations, outputs)
@@ -217,8 +218,15 @@ def _inline(jaxpr, inputs, constants, operations):
 
 
 def _folded(equation, inputs):
-    """Return the outputs of an equation of constants, which some of Triton's rules do not accept, or None."""
+    """Return the outputs of an equation of constants, which some of Triton's rules do not accept, or None.
+
+    Also of a sum with zero, as in Adam's root; as in XLA, -0 + 0 stays -0.
+    """
     (out, *more), name = (var.aval for var in equation.outvars), equation.primitive.name
+    if name == "add":
+        for x, zero in (inputs, inputs[::-1]):
+            if isinstance(zero, np.generic) and zero == 0 and isinstance(x, Value) and x.shape == out.shape:
+                return [x]
     if more or out.shape != () or not all(isinstance(number, np.generic) for number in inputs) or not inputs:
         return None
     if name not in IDENTITY + tuple(ELEMENTWISE.split()):
@@ -240,10 +248,11 @@ def _constant(array, constants):
 
 
 def _live(operations, outputs):
-    """Return the operations that `outputs` need, each just before its first use.
+    """Return the operations that `outputs` need: first what products and reductions need, as traced, then the rest.
 
-    The others are dead, such as random keys that a step traces and does not use. Just before: so that an optimizer's
-    arrays are alive for one leaf at a time.
+    As traced: Triton splits all products of a chain among the warps as the first one that it meets, and another order
+    doubled the work. Each of the rest comes just before its first use, so that an optimizer's arrays are alive for one
+    leaf at a time. All others are dead, such as random keys that a step traces and does not use.
     """
     makes = {id(value): op for op in operations for value in op.outputs}
     order: dict[int, Operation] = {}
@@ -257,31 +266,13 @@ def _live(operations, outputs):
             continue
         waiting.append((op, True))
         waiting += [(makes[id(value)], False) for value in reversed(op.inputs) if id(value) in makes]
-    return list(order.values())
-
-
-def _swap_transposed(operations, outputs):
-    """Replace (a b)' by b' a' where nothing else uses the product: a transpose goes through shared memory."""
-    uses = [id(value) for value in outputs] + [id(value) for op in operations for value in op.inputs]
-    products = {
-        id(op.outputs[0]): op
-        for op in operations
-        if op.name == "dot_general" and len(op.outputs[0].shape) == 2 and uses.count(id(op.outputs[0])) == 1
-    }
-    dropped = set()
-    for op in operations:
-        product = products.get(id(op.inputs[0])) if op.name == "transpose" else None
-        if product is None or tuple(op.params["permutation"]) != (1, 0):
-            continue
-        (first, second), batched = product.params["dimension_numbers"]
-        precision = product.params["precision"]
-        product.params = product.params | {
-            "dimension_numbers": ((second, first), batched),
-            "precision": precision[::-1] if isinstance(precision, tuple) else precision,
-        }
-        product.inputs, product.outputs = product.inputs[::-1], op.outputs
-        dropped.add(id(op))
-    return [op for op in operations if id(op) not in dropped]
+    first: set[int] = set()
+    needed: set[int] = set()
+    for op in reversed(order.values()):
+        if op.name in WHOLE or any(id(value) in needed for value in op.outputs):
+            first.add(id(op))
+            needed |= {id(value) for value in op.inputs}
+    return [op for op in operations if id(op) in first] + [op for op in order.values() if id(op) not in first]
 
 
 def _most_bytes(program):
