@@ -121,7 +121,7 @@ def test_kernel_trains_as_vmap_and_scan_do(widths, features, rows, activation, l
     assert_close(kernel(step, most_epochs=8)(state, data, 8), usual(step, state, data, 8))
 
 
-@pytest.mark.parametrize("widths, features, rows", [((10, 3), 5, 33), ((20, 10), 17, 16), ((8, 8, 2), 8, 12)])
+@pytest.mark.parametrize("widths, features, rows", [((10, 3), 5, 33), ((20, 10), 17, 16), ((20, 10), 17, 33), ((8, 8, 2), 8, 12)])
 def test_padding_never_counts(widths, features, rows):
     step, state, data = problem(widths, features, rows)
     assert_close(kernel(step, most_epochs=8)(state, data, 8), usual(step, state, data, 8))
