@@ -372,6 +372,8 @@ def _matrices(op, x, i, y, j, size):
     rows, columns = x.shape[1 - i], y.shape[1 - j]
     if min(rows, columns, x.shape[i]) >= TENSOR_CORES:
         how = {"precision": op.params["precision"], "preferred_element_type": jnp.float32}
+        if rows > columns:  # transposed, as Triton splits a wide product better among the warps
+            return lax.dot_general(y, x, (((j,), (i,)), ((), ())), **how).T
         return lax.dot_general(x, y, (((i,), (j,)), ((), ())), **how)
     shape = rows, columns
     if x.shape[i] <= min(shape):  # one outer product after the other
