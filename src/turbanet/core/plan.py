@@ -92,8 +92,8 @@ class Plan:
     the swarm, or as much of it as fits in memory. deterministic: whether a GPU gives equal bits as well in another
     process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
     two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a
-    small network from the first step of a call to the last. None: where that is possible; True: or raise ValueError; False:
-    never. It changes rounding only. The plan of a history says whether it was so, and if not, why: `reason`.
+    small network from the first step of a call to the last. None: where that is possible; True: or raise ValueError;
+    False: never. It changes rounding only. The plan of a history says whether it was so, and if not, why: `reason`.
     """
 
     devices: int | str | Sequence | None = None

@@ -122,11 +122,11 @@ def _compile_in_thread(function, plan, arguments, names, updates, **options):
 
 
 def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
-    """Return the cache key of `program` for these arguments, as the plan places them."""
+    """Return the cache key of `program` for these arguments, as the plan places them or as shapes and types."""
     schedule = state.schedule and state.schedule.replace(functions=())
     bare = state.replace(apply_fn=None, tx=None, loss_fn=None, sample=None, schedule=schedule)
     leaves, tree = jax.tree.flatten((bare, others))
-    types = tuple((leaf.aval, leaf.sharding) for leaf in leaves)
+    types = tuple((getattr(leaf, "aval", leaf), leaf.sharding) for leaf in leaves)
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     settings = (getattr(jax.config, name) for name in TRACE_SETTINGS)
     # As a plain string: a fingerprint holds what it read, such as arrays of a loss, and the program does not need it.

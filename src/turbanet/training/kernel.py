@@ -1,6 +1,7 @@
 """Train small members in one GPU kernel each, which holds a network from the first step of a call to the last."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from turbanet.core.plan import Plan
 from turbanet.core.state import State
 from turbanet.data.examples import join, split
 from turbanet.networks.gpu.reader import Refused, read
+from turbanet.training.compilation import identity, remembered
 from turbanet.training.parts import affordable_epochs
 from turbanet.training.program import Train
 
@@ -63,12 +65,12 @@ class Kernel(Train):
         )
         return state.replace(**after), losses
 
-    def check(self, state: Any, data: Any) -> None:
-        """Raise `Refused` if a kernel cannot hold the step of a member, given by shapes and types."""
+    def refusal(self, state: Any, data: Any) -> str:
+        """Return why a kernel cannot hold the step of a member, given by shapes and types; "" if it can."""
         try:
             from turbanet.networks.gpu import emitter
         except ImportError as error:
-            raise Refused(f"A kernel needs Pallas' Triton backend: {error}.") from error
+            return f"A kernel needs Pallas' Triton backend: {error}."
         order = None if self._is_whole(data) else jax.ShapeDtypeStruct((1, self.batch_size), jnp.int32)
 
         def traced(leaves):
@@ -78,7 +80,11 @@ class Kernel(Train):
             read(step, before, *emitter.batch(rows, order))
 
         leaves, tree = jax.tree.flatten((state, data))
-        jax.eval_shape(traced, leaves)
+        try:
+            jax.eval_shape(traced, leaves)
+        except Refused as refused:
+            return str(refused)
+        return ""
 
     def _step(self, state):
         """Return (step(changing, x, y) -> (changing, loss), the fields of the state that a step changes)."""
@@ -119,7 +125,9 @@ def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int
     if training.ragged and not program.equal_steps:
         raise Refused("The kernel needs members with equally many rows, or equal_steps=True.")
     kernel = Kernel(**vars(program))
-    kernel.check(*_of_one(swarm, training))
+    one = _of_one(swarm, training)
+    if refusal := remembered(("refusal", *identity(kernel, plan, *one)), partial(kernel.refusal, *one)):
+        raise Refused(refusal)
     if acts_between_epochs(swarm, held_out) or program.epochs == 1:
         return kernel
     is_whole = program.batch_size == training.length

@@ -68,7 +68,7 @@ def train(
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
     kernel = partial(_kernel, program, steps)
-    how = triton.CompilerParams(num_warps=_warps(program))
+    how = triton.CompilerParams(num_warps=_warps(program), num_stages=1)  # a step's rows hang on its order alone
     call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=how)
     after, losses = call(jnp.asarray(epochs, jnp.int32), leaves, order, rows, constants)
     after = [leaf[tuple(map(slice, value.shape))] for leaf, value in zip(after, values)]
@@ -198,7 +198,11 @@ def _join(flat, program, values):
 def _broadcast(block, shape, axes=()):
     """Broadcast a block or a NumPy scalar to this shape; its axis i becomes axes[i]."""
     if isinstance(block, np.generic):  # bound, as some of Triton's rules accept no literals
-        return lax.broadcast_in_dim_p.bind(block, shape=tuple(shape), broadcast_dimensions=(), sharding=None)
+        return (
+            block
+            if shape == ()
+            else lax.broadcast_in_dim_p.bind(block, shape=tuple(shape), broadcast_dimensions=(), sharding=None)
+        )
     return block if block.shape == tuple(shape) else lax.broadcast_in_dim(block, shape, axes)
 
 
@@ -252,7 +256,15 @@ def _elementwise(program: Program, op: Operation, *inputs: Blocks) -> Blocks:
     shape = op.outputs[0].shape
     function: Any = FUNCTIONS.get(op.name) or partial(op.primitive.bind, **op.params)
     spread = [_spread(program, before, x, shape, range(x.ndim)) for before, x in zip(op.inputs, inputs)]
-    return _blocks(_extents(program, shape), lambda i: function(*(x[i] for x in spread)))
+    return _blocks(_extents(program, shape), lambda i: _applied(function, *(x[i] for x in spread)))
+
+
+def _applied(function, *blocks):
+    """Return function(*blocks); of constants a NumPy scalar, as some of Triton's rules accept no literals."""
+    if not all(isinstance(block, np.generic) for block in blocks):
+        return function(*blocks)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(function(*blocks))[()]
 
 
 def _divide(program, op, a, b):
@@ -280,7 +292,7 @@ def _reduce(program, op, x):
     neutral = {"reduce_sum": 0, "reduce_max": _extreme(dtype, -1), "reduce_min": _extreme(dtype, 1)}[op.name]
 
     def reduced(index):
-        block = reduce(COMBINE[op.name], x[index].flat)
+        block = reduce(partial(_applied, COMBINE[op.name]), x[index].flat)
         for axis in sorted(set(axes) & set(long), reverse=True):
             position = long.index(axis)
             block = _cleared(block, position, shape[axis], neutral)
