@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS
+from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS, USUAL
 from study.gpu import __main__ as gpu, chapter, figures, methods, sections, torch_steps
 
 
@@ -145,6 +145,32 @@ def test_only_cards_measured_in_full_are_read(tmp_path):
     tiny = measured(tmp_path / "tiny")
     (tiny / "about.json").write_text(json.dumps({"tiny": True, "date": "2027-01-01"}))
     assert chapter.cards(tmp_path) == [card]
+
+
+def test_a_commit_of_digits_and_an_e_is_no_number(tmp_path):
+    card = measured(tmp_path / "card")
+    pd.DataFrame({"networks": [1], "commit": ["2818e81"]}).to_csv(card / "federated.csv")
+    assert chapter.read(card, "federated").commit[0] == "2818e81"
+
+
+def test_a_card_that_measured_the_small_networks_alone_has_numbers_and_a_table_of_them(tmp_path):
+    card = measured(tmp_path / "card")
+    table = pd.read_csv(card / "sweep.csv")
+    table[table.workload == chapter.SMALL].to_csv(card / "sweep.csv", index=False)
+    found = chapter.numbers(card)
+    assert found["small_by_hand"] == 1 and "wide_ms" not in found
+    assert set(chapter.tables(card)["gpu-card-sweep"].network) == {"2-16-2"}
+
+
+def test_what_a_kernel_gains_is_a_ratio_of_the_same_training(tmp_path):
+    card = measured(tmp_path / "card")
+    assert chapter.kernels(card) is None
+    rows = [{"workload": "a", "precision": "TF32", "networks": n, "seconds_per_step": s, "method": m}
+            for n, m, s in ((1, OURS, 1e-6), (1, USUAL, 3e-6), (8, OURS, 2e-6), (8, USUAL, 14e-6))]  # fmt: skip
+    pd.DataFrame(rows).to_csv(card / "kernel.csv", index=False)
+    assert [*chapter.kernels(card).times] == pytest.approx([3, 7])
+    found = chapter.numbers(card)
+    assert (found["kernel_least"], found["kernel_most"]) == pytest.approx((3, 7)) and found["kernel_most_networks"] == 8
 
 
 def test_the_figure_has_three_lines_with_their_names(tmp_path):

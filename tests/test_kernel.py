@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import turbanet as tn
-from turbanet.networks.gpu import emitter
+from turbanet.kernels import emitter
 from turbanet.training import compilation, kernel
 
 rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 
-from turbanet.networks.gpu import emitter, reader
+from turbanet.kernels import emitter, reader
 
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu, "sigmoid": nn.sigmoid}
 

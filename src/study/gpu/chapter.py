@@ -14,7 +14,7 @@ SMALL, WIDE = "sweep-small", "sweep-large"
 
 
 def cards(folder: Path) -> list[Path]:
-    """List the folders of fully measured cards, the latest first."""
+    """List the folders of cards whose sweep was measured, the latest first."""
     found = {file.parent: json.loads(file.read_text()) for file in folder.glob("*/about.json")}
     full = [card for card, about in found.items() if not about["tiny"] and (card / "sweep.csv").is_file()]
     return sorted(full, key=lambda card: found[card]["date"], reverse=True)
@@ -25,7 +25,8 @@ def read(card: Path, section: str) -> Any:
     import pandas as pd
 
     file = card / f"{section}.csv"
-    return pd.read_csv(file) if file.is_file() and file.stat().st_size > 1 else None
+    # A commit such as 2818e81 is no number.
+    return pd.read_csv(file, dtype={"commit": str}) if file.is_file() and file.stat().st_size > 1 else None
 
 
 def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
@@ -51,7 +52,8 @@ def numbers(card: Path) -> dict[str, Any]:
         "measured": f"measured on {about['date']} by make gpu on {about['card']}, driver {about['driver']}, "
         f"jax {about['jax']}, torch {about['torch']}, of commit {about['commit']}",
         "left_out": about["left_out"],
-        "earlier": {commit: ", ".join(what) for commit, what in about.get("earlier", {}).items()},
+        "others": {commit: ", ".join(what) for commit, what in about.get("others", {}).items()},
+        "folder": card.name,
         "networks": int(small.index[small.index <= 128].max()),
         "most": most,
         "most_ms": 1000 * small.loc[most, OURS],
@@ -61,13 +63,17 @@ def numbers(card: Path) -> dict[str, Any]:
         "most_over_loop_one": small.loc[most, OURS] / loop_one,
     }
     found["in_time_ms"] = 1000 * small.loc[found["in_time_of_one"], OURS]
-    of = {"small": small.loc[found["networks"]], "wide": wide.loc[found["networks"]]}
-    for name, row in of.items():
+    found["in_time_over_loop_one"] = found["in_time_ms"] / found["loop_one_ms"]
+    found["has_suite"] = read(card, "suite") is not None
+    for name, table in (("small", small), ("wide", wide)):
+        if not len(table):
+            continue
+        row = table.loc[found["networks"]]
         found[f"{name}_ms"] = 1000 * row[OURS]
         found[f"{name}_loop"] = row[list(LOOPS)].min() / row[OURS]
         found[f"{name}_graph"] = row[GRAPH] / row[OURS]
         found[f"{name}_func"] = row[FUNC_GRAPH] / row[OURS]
-        found[f"{name}_scan"] = row[OURS] / row[SCAN]
+        found[f"{name}_by_hand"] = row[SCAN] / row[OURS]
     return found | _kernel(card) | _mnist(card) | _trained(card)
 
 
@@ -78,8 +84,7 @@ def kernels(card: Path) -> Any:
         return None
     keys = ["workload", "precision", "networks"]
     wide = table.pivot(index=keys, columns="method", values="seconds_per_step")[[USUAL, OURS]] * 1e6
-    spilled = table[table.method == OURS].set_index(keys).spilled_bytes
-    wide = wide.assign(times=wide[USUAL] / wide[OURS], spilled=spilled)
+    wide = wide.assign(times=wide[USUAL] / wide[OURS])
     return wide.reset_index().rename(columns={"workload": "network"})
 
 
@@ -139,13 +144,14 @@ def tables(card: Path) -> dict[str, Any]:
     columns = [OURS, SCAN, FUNC_GRAPH, GRAPH, FUSED, LOOP]
     parts = []
     for name, network in ((SMALL, "2-16-2"), (WIDE, "2-256-256-2")):
-        part = sweep(card, name)
+        if not len(part := sweep(card, name)):
+            continue
         part = 1e6 * part[[column for column in columns if column in part]]
         parts.append(part.reset_index().assign(network=network))
     table = pd.concat(parts, ignore_index=True)
-    found["gpu-sweep"] = table[["network", "networks", *(column for column in columns if column in table)]]
+    found[f"gpu-{card.name}-sweep"] = table[["network", "networks", *(column for column in columns if column in table)]]
     if (table := kernels(card)) is not None:
-        found["gpu-kernel"] = table
+        found[f"gpu-{card.name}-kernel"] = table
     suite = read(card, "suite")
     if suite is not None:
         each = ["workload", "networks"]
@@ -154,5 +160,5 @@ def tables(card: Path) -> dict[str, Any]:
         for name in columns:
             if name in wide:
                 wide[name] *= 1000
-        found["gpu-suite"] = wide[[*each, *(name for name in columns if name in wide)]]
+        found[f"gpu-{card.name}-suite"] = wide[[*each, *(name for name in columns if name in wide)]]
     return found

@@ -1,7 +1,6 @@
 """The sections of `make gpu`: each is a function that yields rows as they are measured, within its seconds."""
 
 import dataclasses
-import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,6 @@ from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
 from study.gpu.torch_steps import PRECISIONS, TF32
-from study.measurement.native import native_errors
 
 SUITE = (  # (workload, networks, seconds)
     *(("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)),
@@ -82,11 +80,7 @@ def kernel(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     for name, size, precision, seconds in [("5-10-3", 2, FLOAT32, 0)] if tiny else plans:
         if budget.allows(f"{name} of {size} in {precision}", seconds):
             work = dataclasses.replace(_small_network(name), members=size)
-            with native_errors() as printed:
-                rows = compare(work, (OURS, USUAL), precision, repeats=3)
-                spilled = re.search(r"in function 'train', (\d+) bytes spill stores", printed())
-            rows[0]["spilled_bytes"] = int(spilled[1]) if spilled else 0
-            yield rows
+            yield compare(work, (OURS, USUAL), precision, repeats=3)
 
 
 def _small_network(name):

@@ -12,7 +12,7 @@ from turbanet.core import member
 from turbanet.core.plan import Plan
 from turbanet.core.state import State
 from turbanet.data.examples import join, split
-from turbanet.networks.gpu.reader import Refused, read
+from turbanet.kernels.reader import Refused, read
 from turbanet.training.compilation import identity, remembered
 from turbanet.training.parts import affordable_epochs
 from turbanet.training.program import Train
@@ -23,7 +23,7 @@ MOST_BYTES = 2**28  # of all members' losses and orders of the rows in such a ca
 
 @dataclasses.dataclass(frozen=True)
 class Kernel(Train):
-    """Train one member as `Train` does, all steps of a call, or of an epoch, in one kernel of `networks.gpu.emitter`.
+    """Train one member as `Train` does, all steps of a call, or of an epoch, in one kernel of `kernels.emitter`.
 
     A validation, a schedule by epoch and patience act between epochs: then a kernel trains one epoch.
     """
@@ -45,7 +45,7 @@ class Kernel(Train):
 
     def _train(self, state, data, order, epochs, most_epochs):
         """Train with the rows of `order`, [epoch, step, batch] or None for all: -> (state, loss [epoch])."""
-        from turbanet.networks.gpu import emitter
+        from turbanet.kernels import emitter
 
         if order is None:
             rows = data.read()
@@ -68,7 +68,7 @@ class Kernel(Train):
     def refusal(self, state: Any, data: Any) -> str:
         """Return why a kernel cannot hold the step of a member, given by shapes and types; "" if it can."""
         try:
-            from turbanet.networks.gpu import emitter
+            from turbanet.kernels import emitter
         except ImportError as error:
             return f"A kernel needs Pallas' Triton backend: {error}."
         order = None if self._is_whole(data) else jax.ShapeDtypeStruct((1, self.batch_size), jnp.int32)

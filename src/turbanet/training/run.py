@@ -23,7 +23,7 @@ from turbanet.core.plan import Plan, choose, say_once
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
 from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
-from turbanet.networks.gpu.reader import Refused
+from turbanet.kernels.reader import Refused
 from turbanet.training.compilation import compile_in_thread, compiled
 from turbanet.training.kernel import Kernel, in_kernel
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least

@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from turbanet.networks.gpu.reader import IDENTITY, Operation, Program, Value, read
+from turbanet.kernels.reader import IDENTITY, Operation, Program, Value, read
 
 Blocks = np.ndarray  # of arrays; of the shape of the whole array, but 1 along its long axes
 TENSOR_CORES = 16  # smallest side of a product that uses them
