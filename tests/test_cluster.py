@@ -419,6 +419,8 @@ def test_a_start_that_failed_leaves_no_process_and_is_tried_again(monkeypatch):
     def start(*, num_cpus):
         program = [sys.executable, "-c", "import time; time.sleep(600)", ray.__file__]  # as the raylet's names it
         begun.append(subprocess.Popen(program))
+        while not psutil.Process(begun[-1].pid).cmdline():  # empty for an instant, as the program begins
+            time.sleep(0.001)
         if len(begun) < 3:
             raise Exception("The current node timed out during startup.")
         return num_cpus
