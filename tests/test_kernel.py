@@ -8,11 +8,12 @@ import pytest
 
 import turbanet as tn
 from turbanet.kernels import emitter
-from turbanet.training import compilation, kernel
+from turbanet.training import compilation, kernel, run as training
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(20, 3)).astype(np.float32), rng.integers(0, 2, 20)
 ROWS = np.stack([rng.permutation(20)[:12] for _ in range(3)])
+REPEATED = np.stack([ROWS[0], *(np.where(np.arange(12) < count, ROWS[1], -1) for count in (9, 5))])
 USUAL = tn.Plan(1, kernel=False)
 
 
@@ -56,6 +57,8 @@ CASES = {
     "own data": (made, {"x": rng.normal(size=(3, 20, 3)).astype(np.float32), "per_member": (True, False)}),
     "own data in batches": (made, {"x": np.stack([X, -X, 2 * X]), "per_member": (True, False), "batch_size": 8}),
     "repeated rows": (made, {"rows": np.where(np.arange(12) < 9, ROWS, -1), "batch_size": 5, "equal_steps": True}),
+    "repeated rows, all at once": (made, {"rows": np.where(np.arange(12) < 9, ROWS, -1), "equal_steps": True}),
+    "as many repeated": (made, {"rows": REPEATED, "equal_steps": True}),
     "validation": (made, {"batch_size": 6, "validation": (X, Y), "metric": tn.accuracy}),
     "patience": (made, {"batch_size": 6, "validation": (X, Y), "patience": 1, "min_delta": 0.002, "epochs": 6}),
     "a metric on the host": (made, {"validation": (X, Y), "metric": lambda prediction, y: prediction.max()}),
@@ -71,7 +74,7 @@ def test_fit_trains_in_kernels_as_without(kernels, case):
     make, settings = CASES[case]
     swarm, history = fit(make(), **settings)
     usual, usual_history = fit(make(), USUAL, **settings)
-    assert (history.plan.kernel, usual_history.plan.kernel) == (True, False)
+    assert (history.plan.in_kernel, usual_history.plan.in_kernel) == (True, False)
     for ours, theirs in zip(jax.tree.leaves(swarm), jax.tree.leaves(usual), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     for name in ("train_loss", "validation_loss", "validation_metric", "epochs"):
@@ -113,7 +116,7 @@ def test_a_killed_training_resumes_with_its_bits(kernels, tmp_path):
             swarm, history = fit(made(), **settings, callbacks=callbacks)
         except KeyboardInterrupt:
             continue
-    assert history.plan.kernel
+    assert history.plan.in_kernel
     same(whole, swarm)
 
 
@@ -121,7 +124,7 @@ def test_a_training_that_began_without_a_kernel_goes_on_without(kernels, tmp_pat
     settings = {"batch_size": 6, "segment": 1, "checkpoints": tmp_path / "t"}
     fit(made(), USUAL, epochs=2, **settings)
     swarm, history = fit(made(), epochs=4, **settings)
-    assert history.plan.kernel is False and "began without a kernel" in history.plan.reason
+    assert not history.plan.in_kernel and "began without a kernel" in history.plan.reason
     same(swarm, fit(made(), USUAL, epochs=4, batch_size=6)[0])
 
 
@@ -135,7 +138,7 @@ def test_a_training_that_began_without_a_kernel_goes_on_without(kernels, tmp_pat
 )
 def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels, swarm, settings, reason):
     trained, history = fit(swarm, **settings)
-    assert history.plan.kernel is not bool(reason) and reason in history.plan.reason
+    assert history.plan.in_kernel is not bool(reason) and reason in history.plan.reason
     if reason:
         same(trained, fit(swarm, USUAL, **settings)[0])
         with pytest.raises(ValueError, match=reason):
@@ -144,7 +147,7 @@ def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels
 
 def test_without_an_nvidia_gpu_nothing_changes_and_a_kernel_asked_for_is_refused():
     _, history = fit(made())
-    assert history.plan.kernel is None and history.plan.reason == ""
+    assert not history.plan.in_kernel and history.plan.reason == ""
     with pytest.raises(ValueError, match="A kernel needs an NVIDIA GPU; this is cpu"):
         fit(made(), tn.Plan(1, kernel=True))
 
@@ -165,6 +168,56 @@ def test_a_kernel_that_does_not_compile_is_done_without(kernels, monkeypatch):
     same(swarm, fit(made(), USUAL)[0])
     with pytest.raises(NotImplementedError, match="no such tile"):
         fit(made(), tn.Plan(1, kernel=True))
+
+
+def test_a_fallback_records_every_epoch_also_from_the_cache_and_is_remembered(kernels, monkeypatch):
+    tried = []
+
+    def broken(*_, **__):
+        tried.append(1)
+        raise NotImplementedError("no such tile")
+
+    usual = fit(made(), USUAL, epochs=600)[1].train_loss
+    monkeypatch.setattr(emitter, "train", broken)
+    for _ in range(2):
+        _, history = fit(made(), epochs=600)
+        np.testing.assert_array_equal(history.train_loss, usual)
+    assert len(tried) == 1 and "no such tile" in history.plan.reason
+    compilation.forget()
+    swarm, _ = fit(made(), compile_only=True)
+    same(fit(made())[0], fit(swarm, USUAL)[0])
+
+
+def test_too_little_shared_memory_is_no_reason_for_smaller_blocks(kernels, monkeypatch):
+    def broken(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 300000")
+
+    monkeypatch.setattr(emitter, "train", broken)
+    _, history = fit(made())
+    assert history.plan.block == fit(made(), USUAL)[1].plan.block and "Shared memory" in history.plan.reason
+
+
+def test_a_plan_of_a_history_asks_for_what_was_asked_before(kernels):
+    _, history = fit(made())
+    _, other = fit(made(tn.MLP((4, 2), dropout=0.5)), history.plan)
+    assert history.plan.in_kernel and not other.plan.in_kernel and "dropout" in other.plan.reason
+    assert fit(made(), other.plan)[1].plan.in_kernel and fit(made(), other.plan)[1].plan.reason == ""
+
+
+@pytest.mark.parametrize("kernel", [0, 1, "yes", np.False_])
+def test_a_kernel_is_true_false_or_none(kernel):
+    with pytest.raises(ValueError, match="kernel must be True, False, or None"):
+        tn.Plan(kernel=kernel)
+
+
+def test_a_call_has_no_more_steps_than_ctrl_c_may_wait_for(kernels, monkeypatch):
+    monkeypatch.setattr(kernel, "MOST_STEPS", 12)
+    calls, call = [], training.Training._call
+    monkeypatch.setattr(
+        training.Training, "_call", lambda run, count, extent: calls.append(count) or call(run, count, extent)
+    )
+    fit(made(), epochs=9, batch_size=6, segment=9)  # of four steps
+    assert calls == [2, 2, 2, 2, 1]
 
 
 def test_a_plan_says_that_it_was_a_kernel(kernels):

@@ -144,6 +144,18 @@ def test_minibatches_come_in_the_members_own_order(batch):
     assert_close((ours, losses), (theirs, of_steps.reshape(2, 2, 3).mean(2)))
 
 
+@pytest.mark.parametrize("rows", [16, 20])
+def test_a_nan_stays_in_a_largest_number(rows):
+    def step(state, x):
+        return state * 0.5, jnp.max(jnp.abs(x * state)) + jnp.min(x * state)
+
+    x = jnp.ones(rows).at[3].set(jnp.nan)
+    _, losses = kernel(step, most_epochs=1)(jnp.ones((2, rows)), (x,), 1)
+    assert np.isnan(losses).all()
+    text = lowered(step, jnp.ones((2, rows)), (x,))
+    assert "__gpu$xla.gpu.triton" in text
+
+
 def test_fewer_epochs_compile_nothing():
     step, state, data = problem()
     train = kernel(step, most_epochs=8)

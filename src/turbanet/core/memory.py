@@ -81,7 +81,8 @@ def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error says that a device had too little memory."""
-    return "RESOURCE_EXHAUSTED" in repr(error)
+    message = repr(error)
+    return "RESOURCE_EXHAUSTED" in message and "hared memory" not in message  # which belongs to a multiprocessor
 
 
 def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:

@@ -93,18 +93,22 @@ class Plan:
     process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
     two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a
     small network from the first step of a call to the last. None: where that is possible; True: or raise ValueError;
-    False: never. It changes rounding only. The plan of a history says whether it was so, and if not, why: `reason`.
+    False: never. It changes rounding only. The plan of a history says whether it was so, `in_kernel`, and if not, why,
+    `reason`.
     """
 
     devices: int | str | Sequence | None = None
     block: int | None = None
     deterministic: bool = False
     kernel: bool | None = None
+    in_kernel: bool = dataclasses.field(default=False, compare=False)
     reason: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self):
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
             raise ValueError(f"block must be a whole number of members of at least 1, or None, got {self.block!r}.")
+        if not (self.kernel is None or isinstance(self.kernel, bool)):
+            raise ValueError(f"kernel must be True, False, or None (where it is possible), got {self.kernel!r}.")
         available = jax.local_devices()
         devices = available if self.devices is None else self.devices
         if isinstance(devices, int | np.integer):
@@ -168,14 +172,14 @@ class Plan:
     def __reduce__(self):
         """Copy and pickle devices as platform and id: the devices themselves cannot be pickled."""
         devices = [(device.platform, device.id) for device in self.devices]
-        return _found_again, (devices, self.block, self.deterministic, self.kernel, self.reason)
+        return _found_again, (devices, self.block, self.deterministic, self.kernel, self.in_kernel, self.reason)
 
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
         blocks = (
             f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
         )
-        return f"{blocks}, one kernel" if self.kernel else blocks
+        return f"{blocks}, one kernel" if self.in_kernel else blocks
 
     @property
     def compiler_options(self):
@@ -254,12 +258,12 @@ class Plan:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def _found_again(names, block, deterministic=False, kernel=None, reason=""):
+def _found_again(names, block, deterministic=False, *kernel):
     local = {(device.platform, device.id): device for device in jax.local_devices()}
     if missing := [name for name in names if name not in local]:
         raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(local)}.")
     deterministic = deterministic is True  # plans of 0.6 had candidates there
-    return Plan([local[name] for name in names], block, deterministic, kernel, reason)
+    return Plan([local[name] for name in names], block, deterministic, *kernel)
 
 
 @cache

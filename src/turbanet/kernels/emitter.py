@@ -268,7 +268,10 @@ def _applied(function, *blocks):
 
 
 def _divide(program, op, a, b):
-    """Divide elementwise: an array by one number as times its reciprocal, as a quotient takes several instructions."""
+    """Divide elementwise: an array by one number as times its reciprocal, as a quotient takes several instructions.
+
+    A number below 3e-39 counts as 0.
+    """
     number = b.item() if b.shape == () else None
     if isinstance(number, np.generic | None) or op.outputs[0].shape == () or op.outputs[0].dtype != np.float32:
         return _elementwise(program, op, a, b)
@@ -296,7 +299,11 @@ def _reduce(program, op, x):
         for axis in sorted(set(axes) & set(long), reverse=True):
             position = long.index(axis)
             block = _cleared(block, position, shape[axis], neutral)
-            block = op.primitive.bind(block, **op.params | {"axes": (position,)})
+            out = op.primitive.bind(block, **op.params | {"axes": (position,)})
+            if op.name != "reduce_sum" and dtype == np.float32:  # in which Triton loses a NaN
+                is_nan = (block != block).astype(jnp.int32).sum(position) > 0
+                out = lax.select(is_nan, _broadcast(np.float32(np.nan), out.shape), out)
+            block = out
         return block
 
     kept = [axis for axis in range(len(shape)) if axis not in axes]

@@ -177,12 +177,19 @@ def forget():
     """Clear all compiled programs: the next call compiles, or reads JAX's cache on disk, as in a new process."""
     _fingerprints.cache_clear()
     _programs.cache_clear()
+    refusals.cache_clear()
     jax.clear_caches()
 
 
 @lru_cache
 def _programs():
     """Return the cache of `remembered`, {key: value}."""
+    return {}
+
+
+@lru_cache
+def refusals() -> dict:
+    """Return {identity of a program: why no kernel trains it, "" if one does}; see `kernel`."""
     return {}
 
 

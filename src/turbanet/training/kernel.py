@@ -1,7 +1,6 @@
 """Train small members in one GPU kernel each, which holds a network from the first step of a call to the last."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,13 +10,14 @@ from turbanet.backend import on_accelerator
 from turbanet.core import member
 from turbanet.core.plan import Plan
 from turbanet.core.state import State
-from turbanet.data.examples import join, split
+from turbanet.data.examples import Data, join, split
 from turbanet.kernels.reader import Refused, read
-from turbanet.training.compilation import identity, remembered
+from turbanet.training.compilation import identity, refusals
 from turbanet.training.parts import affordable_epochs
 from turbanet.training.program import Train
 
 MOST_EPOCHS = 4096  # of a call without validation
+MOST_STEPS = 2**17  # likewise, as the smallest networks take about 10 us a step, however few they are
 MOST_BYTES = 2**28  # of all members' losses and orders of the rows in such a call
 
 
@@ -97,8 +97,8 @@ class Kernel(Train):
         return step, {name: getattr(state, name) for name in names}
 
     def _is_whole(self, data):
-        """Whether one step uses every row."""
-        return self.batch_size == data.length
+        """Whether one step uses every row, once."""
+        return self.batch_size == data.length and not data.ragged
 
 
 def acts_between_epochs(state: State, held_out: Any) -> bool:
@@ -126,16 +126,28 @@ def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int
         raise Refused("The kernel needs members with equally many rows, or equal_steps=True.")
     kernel = Kernel(**vars(program))
     one = _of_one(swarm, training)
-    if refusal := remembered(("refusal", *identity(kernel, plan, *one)), partial(kernel.refusal, *one)):
-        raise Refused(refusal)
+    if (key := identity(kernel, plan, *one)) not in refusals():
+        refusals()[key] = kernel.refusal(*one)
+    if refusals()[key]:
+        raise Refused(refusals()[key])
     if acts_between_epochs(swarm, held_out) or program.epochs == 1:
         return kernel
-    is_whole = program.batch_size == training.length
+    is_whole = kernel._is_whole(training)
     bytes = 4 * len(swarm) * (1 if is_whole else 1 + training.length)  # of an epoch
-    most = min(MOST_EPOCHS, affordable_epochs(program, swarm, training), MOST_BYTES // bytes)
+    most = min(
+        MOST_EPOCHS,
+        MOST_STEPS // program.steps(training.length),
+        affordable_epochs(program, swarm, training),
+        MOST_BYTES // bytes,
+    )
     needed = max(epochs, program.epochs) if is_whole else epochs  # orders are made for all epochs, also unused ones
     most = min(1 << max(1, int(most)).bit_length() - 1, 1 << (needed - 1).bit_length())  # powers of two
     return dataclasses.replace(kernel, epochs=most, together=most)
+
+
+def remember_refusal(program: Train, swarm: State, data: Data, plan: Plan, reason: str) -> None:
+    """Let `in_kernel` refuse this program from now on, whose kernel did not compile."""
+    refusals()[identity(Kernel(**vars(program)), plan, *_of_one(swarm, data))] = reason
 
 
 def _of_one(swarm, data):

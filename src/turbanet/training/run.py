@@ -25,7 +25,7 @@ from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
 from turbanet.kernels.reader import Refused
 from turbanet.training.compilation import compile_in_thread, compiled
-from turbanet.training.kernel import Kernel, in_kernel
+from turbanet.training.kernel import Kernel, in_kernel, remember_refusal
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.program import Evaluate, Train
 from turbanet.training.progress import counted
@@ -77,6 +77,7 @@ class Training:
         self._cut()
         self.usual = self.program  # what trains where a kernel does not
         self.needs_kernel = self.plan.kernel is True
+        self.plan = dataclasses.replace(self.plan, in_kernel=False, reason="")
         self._choose_kernel()
         # A resumed training may have other callbacks.
         compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
@@ -118,7 +119,11 @@ class Training:
     def compile(self):
         """Compile the program in a thread, if there is anything to train; this object trains nothing afterwards."""
         if self.goes_on:
-            compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
+            try:
+                compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
+            except Exception as error:
+                self._fall_back(error)
+                compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
         if self.keeper:
             self.keeper.close()
 
@@ -149,7 +154,7 @@ class Training:
         saved.
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
-        self._train(min(left, self.program.epochs))
+        self._train(left)
         self.is_recorded = True
         if self.is_between:
             return
@@ -252,11 +257,19 @@ class Training:
                 raise
             self._go_without_kernel(str(refused))
         else:
-            self.plan = dataclasses.replace(self.plan, kernel=True)
+            self.plan = dataclasses.replace(self.plan, in_kernel=True)
 
     def _go_without_kernel(self, reason):
         self.program = self.usual
-        self.plan = dataclasses.replace(self.plan, kernel=False, reason=reason)
+        self.plan = dataclasses.replace(self.plan, in_kernel=False, reason=reason)
+
+    def _fall_back(self, error):
+        """Train without the kernel, which did not compile; raise this error if there is none, or it must be one."""
+        if not isinstance(self.program, Kernel) or self.needs_kernel or not self.is_untrained:
+            raise error
+        reason = f"The kernel did not compile: {' '.join(str(error).split())[:300]}"
+        remember_refusal(self.usual, self.start, self.data[0], self.plan, reason)
+        self._go_without_kernel(reason)
 
     def _shrunk(self, members):
         """Return the plan for the `members` that are left."""
@@ -277,7 +290,7 @@ class Training:
         """Train for at most `most` epochs, by one call of the program for each round."""
         in_parts = isinstance(self.program, Part)
         program = self._compiled_program()
-        left = self.steps - self.steps_done if in_parts else most
+        left = self.steps - self.steps_done if in_parts else min(most, self.program.epochs)  # of the program now
         count = max(1, int(CALL_SECONDS / program.pace / len(self.states)))
         count = min(left, -(-count // self.program.together) * self.program.together)
         extent = {"epochs": count}
@@ -341,10 +354,7 @@ class Training:
         try:
             program, block = fitting(compile, self.current, len(self.states))
         except Exception as error:
-            if not isinstance(self.program, Kernel) or self.needs_kernel or not self.is_untrained:
-                raise
-            self._go_without_kernel(f"The kernel did not compile: {' '.join(str(error).split())[:300]}")
-            self.current = dataclasses.replace(self.current, kernel=False)
+            self._fall_back(error)
             return self._program()
         if block == self.current.block:
             return program
