@@ -177,10 +177,10 @@ def test_a_fallback_records_every_epoch_also_from_the_cache_and_is_remembered(ke
         tried.append(1)
         raise NotImplementedError("no such tile")
 
-    usual = fit(made(), USUAL, epochs=600)[1].train_loss
+    usual = fit(made(), USUAL, epochs=600, segment=600)[1].train_loss
     monkeypatch.setattr(emitter, "train", broken)
     for _ in range(2):
-        _, history = fit(made(), epochs=600)
+        _, history = fit(made(), epochs=600, segment=600)
         np.testing.assert_array_equal(history.train_loss, usual)
     assert len(tried) == 1 and "no such tile" in history.plan.reason
     compilation.forget()
