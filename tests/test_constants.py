@@ -102,7 +102,7 @@ def test_a_saved_swarm_has_its_constants(constants, tmp_path):
     again = tn.TurbaTrainState.load(tmp_path, Taking(), optax.adam(0.02))
     np.testing.assert_array_equal(tn.predict(again, X), tn.predict(trained, X))
     exported = tn.export(trained, kind="members")
-    np.testing.assert_allclose(exported(X), tn.predict(trained, X), rtol=1e-6)
+    np.testing.assert_allclose(exported(X), tn.predict(trained, X), rtol=1e-6, atol=1e-6)  # a GPU fuses otherwise
 
 
 def test_a_training_resumes_with_its_constants_and_another_one_is_refused(tmp_path):
