@@ -1,5 +1,7 @@
 """Pictures of results: what is drawn are the numbers that NumPy, pandas and scikit-learn compute."""
 
+import types
+
 import numpy as np
 import optax
 import pandas as pd
@@ -64,6 +66,35 @@ def test_search_takes_a_fitted_search_too():
         points(ax.lines[0]), np.column_stack([[0.01, 1, 100], fitted.cv_results_["mean_test_score"]])
     )
     assert ax.get_xscale() == "log"
+
+
+@pytest.mark.parametrize(
+    "values, texts",
+    [
+        ([(8,), (16, 8)], ["(8,)", "(16, 8)"]),
+        ([None, "balanced"], ["None", "balanced"]),
+        ([True, False], ["True", "False"]),
+    ],
+    ids=["tuples", "a name and None", "bools"],
+)
+def test_search_shows_what_is_no_number_as_text(values, texts):
+    found = types.SimpleNamespace(
+        cv_results_={
+            "param_x": _objects(values),
+            "mean_test_score": np.array([0.5, 0.7, 0.9]),
+        }
+    )
+    ax = plot.search(found, "x")
+    assert [label.get_text() for label in ax.get_xticklabels()] == texts and ax.get_xscale() == "linear"
+    assert sorted(ax.lines[1].get_ydata()) == [0.7, 0.7] and len(ax.lines[0].get_ydata()) == 3
+
+
+def _objects(values):
+    """The values and the first one again, as scikit-learn keeps them: a masked array of objects."""
+    kept = np.ma.empty(3, dtype=object)
+    for position, value in enumerate([*values, values[0]]):
+        kept[position] = value
+    return kept
 
 
 @pytest.mark.parametrize("draw", [plot.reliability, lambda p, y: plot.uncertainty(np.log(p)[None], y)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,25 +110,37 @@ class LivePlot:
 def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> Any:
     """Plot candidates' scores against a hyperparameter: a point for each, and the median of each value.
 
+    Values that are no numbers, such as layers or names, stand as text beside one another.
+
     table : a row for each candidate, such as `history.best().assign(**candidates)`; or a fitted search, such as
         `TurbaSearchCV` or one of scikit-learn's
     by : a column, or a parameter of the search; score : a column; None: validation_loss, or a search's mean_test_score
     """
+    pandas = needed("pandas", "plot")
     if hasattr(table, "cv_results_"):
-        table = needed("pandas", "plot").DataFrame(table.cv_results_).infer_objects()
+        table = pandas.DataFrame({name: _plain(column) for name, column in table.cv_results_.items()})
         by, score = by if by in table else f"param_{by}", score or "mean_test_score"
     score = score or "validation_loss"
     if missing := {by, score} - set(table):
         raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")
+    are_numbers = pandas.api.types.is_numeric_dtype(table[by]) and table[by].dtype != bool
+    if not are_numbers:
+        table = table.assign(**{by: table[by].map(str)})
     medians = table.groupby(by)[score].median()
     with _axes(ax) as ax:
         ax.plot(table[by], table[score], "o", alpha=0.4, markersize=4, color=COLOURS[0], label="a candidate")
-        ax.plot(medians.index, medians, "-", color=COLOURS[1], label="median")
-        if np.issubdtype(table[by].dtype, np.number) and 0 < WIDE * table[by].min() <= table[by].max():
+        ax.plot(medians.index, medians, "-" if are_numbers else "_", markersize=18, color=COLOURS[1], label="median")
+        if are_numbers and 0 < WIDE * table[by].min() <= table[by].max():
             ax.set_xscale("log")
         ax.set(xlabel=by.replace("_", " "), ylabel=score.replace("_", " "))
         ax.legend()
     return ax
+
+
+def _plain(column):
+    """Return a column of a search's results as a list of numbers, or of texts if one of them is no number."""
+    values = [np.nan if value is np.ma.masked else value for value in column]
+    return values if all(isinstance(value, Number) for value in values) else list(map(str, values))
 
 
 def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = None) -> Any:

@@ -72,7 +72,8 @@ def fit(
         would alone: one for each batch of its own rows, the last one filled up from the beginning of its order
     validation : (x, y) of the same kind, scored after each epoch
     validation_rows : int [member, row], the held-out rows that each member is scored on; None: all
-    metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}.
+    metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}. The
+        prediction is what the loss returns: logits, but probabilities from `binary_cross_entropy` and `cross_entropy`.
         A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
         arrays for each member after each epoch, and once before the training. A scikit-learn metric is called in its
         own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
