@@ -145,6 +145,20 @@ def test_of_a_worker_that_a_launcher_saw_fail_only_its_own_words_are_quoted(code
         launch.train("horovod_pytorch", job(), workers=2)
 
 
+def test_a_program_that_failed_before_anybody_looked_is_noticed(monkeypatch):
+    begun = launch.subprocess.Popen
+
+    def ended(*of, **kwargs):
+        process = begun(*of, **kwargs)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(launch, "_commands", lambda *of: [[sys.executable, "-c", "raise SystemExit('no room')"]])
+    monkeypatch.setattr(launch.subprocess, "Popen", ended)
+    with pytest.raises(RuntimeError, match="Worker 0 of jax failed, and the others were stopped. Its output:\nno room"):
+        launch.train("jax", job(), workers=2)
+
+
 def test_learning_rates_grow_with_the_workers_after_a_warm_up():
     given = job(warm_up=4, steps=6)
     np.testing.assert_allclose(given.rates(1), np.full(6, 0.05))

@@ -138,6 +138,11 @@ def free_port(port=None):
         return probe.getsockname()[1]
 
 
+def _failed(processes):
+    """Return the position of the first process that has ended and failed, or None."""
+    return next((rank for rank, process in enumerate(processes) if process.poll()), None)
+
+
 def _run(name, framework, folder, workers, limit):
     """Run the programs of a job and return their result files; the first failure ends all of them."""
     if workers > joblib.cpu_count():
@@ -157,7 +162,8 @@ def _run(name, framework, folder, workers, limit):
             if time.monotonic() > ends:
                 raise RuntimeError(f"{name} did not end within {limit} s, and its workers were stopped.")
             time.sleep(0.05)
-            failed = next((rank for rank, process in enumerate(processes) if process.poll()), None)
+            failed = _failed(processes)
+        failed = _failed(processes) if failed is None else failed  # also of those that ended before the first look
     finally:
         for process in processes:
             if process.poll() is None:
