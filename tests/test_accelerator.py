@@ -242,7 +242,10 @@ def test_the_states_are_let_go_before_smaller_blocks_get_theirs(when, blocks, mo
         monkeypatch.setattr(memory, "free_memory", lambda devices: 1000)
     else:
         program = training.Training._program
-        large = lambda self: TooLarge() if self.current.block == share else program(self)  # noqa: E731
+
+        def large(self):
+            return TooLarge() if self.current.block == share else program(self)
+
         monkeypatch.setattr(training.Training, "_program", large)
     _, history = fit(made())
     assert history.plan.block == share // 2 and len(held) > 0

@@ -68,8 +68,8 @@ def train(
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     losses = jax.ShapeDtypeStruct((most_epochs,), jnp.float32)
     kernel = partial(_kernel, program, steps)
-    how = triton.CompilerParams(num_warps=_warps(program), num_stages=1)  # a step's rows hang on its order alone
-    call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=how)
+    settings = triton.CompilerParams(num_warps=_warps(program), num_stages=1)  # a step's rows hang on its order alone
+    call = pl.pallas_call(kernel, (shapes, losses), name="train", interpret=interpret, compiler_params=settings)
     after, losses = call(jnp.asarray(epochs, jnp.int32), leaves, order, rows, constants)
     after = [leaf[tuple(map(slice, value.shape))] for leaf, value in zip(after, values)]
     return jax.tree.unflatten(tree, after), losses
@@ -390,10 +390,10 @@ def _matrices(op, x, i, y, j, size):
     """Multiply two blocks over axis i of x and j of y, of `size` numbers before padding."""
     rows, columns = x.shape[1 - i], y.shape[1 - j]
     if min(rows, columns, x.shape[i]) >= TENSOR_CORES:
-        how = {"precision": op.params["precision"], "preferred_element_type": jnp.float32}
+        kwargs = {"precision": op.params["precision"], "preferred_element_type": jnp.float32}
         if rows > columns:  # transposed, as Triton splits a wide product better among the warps
-            return lax.dot_general(y, x, (((j,), (i,)), ((), ())), **how).T
-        return lax.dot_general(x, y, (((i,), (j,)), ((), ())), **how)
+            return lax.dot_general(y, x, (((j,), (i,)), ((), ())), **kwargs).T
+        return lax.dot_general(x, y, (((i,), (j,)), ((), ())), **kwargs)
     shape = rows, columns
     if x.shape[i] <= min(shape):  # one outer product after the other
         picked = [(_pick(x, i, k), _pick(y, j, k)) for k in range(size)]
