@@ -139,7 +139,7 @@ def test_sections_measured_one_by_one_by_the_same_code_stay_in_about(tmp_path):
     assert gpu._with_others(fresh | {"commit": "b"}, file, ["suite"]) == fresh | {"commit": "b"}
 
 
-def test_only_cards_measured_in_full_are_read(tmp_path):
+def test_only_cards_with_a_sweep_of_full_size_are_read(tmp_path):
     assert chapter.cards(tmp_path) == []
     card = measured(tmp_path / "card")
     tiny = measured(tmp_path / "tiny")
@@ -180,4 +180,8 @@ def test_the_figure_has_three_lines_with_their_names(tmp_path):
     figures.growth(ax, tmp_path / "card")
     assert [text.get_text().split("\n")[0] for text in ax.texts] == ["PyTorch's loop", "PyTorch,", "TurbaNet"]
     np.testing.assert_allclose(ax.lines[2].get_ydata(), [1024e-6, 2048e-6])
+    table = pd.read_csv(tmp_path / "card/sweep.csv")
+    table.loc[table.method == SCAN, "seconds_per_step"] *= 2
+    table.to_csv(tmp_path / "card/sweep.csv", index=False)
+    assert [text.get_text() for text in figures.growth(plt.subplots()[1], tmp_path / "card").texts][2] == "XLA, by hand"
     plt.close("all")

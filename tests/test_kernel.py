@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.core import memory
 from turbanet.kernels import emitter
 from turbanet.training import compilation, kernel, run as training
 
@@ -132,17 +133,15 @@ def test_a_training_that_began_without_a_kernel_goes_on_without(kernels, tmp_pat
     "swarm, settings, reason",
     [
         (made(tn.MLP((4, 2), dropout=0.5)), {}, "does not take random numbers, as dropout does"),
-        (made(), {"rows": np.where(np.arange(12) < 9, ROWS[:1], ROWS[0]).repeat(3, 0)}, ""),
         (made(), {"rows": np.array([[0, 1, 2], [3, 4, -1], [5, 6, 7]])}, "equally many rows, or equal_steps=True"),
     ],
 )
 def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels, swarm, settings, reason):
     trained, history = fit(swarm, **settings)
-    assert history.plan.in_kernel is not bool(reason) and reason in history.plan.reason
-    if reason:
-        same(trained, fit(swarm, USUAL, **settings)[0])
-        with pytest.raises(ValueError, match=reason):
-            fit(swarm, tn.Plan(1, kernel=True), **settings)
+    assert not history.plan.in_kernel and reason in history.plan.reason
+    same(trained, fit(swarm, USUAL, **settings)[0])
+    with pytest.raises(ValueError, match=reason):
+        fit(swarm, tn.Plan(1, kernel=True), **settings)
 
 
 def test_without_an_nvidia_gpu_nothing_changes_and_a_kernel_asked_for_is_refused():
@@ -195,6 +194,15 @@ def test_too_little_shared_memory_is_no_reason_for_smaller_blocks(kernels, monke
     monkeypatch.setattr(emitter, "train", broken)
     _, history = fit(made())
     assert history.plan.block == fit(made(), USUAL)[1].plan.block and "Shared memory" in history.plan.reason
+
+
+def test_too_little_memory_is_no_fault_of_the_kernel(kernels, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda devices: 0)
+    with pytest.raises(MemoryError, match="more than is free"):
+        fit(made())
+    monkeypatch.undo()
+    monkeypatch.setattr(tn.Plan, "has_kernels", property(lambda self: True))
+    assert fit(made())[1].plan.in_kernel
 
 
 def test_a_plan_of_a_history_asks_for_what_was_asked_before(kernels):

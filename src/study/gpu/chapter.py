@@ -16,8 +16,8 @@ SMALL, WIDE = "sweep-small", "sweep-large"
 def cards(folder: Path) -> list[Path]:
     """List the folders of cards whose sweep was measured, the latest first."""
     found = {file.parent: json.loads(file.read_text()) for file in folder.glob("*/about.json")}
-    full = [card for card, about in found.items() if not about["tiny"] and (card / "sweep.csv").is_file()]
-    return sorted(full, key=lambda card: found[card]["date"], reverse=True)
+    swept = [card for card, about in found.items() if not about["tiny"] and (card / "sweep.csv").is_file()]
+    return sorted(swept, key=lambda card: found[card]["date"], reverse=True)
 
 
 def read(card: Path, section: str) -> Any:

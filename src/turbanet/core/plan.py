@@ -258,12 +258,12 @@ class Plan:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def _found_again(names, block, deterministic=False, *kernel):
+def _found_again(names, block, deterministic=False, *others):
     local = {(device.platform, device.id): device for device in jax.local_devices()}
     if missing := [name for name in names if name not in local]:
         raise ValueError(f"The plan needs the devices {missing}, which JAX does not have here: it has {list(local)}.")
     deterministic = deterministic is True  # plans of 0.6 had candidates there
-    return Plan([local[name] for name in names], block, deterministic, *kernel)
+    return Plan([local[name] for name in names], block, deterministic, *others)
 
 
 @cache

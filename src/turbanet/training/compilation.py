@@ -163,14 +163,14 @@ def read(*functions: Any) -> Fingerprint:
     return cache[key]
 
 
-def remembered(key: Any, make: Callable) -> Any:
-    """Return `make()`, from the cache of the last KEPT keys if this key is in it."""
-    programs = _programs()
-    if key not in programs:
-        programs[key] = make()
-        if len(programs) > KEPT:
-            del programs[next(iter(programs))]
-    return programs[key]
+def remembered(key: Any, make: Callable, cache: dict | None = None) -> Any:
+    """Return `make()`, from a cache of the last KEPT keys, that of programs by default, if this key is in it."""
+    cache = _programs() if cache is None else cache
+    if key not in cache:
+        cache[key] = make()
+        if len(cache) > KEPT:
+            del cache[next(iter(cache))]
+    return cache[key]
 
 
 def forget():

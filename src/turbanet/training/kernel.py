@@ -1,6 +1,7 @@
 """Train small members in one GPU kernel each, which holds a network from the first step of a call to the last."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from turbanet.core.plan import Plan
 from turbanet.core.state import State
 from turbanet.data.examples import Data, join, split
 from turbanet.kernels.reader import Refused, read
-from turbanet.training.compilation import identity, refusals
+from turbanet.training.compilation import identity, refusals, remembered
 from turbanet.training.parts import affordable_epochs
 from turbanet.training.program import Train
 
@@ -126,19 +127,17 @@ def in_kernel(program: Train, swarm: State, data: tuple, plan: Plan, epochs: int
         raise Refused("The kernel needs members with equally many rows, or equal_steps=True.")
     kernel = Kernel(**vars(program))
     one = _of_one(swarm, training)
-    if (key := identity(kernel, plan, *one)) not in refusals():
-        refusals()[key] = kernel.refusal(*one)
-    if refusals()[key]:
-        raise Refused(refusals()[key])
+    if refusal := remembered(identity(kernel, plan, *one), partial(kernel.refusal, *one), refusals()):
+        raise Refused(refusal)
     if acts_between_epochs(swarm, held_out) or program.epochs == 1:
         return kernel
     is_whole = kernel._is_whole(training)
-    bytes = 4 * len(swarm) * (1 if is_whole else 1 + training.length)  # of an epoch
+    epoch_bytes = 4 * len(swarm) * (1 if is_whole else 1 + training.length)
     most = min(
         MOST_EPOCHS,
         MOST_STEPS // program.steps(training.length),
         affordable_epochs(program, swarm, training),
-        MOST_BYTES // bytes,
+        MOST_BYTES // epoch_bytes,
     )
     needed = max(epochs, program.epochs) if is_whole else epochs  # orders are made for all epochs, also unused ones
     most = min(1 << max(1, int(most)).bit_length() - 1, 1 << (needed - 1).bit_length())  # powers of two

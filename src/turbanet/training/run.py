@@ -265,7 +265,8 @@ class Training:
 
     def _fall_back(self, error):
         """Train without the kernel, which did not compile; raise this error if there is none, or it must be one."""
-        if not isinstance(self.program, Kernel) or self.needs_kernel or not self.is_untrained:
+        is_kernels = isinstance(self.program, Kernel) and not isinstance(error, MemoryError)
+        if not is_kernels or self.needs_kernel or not self.is_untrained:
             raise error
         reason = f"The kernel did not compile: {' '.join(str(error).split())[:300]}"
         remember_refusal(self.usual, self.start, self.data[0], self.plan, reason)
