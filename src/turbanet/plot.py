@@ -220,35 +220,52 @@ def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 20
 
 
 def forecasts(
-    truth: pd.DataFrame, forecast: pd.DataFrame, series: Any = None, *, last: int | None = None, ax: Any = None
+    truth: pd.DataFrame,
+    forecast: pd.DataFrame,
+    series: Any = None,
+    *,
+    last: int | None = None,
+    ax: Any = None,
+    id_col: str = "unique_id",
+    time_col: str = "ds",
+    target_col: str = "y",
 ) -> Any:
-    """Plot a series and its forecasts, with a band between columns such as LSTM-lo-80 and LSTM-hi-80.
+    """Plot a series and its forecasts, with bands between columns such as LSTM-lo-80 and LSTM-hi-80, or of quantiles.
 
     truth : unique_id, ds, y, as `Forecaster` takes it
     forecast : unique_id, ds and a column for each model, as `Forecaster.predict` returns it
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
+    id_col, time_col, target_col : what these columns are called
     """
-    series = forecast.unique_id.iloc[0] if series is None else series
-    known, ahead = (table[table.unique_id == series] for table in (truth, forecast))
+    series = forecast[id_col].iloc[0] if series is None else series
+    known, ahead = (table[table[id_col] == series] for table in (truth, forecast))
     if not len(ahead):
-        raise ValueError(f"No forecast of {series!r}; there are those of {list(forecast.unique_id.unique())!s:.100}.")
-    known = known.sort_values("ds")[-(last or len(known)) :]
+        raise ValueError(f"No forecast of {series!r}; there are those of {list(forecast[id_col].unique())!s:.100}.")
+    known = known.sort_values(time_col)[-(last or len(known)) :]
+    beside = id_col, time_col, target_col, "cutoff"
+    models = [name for name in ahead if name not in beside and not any(part in name for part in ("-lo-", "-hi-", "-q"))]
     with _axes(ax) as ax:
-        ax.plot(known.ds, known.y, color="black", label="truth")
-        for name in [
-            name for name in ahead if name not in ("unique_id", "ds") and "-lo-" not in name and "-hi-" not in name
-        ]:
-            (line,) = ax.plot(ahead.ds, ahead[name], label=name)
-            for low in [column for column in ahead if column.startswith(f"{name}-lo-")]:
-                high = low.replace("-lo-", "-hi-")
-                ax.fill_between(ahead.ds, ahead[low], ahead[high], color=line.get_color(), alpha=0.2, linewidth=0)
-        if np.issubdtype(ahead.ds.dtype, np.datetime64):
+        ax.plot(known[time_col], known[target_col], color="black", label="truth")
+        for name in models:
+            (line,) = ax.plot(ahead[time_col], ahead[name], label=name)
+            bounds = [(low, low.replace("-lo-", "-hi-")) for low in ahead if low.startswith(f"{name}-lo-")]
+            levels = sorted((column for column in ahead if column.startswith(f"{name}-q")), key=_level)
+            bounds += [(levels[i], levels[-1 - i]) for i in range(len(levels) // 2)]
+            for low, high in bounds:
+                color = line.get_color()
+                ax.fill_between(ahead[time_col], ahead[low], ahead[high], color=color, alpha=0.2, linewidth=0)
+        if np.issubdtype(ahead[time_col].dtype, np.datetime64):
             dates = needed("matplotlib.dates", "plot")
             locator = dates.AutoDateLocator(maxticks=6)
             ax.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator))
         ax.set(title=str(series))
         ax.legend()
     return ax
+
+
+def _level(column):
+    """Return the quantile that a column of forecasts holds."""
+    return float(column.rpartition("-q")[2])
 
 
 @contextmanager

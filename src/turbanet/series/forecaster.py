@@ -11,40 +11,55 @@ import optax
 import pandas as pd
 
 from turbanet.checkpoints.fitted import Fitted, numbers_of, with_numbers
+from turbanet.core.aliases import aliases
 from turbanet.core.arrays import check_float32, check_whole
-from turbanet.core.plan import Plan
+from turbanet.core.plan import Plan, say_once
 from turbanet.loss import mse
 from turbanet.networks.models import LSTM
-from turbanet.series import networks, panel as panels
-from turbanet.series.networks import BOTH, GLOBAL, LOCAL
+from turbanet.series import baselines, calendar as calendars, inputs, networks, panel as panels, settings, tables
+from turbanet.series.intervals import Conformal
+from turbanet.series.networks import BOTH, GLOBAL, LOCAL, UNKNOWN
 from turbanet.series.panel import Panel
 from turbanet.training.history import History
 
-NAIVE, SEASONAL = "Naive", "SeasonalNaive"
 
-
+@aliases(horizon="h", window="input_size")
 @dataclass(repr=False, eq=False)
 class Forecaster(Fitted):
     """Forecaster of many series, by a network for each ("local"), one network for all ("global"), or their mean.
 
-    Each series is standardised by its training values, and each window is shifted to a last value of 0. All networks
-    take as many steps as that of the longest series: shorter ones repeat their windows (`equal_steps` of `fit`).
+    Times are as they come: networks see values one after the other, whatever lies between them. An origin is one time
+    for all series; whatever is learned for a forecast from it is learned from rows up to it. Names of arguments are
+    those of neuralforecast.
 
     Parameters
     ----------
-    model : a Flax module [batch, window, channel] -> [batch, steps ahead], of one channel, or of 1 + `features` where
-        global; None: an LSTM of 32 units
-    horizon : steps ahead
-    window : values that a network sees
+    model : a Flax module [batch, input_size, channel] -> [batch, steps ahead], times the numbers of a step (one for
+        each of `quantiles`, two of "negative_binomial"); None: an LSTM of 32 units. The first channel is the series
+    h : steps ahead; also called horizon
+    input_size : values that a network sees; also called window
     kind : "local", "global" or "both"
     direct : whether the model returns all steps of the horizon at once; else it returns the next step, and forecasts
         are recursive
-    season : steps of a season, for the seasonal naive forecast; None: by the frequency of ds
+    hist_exog_list : columns of the table that are known up to the origin only, which takes direct=True for h > 1
+    futr_exog_list : columns that are known ahead: a network sees them at each value, and as many steps later
+    stat_exog_list : columns of static_df, for a global network. All of them are numbers, bool or categories; numbers
+        are standardised for each series (static ones over all); missing ones are marked
+    loss : "squared_error", or a loss of your own; "poisson" or "negative_binomial" of counts
+    nonnegative : whether no forecast is below 0, by a softplus after the model
+    quantiles : levels to forecast beside the point, 0.5 among them, such as (0.1, 0.5, 0.9); the point is then their
+        median. Of counts any levels, of the distribution; the point is its mean. Takes direct=True for h > 1
+    season : steps of a season, for the seasonal naive forecast; None: by the calendar
+    freq : the calendar of times to come: a pandas offset or its name, a whole number, or a list of all times; None:
+        learned from the times up to the origin
+    fill : "forward", or a number, for rows and values that are missing in the grid of `freq`; None: none are filled
     calibration : number of held-out horizons, forecast by networks that were trained without them, for the intervals
         of `predict`; these networks are trained in the same swarm
-    freq : pandas' name of the step from one ds to the next; None: inferred
-    epochs, batch_size, optimizer, loss, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01
+    val_size, patience : the last values of each series that are held out, and the epochs without a better loss on
+        them after which a network stops
+    epochs, batch_size, optimizer, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01
     features : of a series' embedding, where global
+    id_col, time_col, target_col : names of the table's columns
     seed : of the networks
 
     Attributes
@@ -52,6 +67,7 @@ class Forecaster(Fitted):
     swarms_ : {kind: the trained swarm}, local members in the order of the series
     histories_ : {kind: the `History` of its training}
     series_ : the series in the order of their networks, [series]
+    calendar_ : the rule of the times to come
 
     Examples
     --------
@@ -61,7 +77,7 @@ class Forecaster(Fitted):
     >>> waves = {name: np.sin(2 * np.pi * (day + shift) / 7) for name, shift in [("a", 0), ("b", 1)]}
     >>> table = pd.DataFrame([(name, t, y) for name, wave in waves.items() for t, y in enumerate(wave)])
     >>> table.columns = ["unique_id", "ds", "y"]
-    >>> forecaster = Forecaster(horizon=2, window=7, epochs=2, season=7, progress=False).fit(table)
+    >>> forecaster = Forecaster(h=2, input_size=7, epochs=2, season=7, progress=False).fit(table)
     >>> print(forecaster.predict()[["unique_id", "ds", "Naive", "SeasonalNaive"]].round(2))
       unique_id  ds  Naive  SeasonalNaive
     0         a  60   0.43          -0.43
@@ -70,162 +86,406 @@ class Forecaster(Fitted):
     3         b  61  -0.43          -0.78
     """
 
-    _parts = (History,)
+    _parts = (History, inputs.Scaling, inputs.Shape, Conformal)
 
     model: Any = None
     _: KW_ONLY
-    horizon: int
-    window: int
+    h: int
+    input_size: int
     kind: str = LOCAL
     direct: bool = False
+    hist_exog_list: Sequence[str] = ()
+    futr_exog_list: Sequence[str] = ()
+    stat_exog_list: Sequence[str] = ()
+    loss: Callable | str = mse
+    nonnegative: bool = False
+    quantiles: Sequence[float] = ()
     season: int | None = None
+    freq: Any = None
+    fill: Any = None
     calibration: int = 0
-    freq: str | None = None
+    val_size: int = 0
+    patience: int | None = None
     epochs: int = 50
     batch_size: int = 32
     optimizer: optax.GradientTransformation | None = None
-    loss: Callable = mse
     features: int = 4
+    id_col: str = "unique_id"
+    time_col: str = "ds"
+    target_col: str = "y"
     seed: int = 0
     plan: Plan | None = None
     progress: bool = True
 
     def __post_init__(self):
-        whole = {name: getattr(self, name) for name in ("horizon", "window", "epochs", "batch_size", "features")}
-        check_whole(**whole, season=1 if self.season is None else self.season)
-        if self.kind not in (LOCAL, GLOBAL, BOTH):
-            raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {self.kind!r}.')
-        if not isinstance(self.calibration, int) or self.calibration < 0:
-            raise ValueError(f"calibration must be a whole number of horizons, 0 for none; got {self.calibration!r}.")
+        self.steps = self.h if self.direct else 1  # that the model returns
+        settings.check(self, self.steps)
         self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
-        self.steps = self.horizon if self.direct else 1  # that the model returns
+        self._target, self._columns = settings.target_of(self, self.steps), settings.columns_of(self, self.steps)
         self.name = type(self.network).__name__
 
     @property
     def network(self) -> Any:
         """The model of one series, or of all."""
-        return LSTM(outputs=self.steps) if self.model is None else self.model
+        return LSTM(outputs=self.steps * self._target.outputs) if self.model is None else self.model
 
-    def fit(self, table: pd.DataFrame) -> Self:
-        """Train on a table of unique_id, ds (dates or whole numbers) and y, a row for each series and time."""
-        whole = panels.read(table, self.freq)
-        cuts = [self.horizon * number for number in range(1 + self.calibration)]
-        trained = self._train(whole, cuts, "training with its calibration" if self.calibration else "training")
-        forecasts = trained.forecast(self.window, self.horizon, self.plan)
-        errors = [np.abs(whole.after(cut, self.horizon) - forecasts[i]) for i, cut in enumerate(cuts) if cut > 0]
-        self._errors = np.array(errors)  # [cut, series, step]
-        first = {LOCAL: slice(len(whole.series)), GLOBAL: slice(1)}
+    def __repr__(self) -> str:
+        what = f"{self.name}, {self.kind}, {self.input_size} values to {self.h} ahead"
+        return f"Forecaster({what}{f', {len(self.series_)} series' if hasattr(self, 'swarms_') else ''})"
+
+    @aliases(table="df")
+    def fit(self, df: Any, *, static_df: Any = None) -> Self:
+        """Train on a table of series, ids and times in any order, a row for each series and time.
+
+        df : of pandas, polars or Arrow: unique_id, ds (dates, periods or whole numbers), y, and the columns that are
+            named in hist_exog_list and futr_exog_list
+        static_df : unique_id and the columns of stat_exog_list, a row for each series
+        """
+        panel = self._read(df)
+        times = panel.times
+        calendar = self._calendar(times)
+        if calendar is None:
+            raise ValueError(
+                f"The times in {self.time_col} follow no calendar, or are too few to tell: {calendars.ADVICE}."
+            )
+        panels.say_gaps(panel, calendar)
+        needed = self.h * self.calibration
+        if needed >= len(times):
+            raise ValueError(f"There are {len(times)} times, the calibration needs {needed}: take a shorter one.")
+        cuts = [len(times) - 1 - self.h * number for number in range(1 + self.calibration)]
+        stops = [panel.until(times[cut]) for cut in cuts]
+        settings.check_lengths(panel, times[cuts], stops, self._needed, self.h)
+        pairs = self._pairs([(stop, np.arange(len(panel.ids))) for stop in stops])
+        stat, stat_scale = self._static(static_df, panel, [slice(None)] * len(cuts))
+        trained = networks.Trained(self, panel, stat, pairs)
+        count = len(panel.ids)
+        errors = np.empty((0, count, self.h))  # [cut, series, step]
+        if self.calibration:
+            held_out = np.arange(count, len(pairs[0]))
+            found = trained.forecast(held_out, trained.stop[held_out], self.h).point
+            following = panel.y[trained.stop[held_out][:, None] + np.arange(self.h)]
+            errors = np.abs(following - found).reshape(self.calibration, count, self.h)
+        first = {LOCAL: slice(count), GLOBAL: slice(1)}
         self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), trained.swarms[kind]) for kind in self.kinds}
         self.histories_: dict[str, History] = trained.histories
-        self.series_ = list(whole.series)
-        self._panel = whole.tail(max(self.window, self.season or whole.season or 1))  # what `predict` goes on from
-        self._centre, self._spread = trained.centre[0], trained.spread[0]
+        self.series_ = panel.ids.tolist()
+        self.calendar_ = calendar
+        self._season = self.season or calendar.season
+        self._panel = panel.tail(max(self.input_size, self._season or 1))  # what `predict` goes on from
+        self._slope = np.array([_slope(panel.y[slice(*each)]) for each in zip(panel.begin, panel.end, strict=True)])
+        self._scaling, self._fitted_shape = trained.scaling[:count], trained.shape
+        self._conformal = Conformal(errors, self._scaling.spread[:, 0])
+        self._stat: Any = None if stat is None else stat[0]
+        self._stat_scale: Any = stat_scale
         return self
 
+    @aliases(steps="h", table="df")
     def predict(
-        self, steps: int | None = None, *, table: pd.DataFrame | None = None, level: float | Sequence[float] = ()
-    ) -> pd.DataFrame:
-        """Forecast the next `steps` of each series: a table of unique_id, ds, the model's and the naive forecasts.
+        self,
+        h: int | None = None,
+        *,
+        df: Any = None,
+        futr_df: Any = None,
+        static_df: Any = None,
+        level: float | Sequence[float] = (),
+    ) -> Any:
+        """Forecast the next `h` steps of each series: a table of ids, times, the model's and the naive forecasts.
 
-        steps : None: the horizon; more only if forecasts are recursive
-        table : newer rows of series that were there in `fit`, at least `window` of each, as `fit` takes them; networks
-            and scaling stay as they are. None: the table of `fit`
+        h : None: the horizon; more only if forecasts are recursive
+        df : newer rows, at least `input_size` of each series, as `fit` takes them; networks and scaling stay as they
+            are. A global network forecasts series that it has not seen, which are scaled by the rows that came. None:
+            the table of `fit`
+        futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list
+        static_df : stat_exog_list of series that were not there in `fit`
         level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
-            series and step in `calibration` (split conformal)
+            series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread
         """
-        steps = self._check_steps(steps)
-        if not hasattr(self, "swarms_"):
-            raise ValueError("Nothing is trained yet: call fit(table) first.")
-        panel = self._panel if table is None else self._read_newer(table)
-        number = np.array([self.series_.index(name) for name in panel.series])
-        swarms = dict(self.swarms_)
-        if LOCAL in swarms and len(number) < len(self.series_):
-            swarms[LOCAL] = jax.tree.map(itemgetter(number), swarms[LOCAL])
-        scaling = self._centre[None, number], self._spread[None, number]
-        (forecast,) = networks.forecast(swarms, panel.last(self.window)[None], *scaling, steps, self.plan, number)
-        forecasts = self._table(panel, forecast)
-        for each in np.atleast_1d(level):
-            half_width = self._half_width(each, steps)[number].ravel()
-            forecasts[f"{self.name}-lo-{each:g}"] = forecasts[self.name] - half_width
-            forecasts[f"{self.name}-hi-{each:g}"] = forecasts[self.name] + half_width
-        return forecasts
+        steps = self._check_steps(h)
+        panel = self._known(df)
+        number = tables.located(panel.ids.tolist(), self.series_)
+        new = number < 0
+        scaling = self._scaling[number]
+        if new.any():
+            own = inputs.Scaling.of(panel, self._target, np.arange(len(new)), panel.end)
+            scaling = scaling.where(~new, own)
+        window = panel.end[:, None] + np.arange(-self.input_size, 0)
+        hist, futr = np.split(panel.exog[window], [panel.hist], axis=2)
+        if self.futr_exog_list:
+            ahead = panels.read_future(futr_df, self._columns, panel, self._coming(panel, steps))
+            futr = np.concatenate([futr, ahead], axis=1)
+        elif futr_df is not None:
+            raise ValueError("futr_df came, and futr_exog_list names no column of it: name them, or leave it out.")
+        stat = None
+        if self.stat_exog_list:
+            stat = self._stat[number]
+            if new.any():
+                values, _ = panels.read_static(static_df, self._columns, panel.ids[new])
+                stat[new] = (values - self._stat_scale[0]) / self._stat_scale[1]
+        seen = inputs.Seen(panel.y[window], hist, futr, stat, np.where(new, UNKNOWN, number).astype(np.int32))
+        members = {LOCAL: number, GLOBAL: np.zeros(len(number), int)}
+        found = networks.forecast(self, self.swarms_, members, seen, scaling, self._fitted_shape, steps)
+        slope = None if df is not None else self._slope
+        table = self._table(panel, panel.end, self._coming(panel, steps), found, slope)
+        self._conformal.add(table, self.name, level, number, steps, scaling.spread[:, 0], self._target.least)
+        return panel.kind.written(table, self.time_col)
 
+    def make_future_dataframe(self, h: int | None = None, *, df: Any = None) -> Any:
+        """Return the ids and the times of the next `h` steps, to be filled with what is known ahead, for `predict`."""
+        steps = self._check_steps(h)
+        panel = self._known(df)
+        return panel.kind.written(self._keys(panel, self._coming(panel, steps)), self.time_col)
+
+    @aliases(table="df", windows="n_windows", step="step_size", steps="h")
     def cross_validation(
-        self, table: pd.DataFrame, *, windows: int, step: int | None = None, steps: int | None = None
-    ) -> pd.DataFrame:
-        """Forecast from several origins, each with networks trained only on earlier times (rolling-origin evaluation).
+        self,
+        df: Any,
+        *,
+        n_windows: int = 1,
+        step_size: int | None = None,
+        h: int | None = None,
+        refit: bool | int = True,
+        static_df: Any = None,
+        level: float | Sequence[float] = (),
+        models: Sequence[str] = (),
+    ) -> Any:
+        """Forecast from several origins, each with networks trained only on rows up to it (rolling-origin evaluation).
 
-        windows : number of origins, the last one `steps` before a series' end
-        step : steps from one origin to the next; None: `steps`
-        steps : steps to forecast; None: the horizon
+        All networks of all origins are trained as one swarm of each kind. Forecasts are scored by position: the first
+        is of a series' first value after the origin.
 
-        Returns a table of unique_id, ds, cutoff (the last training time), y and the forecasts. The networks of all
-        origins are trained as one swarm; the fitted state of this object does not change. Where a network is global,
-        all series must end at one time.
+        df, static_df : as `fit` takes them
+        n_windows : number of origins; the last one is the latest whose forecasts are all in the table
+        step_size : times of the table from one origin to the next; None: h
+        h : steps to forecast; None: the horizon
+        refit : whether each origin has networks of its own (True), those of the first one (False), or new ones after
+            this number of origins
+        level : as in `predict`; `calibration` earlier origins of each origin are trained and forecast as well
+        models : further baselines, trained up to each origin: "ETS" and "Theta" of statsmodels, "GradientBoosting" of
+            scikit-learn, one of all series (extra `baselines`)
+
+        Returns
+        -------
+        A table of ids, ds, cutoff (the origin), y, the model's forecasts and the naive ones. A series that has too few
+        values before an origin, or none after it, is named in a log message and has no rows there.
         """
-        steps = self._check_steps(steps)
-        step = steps if step is None else step
-        check_whole(windows=windows, step=step)
-        whole = panels.read(table, self.freq)
-        cuts = [steps + step * number for number in reversed(range(windows))]
-        trained = self._train(whole, cuts, f"a forecast from {windows} origins")
-        tables = []
-        forecasts = trained.forecast(self.window, steps, self.plan)
-        for cut, panel, forecast in zip(cuts, trained.panels, forecasts, strict=True):
-            lines = self._table(panel, forecast)
-            lines.insert(2, "cutoff", np.repeat(np.array([y.index[-1] for y in panel.series.values()]), steps))
-            lines.insert(3, "y", whole.after(cut, steps).ravel())
-            tables.append(lines)
-        return pd.concat(tables).sort_values(["unique_id", "cutoff", "ds"]).reset_index(drop=True)
+        panel = self._read(df)
+        steps = self._check_steps(h)
+        step = steps if step_size is None else step_size
+        check_whole(n_windows=n_windows, step_size=step)
+        if isinstance(level, int | float):
+            level = (level,)
+        every = n_windows if refit is False else int(refit)
+        check_whole(refit=every)
+        further = {name: baselines.model(name) for name in models}
+        times = panel.times
+        origins = [len(times) - 1 - steps - step * number for number in reversed(range(n_windows))]
+        trained_at = [origins[number - number % every] for number in range(n_windows)]
+        earlier = [self.h * number for number in range(1, 1 + self.calibration)] if len(level) else []
+        calibrated = [origin - back for origin in origins for back in earlier]
+        all_origins = sorted({*trained_at, *calibrated})
+        if min(all_origins) < 0:
+            problem = f"a forecast from {n_windows} origins needs {steps + step * (n_windows - 1)} times"
+            raise ValueError(f"{problem} and more, there are {len(times)}: take fewer windows or shorter ones.")
+        stops = {origin: panel.until(times[origin]) for origin in {*all_origins, *origins}}
+        enough = {origin: self._enough(panel, stops[origin]) for origin in all_origins}
+        trainings = [(stops[origin], np.flatnonzero(enough[origin])) for origin in all_origins]
+        if not all(len(series) for _, series in trainings):
+            lengths = panel.end - panel.begin
+            problem = f"a forecast from {n_windows} origins needs {self._needed} values before the first of them"
+            longest = f"series {panel.ids[int(lengths.argmax())]} has {lengths.max()} in all"
+            raise ValueError(f"{problem}, {longest}: take fewer origins, a shorter window or a shorter horizon.")
+        pairs = self._pairs(trainings)
+        stat, _ = self._static(static_df, panel, [series for _, series in trainings])
+        trained = networks.Trained(self, panel, stat, pairs)
+        place = {origin: number for number, origin in enumerate(all_origins)}
+        of_pair = np.full((len(all_origins), len(panel.ids)), -1)
+        of_pair[pairs[0], pairs[1]] = np.arange(len(pairs[0]))
+        season = self.season or (rule.season if (rule := self._calendar(times[: origins[0] + 1])) else None)
+        parts: list[pd.DataFrame] = []
+        left_out: dict[Any, Any] = {}
+        for origin, source in zip(origins, trained_at, strict=True):
+            stop = stops[origin]
+            pair = of_pair[place[source]]
+            scored = (pair >= 0) & (stop < panel.end) & (stop - panel.begin >= self.input_size)
+            left_out = {panel.ids[i]: times[origin] for i in np.flatnonzero(~scored)} | left_out
+            series = np.flatnonzero(scored)
+            if not len(series):
+                raise ValueError(f"No series has values after the origin {times[origin]}: take fewer or later origins.")
+            found = trained.forecast(pair[series], stop[series], steps)
+            part = self._cross_validated(panel, series, stop[series], found, season, further)
+            part.insert(2, "cutoff", times[[origin]].repeat(len(part)))
+            part["series"] = np.repeat(series, steps)
+            if len(level):
+                errors = self._calibration_errors(trained, of_pair, place, origin, stops, earlier)
+                Conformal(errors).add(part, self.name, level, series, steps, least=self._target.least)
+            parts.append(part.dropna(subset=[self.target_col]))
+        if left_out:
+            name, origin = next(iter(left_out.items()))
+            which = f"{len(left_out)} of {len(panel.ids)} series, such as {name} at {origin}"
+            say_once(f"{which}, are not forecast from all origins: they have too few values before, or none after.")
+        table = pd.concat(parts).sort_values(["series", "cutoff", self.time_col], ignore_index=True)
+        return panel.kind.written(table.drop(columns="series"), self.time_col)
 
-    def _train(self, whole, cuts, what):
-        """Train networks of the series without their last steps, by each of `cuts`."""
-        needed = self.window + self.steps + max(cuts)
-        lengths = pd.Series({name: len(y) for name, y in whole.series.items()})
-        if lengths.min() < needed:
-            problem = f"Series {lengths.idxmin()} has {lengths.min()} values, {what} needs {needed}"
-            raise ValueError(f"{problem}: leave it out, or take a shorter window or horizon.")
-        ends = pd.Series({name: y.index[-1] for name, y in whole.series.items()})
-        if GLOBAL in self.kinds and max(cuts) > 0 and ends.nunique() > 1:
-            late = f"Series {ends.idxmin()} ends at {ends.min()}, others up to {ends.max()}"
-            raise ValueError(f'{late}: one network of all would see later times than it forecasts; take kind="local".')
-        return networks.Trained(self, [whole.cut(cut) for cut in cuts])
+    # What networks are trained on.
 
-    def _read_newer(self, table):
-        """Return the panel of newer rows of known series, in the order of `series_`."""
+    @property
+    def _needed(self):
+        """Values that a series needs before an origin."""
+        return self.input_size + self.steps + self.val_size
+
+    def _read(self, df):
+        panel = panels.read(df, self._columns, self.freq, self.fill)
+        self._target.check(panel.y)
+        return panel
+
+    def _calendar(self, times):
+        return calendars.learned(times) if self.freq is None else calendars.given(self.freq, times)
+
+    def _shape(self, panel, stat):
+        futr = panel.exog.shape[1] - panel.hist
+        return inputs.Shape(self.input_size, self.steps, panel.hist, futr, 0 if stat is None else stat[0].shape[1])
+
+    def _enough(self, panel, stop):
+        return stop - panel.begin >= self._needed
+
+    def _pairs(self, trainings):
+        """Return (origin, series, stop) of each pair of an origin and a series that is trained on."""
+        origin = np.repeat(np.arange(len(trainings)), [len(series) for _, series in trainings])
+        series = np.concatenate([series for _, series in trainings])
+        stop = np.concatenate([stop[series] for stop, series in trainings])
+        return origin, series, stop
+
+    def _static(self, static_df, panel, present):
+        """Return ([series, column] of each origin, scaled by those `present`, and the scale of the first) or None."""
+        if not self.stat_exog_list:
+            if static_df is not None:
+                raise ValueError("static_df came, and stat_exog_list names no column of it: name them.")
+            return None, None
+        values, plain = panels.read_static(static_df, self._columns, panel.ids)
+        scales = [inputs.standards(values[ids], plain) for ids in present]
+        return [((values - centre) / spread).astype(np.float32) for centre, spread in scales], scales[0]
+
+    def _check_fitted(self):
+        if not hasattr(self, "swarms_"):
+            raise ValueError("Nothing is trained yet: call fit(df) first.")
+
+    def _check_steps(self, steps):
+        if not (steps is None or isinstance(steps, int | np.integer)):
+            raise ValueError("A table goes by its name, predict(df=newer): the first argument is h, the steps ahead.")
+        steps = self.h if steps is None else steps
+        check_whole(h=steps)
+        if self.steps > 1 and steps > self.h:
+            raise ValueError(f"A direct model forecasts {self.h} steps, not {steps}: give it a longer horizon.")
+        return steps
+
+    # What forecasts go on from, and what they are written as.
+
+    def _known(self, df):
+        """Return the panel of `fit`, or of newer rows, known series before new ones."""
+        self._check_fitted()
+        if df is None:
+            return self._panel
+        panel = self._read(df)
         known = self._panel
-        whole = isinstance(known.freq, int) or ("ds" in table and pd.api.types.is_integer_dtype(table.ds))
-        new = panels.read(table, None if whole else known.freq)
-        if new.freq != known.freq:
-            raise ValueError(f"The series were {known.freq} apart in fit, the table's are {new.freq}: give the same.")
-        if unknown := [name for name in new.series if name not in known.series]:
-            advice = "call fit with a table that holds it, or leave it out"
-            raise ValueError(f"No network was trained on series {unknown[0]}: {advice}.")
-        for name, y in new.series.items():
-            if len(y) < self.window:
-                raise ValueError(
-                    f"Series {name} has {len(y)} values, a network sees {self.window}: give its last ones."
-                )
-        return Panel({name: new.series[name] for name in self.series_ if name in new.series}, new.freq)
+        if type(panel.ds) is not type(known.ds) or getattr(panel.ds, "tz", None) != getattr(known.ds, "tz", None):
+            kinds = (f"{getattr(each.ds, 'tz', None) or ''} {each.ds.dtype}".strip() for each in (known, panel))
+            raise ValueError("The times were {} in fit, the table's are {}: give the same.".format(*kinds))
+        tables.check_labels(panel.names, known.names)
+        lengths = panel.end - panel.begin
+        if (lengths < self.input_size).any():
+            short = int((lengths < self.input_size).argmax())
+            which = f"Series {panel.ids[short]} has {lengths[short]} values, a network sees {self.input_size}"
+            raise ValueError(f"{which}: give its last ones.")
+        new = tables.located(panel.ids.tolist(), self.series_) < 0
+        if new.any() and LOCAL in self.kinds:
+            advice = 'call fit with a table that holds it, take kind="global", or leave it out'
+            raise ValueError(f"No network was trained on series {panel.ids[new][0]}: {advice}.")
+        return panel
+
+    def _coming(self, panel, steps):
+        """Return the next `steps` times of each series."""
+        last = panel.ds[panel.end - 1]
+        rule = {time: self.calendar_.after(time, steps) for time in last.unique()}
+        return [rule[time] for time in last]
+
+    def _keys(self, panel, coming, series=None):
+        names = panel.ids if series is None else panel.ids[series]
+        steps = np.array(list(map(len, coming)))
+        times = coming[0].append(list(coming[1:]))
+        return pd.DataFrame({self.id_col: names.repeat(steps), self.time_col: times})
+
+    def _table(self, panel, stop, coming, found, slope=None):
+        """Return forecasts as a long table with the naive forecasts; `slope` is that of rows that are not kept."""
+        table = self._keys(panel, coming)
+        steps = found.point.shape[1]
+        self._fill(table, [panel.y[slice(*each)] for each in zip(panel.begin, stop, strict=True)], found, self._season)
+        if slope is not None:
+            last = panel.y[stop - 1]
+            table[baselines.DRIFT] = (last[:, None] + slope[:, None] * np.arange(1, steps + 1)).ravel()
+        return table
+
+    def _fill(self, table, values, found, season):
+        """Add the columns of the model's and the naive forecasts to a table of keys."""
+        steps = found.point.shape[1]
+        table[self.name] = found.point.ravel()
+        for each in self._target.quantiles:
+            table[f"{self.name}-q{each:g}"] = found.quantile(self._target, each).ravel()
+        naive = [baselines.naive(y, season, steps) for y in values]
+        for name in naive[0]:
+            table[name] = np.concatenate([each[name] for each in naive])
+
+    def _cross_validated(self, panel, series, stop, found, season, further):
+        """Return the forecasts from one origin beside the values that came, NaN where there are none."""
+        steps = found.point.shape[1]
+        rows = stop[:, None] + np.arange(steps)
+        there = rows < panel.end[series][:, None]
+        rows = np.minimum(rows, panel.end[series][:, None] - 1)
+        table = pd.DataFrame({self.id_col: panel.ids[series].repeat(steps), self.time_col: panel.ds[rows.ravel()]})
+        table[self.target_col] = np.where(there, panel.y[rows], np.nan).ravel()
+        values = [panel.y[slice(*each)] for each in zip(panel.begin[series], stop, strict=True)]
+        self._fill(table, values, found, season)
+        for name, model in further.items():
+            table[name] = model(values, season, self.input_size, steps).ravel()
+        return table
+
+    def _calibration_errors(self, trained, of_pair, place, origin, stops, earlier):
+        """Return the absolute errors [cut, series, step] of forecasts before an origin; NaN where there are none."""
+        panel = trained.panel
+        errors = np.full((len(earlier), len(panel.ids), self.h), np.nan)
+        for number, back in enumerate(earlier):
+            pair = of_pair[place[origin - back]]
+            stop = stops[origin - back]
+            series = np.flatnonzero((pair >= 0) & (stop + self.h <= stops[origin]))
+            if len(series):
+                found = trained.forecast(pair[series], stop[series], self.h).point
+                errors[number, series] = np.abs(panel.y[stop[series][:, None] + np.arange(self.h)] - found)
+        return errors
+
+    # Saving and export.
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a state that can be pickled: the arrays of swarms, and the end of each series."""
-        state = dict(vars(self))
+        state = {name: value for name, value in vars(self).items() if name not in ("_target", "_columns")}
         if "swarms_" in state:
             state["swarms_"] = {name: numbers_of(swarm) for name, swarm in self.swarms_.items()}
             state["histories_"] = {name: replace(history, plan=None) for name, history in self.histories_.items()}
-            state["_panel"] = self._panel.state()
+            state |= {"_panel": self._panel.state(), "calendar_": calendars.state(self.calendar_)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "swarms_" in state and "_conformal" not in state:
+            raise ValueError(
+                "This forecaster was kept by an earlier TurbaNet, which this one cannot read: fit it anew."
+            )
         vars(self).update(state)
+        self._target, self._columns = settings.target_of(self, self.steps), settings.columns_of(self, self.steps)
         if "swarms_" in state:
-            self._panel = Panel.of(state["_panel"])
+            self._panel, self.calendar_ = Panel.of(state["_panel"]), calendars.restored(state["calendar_"])
             self.swarms_ = {name: self._swarm(name, numbers) for name, numbers in state["swarms_"].items()}
 
     def _swarm(self, kind, numbers):
         count = len(self.series_)
-        like = networks.untrained(self, kind, count if kind == LOCAL else 1, count)
+        like = networks.untrained(self, kind, count if kind == LOCAL else 1, count, self._fitted_shape)
         again = with_numbers(like, numbers)
         if again is None:
             raise ValueError("The networks' layers have other names or sizes by now: fit the forecaster anew.")
@@ -233,43 +493,13 @@ class Forecaster(Fitted):
 
     def _to_export(self, kind):
         """Return (kind, function of {"window": ..., "series": ...}, such an x) for `turbanet.export`."""
-        if not hasattr(self, "swarms_"):
-            raise ValueError("Nothing is trained yet: call fit(table) first.")
+        self._check_fitted()
         if kind not in (None, "forecast"):
             raise ValueError(f'A Forecaster is exported as "forecast", not as {kind!r}.')
-        check_float32(self._centre, self._spread)
-        program = networks.program_of(self.swarms_, self._centre, self._spread, self.horizon, self.steps)
-        return "forecast", program, networks.sample_of(self.window)
+        check_float32(self._scaling.centre[:, 0], self._scaling.spread[:, 0])
+        program = networks.program_of(self, self.swarms_, self._scaling, self._stat, self._fitted_shape)
+        return "forecast", program, self._fitted_shape.samples(self.h)
 
-    def _check_steps(self, steps):
-        if isinstance(steps, pd.DataFrame):
-            raise ValueError("A table goes by its name, predict(table=newer): the first argument is steps.")
-        steps = self.horizon if steps is None else steps
-        check_whole(steps=steps)
-        if self.steps > 1 and steps > self.horizon:
-            raise ValueError(f"A direct model forecasts {self.horizon} steps, not {steps}: give it a longer horizon.")
-        return steps
 
-    def _table(self, panel: Panel, forecast: np.ndarray) -> pd.DataFrame:
-        """Return the forecasts [series, step] as a long table with the naive forecasts."""
-        steps = forecast.shape[1]
-        ids = np.repeat(np.array(list(panel.series)), steps)
-        table = pd.DataFrame({"unique_id": ids, "ds": np.concatenate(panel.coming(steps))})
-        table[self.name] = forecast.ravel()
-        table[NAIVE] = np.repeat([y.iloc[-1] for y in panel.series.values()], steps)
-        if season := self.season or panel.season:
-            last = [y.to_numpy()[-season:] for y in panel.series.values()]
-            table[SEASONAL] = np.ravel([np.resize(y if len(y) == season else np.nan, steps) for y in last])
-        return table
-
-    def _half_width(self, level, steps):
-        """Return half the width [series, step] of intervals that cover `level` percent."""
-        if not 1 <= level < 100:
-            raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {level}.")
-        count = len(self._errors)
-        rank = int(np.ceil((count + 1) * level / 100))
-        if rank > count or steps > self.horizon:
-            needed = int(np.ceil(level / (100 - level)))
-            advice = f"calibration of at least {needed}, and {self.horizon} steps at the most"
-            raise ValueError(f"{level:g} % intervals of {steps} steps need {advice}; calibration is {count}.")
-        return np.sort(self._errors, axis=0)[rank - 1][:, :steps]
+def _slope(y):
+    return (y[-1] - y[0]) / (len(y) - 1) if len(y) > 1 else 0.0

@@ -1,134 +1,207 @@
-"""Panels of series, read from long tables (unique_id, ds, y) and checked."""
+"""Panels of series: rows of long tables in order, what is known beside them, and missing rows."""
 
 import dataclasses
-import warnings
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from turbanet.core.arrays import first_line
+from turbanet.core.plan import say_once
+from turbanet.series import calendar as calendars, tables
+from turbanet.series.tables import Columns, Kind
 
-COLUMNS = "unique_id", "ds", "y"
-SEASONS = {"h": 24, "B": 5, "D": 7, "W": 52, "M": 12, "ME": 12, "MS": 12, "Q": 4, "QE": 4, "QS": 4}  # by frequency
+FORWARD = "forward"
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A panel of series, which may begin and end at different times.
+    """Series, which may begin and end at different times, as rows: series after series, each in the order of its times.
 
-    series : {id: pandas series of y, float64, by ds}
-    freq : pandas offset from one time to the next, or 1 where times are whole numbers
+    ids : [series]; begin, end : int [series], the first row of each, and the one after its last
+    ds : times [row]; y : float64 [row]
+    exog : float64 [row, column], those known so far (hist) before those known ahead (futr); NaN where missing
+    names : of these columns, such as day=Monday for a level of a category
+    plain : bool [column], whether a column is one of 0 and 1, which is not scaled
+    hist : number of columns that are known so far only
     """
 
-    series: dict[Any, pd.Series]
-    freq: Any
+    ids: pd.Index
+    begin: np.ndarray
+    end: np.ndarray
+    ds: pd.Index
+    y: np.ndarray
+    exog: np.ndarray
+    names: tuple[str, ...]
+    plain: np.ndarray
+    hist: int
+    kind: Kind
 
-    def cut(self, steps: int) -> "Panel":
-        """Return the series without their last `steps`."""
-        return dataclasses.replace(self, series={name: y.iloc[: len(y) - steps] for name, y in self.series.items()})
+    @property
+    def times(self) -> pd.Index:
+        """All times of the panel, each once and in order."""
+        return self.ds.unique().sort_values()
+
+    def until(self, time: Any) -> np.ndarray:
+        """Return the row after the last one up to `time` [series]."""
+        return self.begin + np.add.reduceat((self.ds <= time).astype(np.int64), self.begin)
 
     def tail(self, steps: int) -> "Panel":
-        """Return the last `steps` of the series, or all of those that are shorter."""
-        return dataclasses.replace(self, series={name: y.iloc[-steps:].copy() for name, y in self.series.items()})
-
-    def last(self, steps: int) -> np.ndarray:
-        """Return the last `steps` values [series, step]."""
-        return np.stack([y.to_numpy()[-steps:] for y in self.series.values()])
+        """Return the last `steps` rows of each series, or all of those that are shorter."""
+        first = np.maximum(self.begin, self.end - steps)
+        rows = np.concatenate([np.arange(*each) for each in zip(first, self.end, strict=True)])
+        end = np.cumsum(self.end - first)
+        parts = {"begin": np.r_[0, end[:-1]], "end": end, "ds": self.ds[rows], "y": self.y[rows]}
+        return dataclasses.replace(self, **parts, exog=self.exog[rows])
 
     def state(self) -> dict[str, Any]:
         """Return what `of` makes this panel of: text, numbers and arrays, without objects of pandas."""
-        index = [y.index for y in self.series.values()]
-        zone = None if isinstance(self.freq, int) else index[0].tz
-        times = [(each if zone is None else each.tz_convert(None)).to_numpy() for each in index]
-        freq = self.freq if isinstance(self.freq, int) else self.freq.freqstr
-        values = [y.to_numpy() for y in self.series.values()]
-        return {"ids": list(self.series), "times": times, "values": values, "freq": freq, "zone": zone and str(zone)}
+        zone = getattr(self.ds, "tz", None)
+        ds = (self.ds if zone is None else self.ds.tz_convert(None)).to_numpy()
+        arrays = {name: getattr(self, name) for name in ("begin", "end", "y", "exog", "names", "plain", "hist")}
+        ids = self.ids.to_numpy()
+        ids = ids.astype(object) if ids.dtype.kind not in "iufM" else ids
+        return arrays | {"ids": ids, "ds": ds, "zone": zone and str(zone), "period": self.kind.period}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Panel":
         """Return the panel that `state` described."""
-        whole, zone = isinstance(state["freq"], int), state["zone"]
-        index = [pd.Index(times) for times in state["times"]]
-        if zone is not None:
-            index = [pd.DatetimeIndex(each).tz_localize("UTC").tz_convert(zone) for each in index]
-        series = [pd.Series(values, each) for values, each in zip(state["values"], index, strict=True)]
-        freq = state["freq"] if whole else pd.tseries.frequencies.to_offset(state["freq"])
-        return cls(dict(zip(state["ids"], series, strict=True)), freq)
-
-    def after(self, cut: int, steps: int) -> np.ndarray:
-        """Return the `steps` values [series, step] that follow on the series without their last `cut`."""
-        return np.stack([y.to_numpy()[len(y) - cut :][:steps] for y in self.series.values()])
-
-    def coming(self, steps: int) -> list[Any]:
-        """Return the next `steps` times of each series."""
-        return [_times(y.index[-1], steps + 1, self.freq)[1:] for y in self.series.values()]
-
-    @property
-    def season(self) -> int | None:
-        """Steps in the usual season of series of this frequency, None if unknown."""
-        return None if isinstance(self.freq, int) else SEASONS.get(self.freq.freqstr.partition("-")[0])
+        arrays = {name: state[name] for name in ("begin", "end", "y", "exog", "names", "plain", "hist")}
+        ds = pd.Index(state["ds"])
+        ds = ds.tz_localize("UTC").tz_convert(state["zone"]) if state["zone"] is not None else ds
+        return cls(ids=pd.Index(state["ids"], tupleize_cols=False), ds=ds, kind=Kind(state["period"]), **arrays)
 
 
-def read(table: Any, freq: Any = None) -> Panel:
-    """Return the series of a pandas table with the columns unique_id, ds (dates or whole numbers) and y, in any order.
+def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Panel:
+    """Return the panel of a long table (pandas, polars, Arrow), a row for each series and time in any order.
 
-    freq: pandas' name of the step from one ds to the next; None: the one inferred from the longest series. Raises
-    ValueError for missing or further columns, values that are no numbers, and series with a gap or a repeated time.
+    freq : a calendar, as `Forecaster` takes it; fill : "forward" or a number for rows and values that are missing in
+    its grid. Raises ValueError for missing and further columns, for values that are no numbers, and repeated times.
     """
-    if missing := [name for name in COLUMNS if name not in table]:
-        raise ValueError(f"The table needs the columns {', '.join(COLUMNS)}; it has no {', '.join(missing)}.")
-    if further := list((Counter(table.columns) - Counter(COLUMNS)).elements()):
-        advice = f"it has {', '.join(map(str, further))} too, which no network sees: drop it"
-        raise ValueError(f"The table has the columns {', '.join(COLUMNS)} alone; {advice}.")
-    if not len(table):
-        raise ValueError("The table has no rows: give at least one series.")
-    if table.unique_id.isna().any() or table.ds.isna().any():
-        row = int((table.unique_id.isna() | table.ds.isna()).to_numpy().argmax())
-        raise ValueError(f"Row {row} of the table has no unique_id or no ds: fill it, or leave it out.")
-    if pd.api.types.is_float_dtype(table.ds):
-        raise ValueError("ds holds decimal numbers: make them dates, or whole numbers by .astype(int).")
-    if table.y.dtype.kind in "cmM":
-        raise ValueError(f"y must be real numbers, got {table.y.dtype}: convert it.")
-    values = pd.to_numeric(table.y, errors="coerce").to_numpy(np.float64)
-    if not (finite := np.isfinite(values)).all():
-        row = table.iloc[int((~finite).argmax())]
-        raise ValueError(f"y is {row.y} in series {row.unique_id} at {row.ds}: fill it, or leave the series out.")
-    whole = pd.api.types.is_integer_dtype(table.ds)
-    if whole and freq is not None:
-        raise ValueError(f"ds holds whole numbers, which are 1 apart, and freq={freq!r} came too: leave freq out.")
-    try:
-        ds = table.ds.astype(np.int64) if whole else pd.to_datetime(table.ds)  # a smaller type could overflow later
-    except (TypeError, ValueError) as error:
-        problem = f"ds holds no dates that pandas reads ({first_line(error)})"
-        raise ValueError(f"{problem}: make them dates, or whole numbers.") from error
-    tidy = pd.DataFrame({"unique_id": table.unique_id, "ds": ds, "y": values}).sort_values(["unique_id", "ds"])
-    twice = tidy.duplicated(["unique_id", "ds"])
-    if twice.any():
-        row = tidy[twice].iloc[0]
-        raise ValueError(f"Series {row.unique_id} has two rows for {row.ds}: keep one of them.")
-    series = dict(iter(tidy.set_index("ds").groupby("unique_id", sort=False).y))
-    step: Any = 1 if whole else _offset(max(series.values(), key=len).index, freq)
-    for name, y in series.items():
-        expected = _times(y.index[0], len(y), step)
-        if (wrong := np.asarray(expected != y.index)).any():
-            kind = "whole numbers" if whole else f"frequency {step.freqstr}"
-            problem = f"Series {name} has no row for {expected[int(wrong.argmax())]} ({kind})"
-            raise ValueError(f"{problem}: fill it, or number the steps without holes.")
-    return Panel(series, step)
+    table, kind = tables.as_pandas(table, columns)
+    named = columns.ids, columns.time, columns.target, *columns.hist, *columns.futr
+    tables.check_columns(table, named)
+    ids, ds, kind = tables.keys(table, columns, kind)
+    y = tables.numbers(table[columns.target], columns.target, f"series {columns.ids}", missing=fill is not None)
+    exog, labels, plain = tables.encoded(table, columns.hist + columns.futr)
+    codes, unique = pd.factorize(tables.exact(ids), sort=False)
+    order_of_ids = np.argsort(tables.sortable(unique), kind="stable")
+    codes = np.argsort(order_of_ids)[codes]
+    order = np.lexsort([ds.asi8 if isinstance(ds, pd.DatetimeIndex) else ds, codes])
+    codes, ds, y, exog = codes[order], ds[order], y[order], exog[order]
+    names = pd.Index([ids.iloc[int(row)] for row in _firsts(codes, order)], tupleize_cols=False)
+    if (twice := (np.diff(codes) == 0) & (ds[1:] == ds[:-1])).any():
+        row = int(twice.argmax())
+        raise ValueError(f"Series {names[codes[row]]} has two rows for {ds[row]}: keep one of them.")
+    end = np.cumsum(np.bincount(codes))
+    hist = len(tables.encoded(table[:1], columns.hist)[1])
+    panel = Panel(names, np.r_[0, end[:-1]], end, ds, y, exog, labels, plain, hist, kind)
+    if fill is not None:
+        return _filled(panel, freq, fill)
+    if not (finite := np.isfinite(y)).all():
+        row = int((~finite).argmax())
+        problem = f"{columns.target} is {y[row]} in series {names[codes[row]]} at {ds[row]}"
+        raise ValueError(f'{problem}: leave the row out, or give fill="forward" or a number, with freq.')
+    return panel
 
 
-def _times(first, count, step):
-    """Return `count` times, a `step` apart."""
-    return first + np.arange(count) if isinstance(step, int) else pd.date_range(first, periods=count, freq=step)
+def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray, np.ndarray]:
+    """Return what does not change of each series, float64 [series, column], and which columns are of 0 and 1."""
+    if table is None:
+        raise ValueError(f"static_df with {columns.ids}, {', '.join(columns.stat)} is missing: give it.")
+    table, _ = tables.as_pandas(table, columns)
+    tables.check_columns(table, (columns.ids, *columns.stat), "static_df")
+    if (twice := table[columns.ids].duplicated()).any():
+        raise ValueError(f"static_df has two rows for series {table[columns.ids][twice].iloc[0]}: keep one of them.")
+    place = tables.located(ids.tolist(), table[columns.ids].tolist())
+    if (place < 0).any():
+        raise ValueError(f"static_df has no row for series {ids[int((place < 0).argmax())]}: give it one.")
+    values, _, plain = tables.encoded(table, columns.stat)
+    if np.isnan(values[place]).any():
+        raise ValueError(f"static_df has a missing value for series {ids[np.isnan(values[place]).any(1).argmax()]}.")
+    return values[place], plain
 
 
-def _offset(times, freq):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pandas 3 warns that infer_freq will return an offset
-        name = freq or (pd.infer_freq(times) if len(times) > 2 else None)
-    if name is None:
-        advice = 'name the step, freq="D", fill the holes, or number the steps with whole numbers'
-        raise ValueError(f"The times in ds are not equally far apart, or too few to tell: {advice}.")
-    return pd.tseries.frequencies.to_offset(name)
+def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Index]) -> np.ndarray:
+    """Return what is known ahead of each series, [series, step, column], at the times that follow on it."""
+    if table is None:
+        what = f"futr_df with {', '.join(columns.futr)} at the times to come is missing"
+        raise ValueError(f"{what}: fill make_future_dataframe() with them.")
+    table, kind = tables.as_pandas(table, columns)
+    tables.check_columns(table, (columns.ids, columns.time, *columns.futr), "futr_df")
+    ids, ds, _ = tables.keys(table, columns, kind)
+    values, labels, _ = tables.encoded(table, columns.futr)
+    tables.check_labels(labels, panel.names[panel.hist :])
+    given = pd.MultiIndex.from_arrays([tables.located(ids.tolist(), panel.ids.tolist()), ds])
+    if (twice := given.duplicated() & (given.get_level_values(0) >= 0)).any():
+        raise ValueError(f"futr_df has two rows for series {ids[twice].iloc[0]} at {ds[twice][0]}: keep one of them.")
+    names = np.repeat(np.arange(len(coming)), list(map(len, coming)))
+    times = coming[0].append(coming[1:])
+    zone = getattr(ds, "tz", None)
+    if isinstance(times, pd.DatetimeIndex) and (zone is None) != (times.tz is None):
+        raise ValueError(f"futr_df has times in the zone {zone}, the series' are in {times.tz}: give the same.")
+    place = given[given.get_level_values(0) >= 0].get_indexer(pd.MultiIndex.from_arrays([names, times]))
+    if (place < 0).any():
+        row = int((place < 0).argmax())
+        problem = f"futr_df has no row for series {panel.ids[row // len(coming[0])]} at {times[row]}"
+        raise ValueError(f"{problem}: start from make_future_dataframe().")
+    values = values[given.get_level_values(0) >= 0]
+    return values[place].reshape(len(panel.ids), len(coming[0]), -1)
+
+
+def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
+    """Log once which series lack times between their first and last one that the panel or its calendar has."""
+    times = panel.times
+    lacking = times.get_indexer(panel.ds[panel.end - 1]) - times.get_indexer(panel.ds[panel.begin])
+    lacking = lacking + 1 - (panel.end - panel.begin)
+    if lacking.any():
+        some = panel.ids[lacking > 0]
+        which = f"{len(some)} of {len(panel.ids)} series lack times that others have, such as {some[0]}"
+    elif isinstance(calendar, calendars.Offset) and len(gap := _gap(times, calendar)):
+        which = f"The table has no rows for {gap[0]} and {len(gap) - 1} more times of its grid"
+    else:
+        return
+    say_once(f"{which}: values follow one another without them; fill= and freq= make a grid of equal steps.")
+
+
+def _gap(times, calendar):
+    grid = pd.date_range(times[0], times[-1], freq=calendar.offset)
+    return grid.difference(times)
+
+
+def _filled(panel, freq, fill):
+    """Return the panel with a row for each time of its calendar's grid, values filled from those before."""
+    if fill != FORWARD and (isinstance(fill, bool | str) or not np.isfinite(fill)):
+        raise ValueError(f'fill must be "forward", a number or None, got {fill!r}.')
+    if freq is None:
+        raise ValueError('fill= makes a grid of equal steps, and no step came: name it, such as freq="D".')
+    calendar = calendars.given(freq, panel.times)
+    parts: list[tuple[Any, ...]] = []
+    for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
+        ds = panel.ds[begin:end]
+        grid = _grid_of(calendar, ds)
+        if len(off := ds.difference(grid)):
+            raise ValueError(f"Series {name} has a row for {off[0]}, which is no time of freq: leave it out.")
+        place = ds.get_indexer(grid)
+        y = np.where(place < 0, np.nan, panel.y[begin:end][place])
+        y = pd.Series(y).ffill().to_numpy() if fill == FORWARD else np.where(np.isnan(y), fill, y)
+        if np.isnan(y).any():
+            raise ValueError(f"Series {name} begins with a missing value, which nothing before fills: leave it out.")
+        parts.append((grid, y, np.where(place[:, None] < 0, np.nan, panel.exog[begin:end][place])))
+    grids = [part[0] for part in parts]
+    y, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
+    end = np.cumsum(list(map(len, grids)))
+    rows = {"ds": grids[0].append(grids[1:]), "y": y, "exog": exog}
+    return dataclasses.replace(panel, begin=np.r_[0, end[:-1]], end=end, **rows)
+
+
+def _grid_of(calendar, ds):
+    if isinstance(calendar, calendars.Offset):
+        return pd.date_range(ds[0], ds[-1], freq=calendar.offset)
+    if isinstance(calendar, calendars.Steps):
+        return pd.Index(np.arange(ds[0], ds[-1] + 1, calendar.step))
+    return calendar.times[(calendar.times >= ds[0]) & (calendar.times <= ds[-1])]
+
+
+def _firsts(codes, order):
+    """Return the table's row of each series' first time."""
+    return order[np.r_[0, np.flatnonzero(np.diff(codes)) + 1]]

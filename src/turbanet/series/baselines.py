@@ -1,0 +1,150 @@
+"""Forecasts that networks are held to, and the scores of all of them by step."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from turbanet.core.extras import needed
+from turbanet.series.inputs import windows
+
+NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them
+
+
+def naive(y: np.ndarray, season: int | None, steps: int) -> dict[str, np.ndarray]:
+    """Return the forecasts of `steps` [step] from a series' values: as the last one, as a season ago, by the drift."""
+    slope = (y[-1] - y[0]) / (len(y) - 1) if len(y) > 1 else 0.0
+    found = {NAIVE: np.repeat(y[-1], steps)}
+    if season:
+        found[SEASONAL] = np.resize(y[-season:] if len(y) >= season else np.nan, steps)
+    return found | {DRIFT: y[-1] + slope * np.arange(1, steps + 1)}
+
+
+def model(name: str) -> Callable[..., np.ndarray]:
+    """Return a further model as a function (series, season, window, steps) -> forecasts [series, step].
+
+    series : a list of values [step] up to the origin; window : the values that gradient boosting sees
+    """
+    if name not in MODELS:
+        raise ValueError(f"No baseline is called {name!r}; beside the naive ones there are {', '.join(MODELS)}.")
+    return MODELS[name]
+
+
+def ets(series: Sequence[np.ndarray], season: int | None, window: int, steps: int) -> np.ndarray:
+    """Exponential smoothing with a damped trend and an additive season, by statsmodels, series by series."""
+    smoothing = needed("statsmodels.tsa.exponential_smoothing.ets", "baselines").ETSModel
+
+    def one(y):
+        of_season = {"seasonal": "add", "seasonal_periods": season} if season and len(y) > 2 * season > 2 else {}
+        return smoothing(y, error="add", trend="add", damped_trend=True, **of_season).fit(disp=False).forecast(steps)
+
+    return _each(one, series)
+
+
+def theta(series: Sequence[np.ndarray], season: int | None, window: int, steps: int) -> np.ndarray:
+    """The theta method (Assimakopoulos and Nikolopoulos 2000), by statsmodels, series by series."""
+    method = needed("statsmodels.tsa.forecasting.theta", "baselines").ThetaModel
+
+    def one(y):
+        of_season = {"period": season, "method": "additive"} if season and len(y) > 2 * season > 2 else None
+        how = of_season or {"deseasonalize": False, "period": 1}
+        return np.asarray(method(y, **how).fit().forecast(steps))
+
+    return _each(one, series)
+
+
+def gradient_boosting(series: Sequence[np.ndarray], season: int | None, window: int, steps: int) -> np.ndarray:
+    """One model of all series of changes from the last of `window` scaled values, by scikit-learn; recursive."""
+    trees = needed("sklearn.ensemble", "baselines").HistGradientBoostingRegressor(random_state=0)
+    centre = np.array([y.mean() for y in series])
+    spread = np.array([y.std() or 1.0 for y in series])
+    scaled = [(y - mean) / scale for y, mean, scale in zip(series, centre, spread, strict=True)]
+    x, change = map(np.concatenate, zip(*(windows(y, window, 1) for y in scaled), strict=True))
+    trees.fit(x[:, :-1], change[:, 0])
+    seen = np.stack([y[-window:] for y in scaled])
+    for _ in range(steps):
+        last = seen[:, -1:]
+        seen = np.concatenate([seen, last + trees.predict((seen[:, -window:] - last)[:, :-1])[:, None]], axis=1)
+    return seen[:, -steps:] * spread[:, None] + centre[:, None]
+
+
+MODELS = {"ETS": ets, "Theta": theta, "GradientBoosting": gradient_boosting}
+
+
+def _each(one, series):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an optimizer's, of a series that fits no model well
+        return np.stack([one(np.asarray(y, np.float64)) for y in series])
+
+
+def scores(
+    forecasts: pd.DataFrame,
+    table: pd.DataFrame,
+    *,
+    season: int = 1,
+    id_col: str = "unique_id",
+    time_col: str = "ds",
+    target_col: str = "y",
+    models: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Score forecasts of `Forecaster.cross_validation` by their step ahead.
+
+    Parameters
+    ----------
+    forecasts : what `cross_validation` returned; columns such as LSTM-q0.9 are quantiles
+    table : the series that were forecast, whose values up to each cutoff scale the errors
+    season : steps of the naive forecast that MASE divides by (Hyndman and Koehler 2006); 1: as the last value
+    models : columns to score; None: all
+
+    Returns
+    -------
+    A table of model, step, MASE (mean over series and origins), its standard error over series, and pinball, the mean
+    pinball loss over the quantile levels of the model, in the unit of y (NaN where it has none).
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd
+    >>> from turbanet.forecasting import scores
+    >>> table = pd.DataFrame({"unique_id": "a", "ds": range(6), "y": [0.0, 1, 3, 4, 6, 9]})
+    >>> known = {"unique_id": "a", "ds": [4, 5], "cutoff": 3, "y": [6.0, 9]}
+    >>> print(scores(pd.DataFrame(known | {"Naive": [4.0, 4]}), table)[["model", "step", "MASE"]])
+       model  step  MASE
+    0  Naive     1  1.50
+    1  Naive     2   3.75
+    """
+    named = [id_col, time_col, "cutoff", target_col]
+    of_quantiles = {each for each in forecasts if "-q" in str(each)}
+    bounds = {each for each in forecasts if "-lo-" in str(each) or "-hi-" in str(each)}
+    models = [each for each in forecasts if each not in {*named, *of_quantiles, *bounds}] if models is None else models
+    if unknown := [each for each in models if each not in forecasts]:
+        raise ValueError(f"The forecasts have no column {unknown[0]!r}; they have {', '.join(forecasts)}.")
+    rows = forecasts.sort_values([id_col, "cutoff", time_col], kind="stable")
+    keys = rows.groupby([id_col, "cutoff"], sort=False)
+    step = keys.cumcount().to_numpy() + 1
+    values = {name: each.sort_values(time_col) for name, each in table.groupby(id_col, sort=False)}
+    scale = np.empty(len(rows))
+    for (name, cutoff), places in keys.indices.items():
+        before = values[name].loc[(values[name][time_col] <= cutoff).to_numpy(), target_col].to_numpy(np.float64)
+        scale[places] = np.abs(before[season:] - before[:-season]).mean() if len(before) > season else np.nan
+    scale = np.where(scale > 0, scale, np.nan)  # a series that never changed has no scale
+    y = rows[target_col].to_numpy(np.float64)
+    parts = []
+    for model in models:
+        error = np.abs(y - rows[model].to_numpy(np.float64)) / scale
+        frame = pd.DataFrame({"id": rows[id_col].to_numpy(), "step": step, "error": error, "pinball": np.nan})
+        levels = {name: float(name.rpartition("-q")[2]) for name in of_quantiles if name.startswith(f"{model}-q")}
+        if levels:
+            loss = [_pinball(y - rows[name].to_numpy(np.float64), level) for name, level in levels.items()]
+            frame["pinball"] = np.mean(loss, axis=0)
+        by_series = frame.groupby(["step", "id"], sort=True)["error"].mean().groupby("step")
+        part = frame.groupby("step")[["error", "pinball"]].mean()
+        part["standard_error"] = by_series.std() / np.sqrt(by_series.count())
+        part = part.rename(columns={"error": "MASE"}).reset_index()
+        parts.append(part[["step", "MASE", "standard_error", "pinball"]].assign(model=model))
+    return pd.concat(parts, ignore_index=True)[["model", "step", "MASE", "standard_error", "pinball"]]
+
+
+def _pinball(error: Any, level: float) -> Any:
+    return np.maximum(level * error, (level - 1) * error)

@@ -1,0 +1,272 @@
+"""Calendars: the times that follow on a series, by a rule that is given or learned from the times that are there."""
+
+import dataclasses
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+SEASONS = {"h": 24, "min": 60, "s": 60, "B": 5, "C": 5, "D": 7, "W": 52, "M": 12, "Q": 4, "Y": 1}  # by a step's unit
+MONTHS = {"M": 1, "Q": 3, "Y": 12}
+ENOUGH = 0.9  # share of a grid's times that are there where it is learned
+DAY = pd.Timedelta(days=1)
+ADVICE = 'name the step, such as freq="D", a pandas offset, or the list of all times, those to come too'
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Whole numbers, `step` apart."""
+
+    step: int
+    season: int | None = None
+
+    def after(self, last: Any, steps: int) -> pd.Index:
+        return pd.Index(last + self.step * np.arange(1, steps + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offset:
+    """A pandas offset from each time to the next."""
+
+    offset: Any
+
+    def after(self, last: pd.Timestamp, steps: int) -> pd.DatetimeIndex:
+        times = pd.date_range(last, periods=steps + 1, freq=self.offset)
+        return times[times > last][:steps]
+
+    @property
+    def season(self) -> int | None:
+        name = self.offset.base.freqstr.partition("-")[0]
+        unit = name if name in SEASONS else name.lstrip("B").rstrip("SE")
+        if unit not in SEASONS or SEASONS[unit] % self.offset.n:
+            return None
+        day = {"min": 24 * 60, "s": 60}.get(unit, SEASONS[unit])
+        return day // self.offset.n or None
+
+
+@dataclasses.dataclass(frozen=True)
+class Monthly:
+    """The same days of each `every`th month, the last day where a month has no such day."""
+
+    every: int
+    days: tuple[int, ...]
+    clock: tuple[pd.Timedelta, ...]
+
+    def after(self, last: pd.Timestamp, steps: int) -> pd.DatetimeIndex:
+        first = last.tz_localize(None).to_period("M")
+        months = pd.period_range(first, periods=(steps + 1) * self.every + 1, freq="M")[:: self.every]
+        dates = [month.start_time + DAY * (min(day, month.days_in_month) - 1) for month in months for day in self.days]
+        return _clocked(pd.DatetimeIndex(dates), self.clock, last)[:steps]
+
+    @property
+    def season(self) -> int | None:
+        return 12 // self.every * len(self.days) * len(self.clock) if 12 % self.every == 0 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Weekly:
+    """The same days of each week (Monday is 0), and the same times of each of these days."""
+
+    days: tuple[int, ...]
+    clock: tuple[pd.Timedelta, ...]
+
+    def after(self, last: pd.Timestamp, steps: int) -> pd.DatetimeIndex:
+        weeks = 2 + -(-steps // (len(self.days) * len(self.clock)))
+        dates = pd.date_range(last.tz_localize(None).normalize(), periods=7 * weeks)
+        return _clocked(dates[np.isin(dates.day_of_week, self.days)], self.clock, last)[:steps]
+
+    @property
+    def season(self) -> int:
+        return len(self.clock) if len(self.clock) > 1 else len(self.days)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """All times, those to come too, as they were given."""
+
+    times: pd.Index
+
+    def after(self, last: Any, steps: int) -> pd.Index:
+        coming = self.times[self.times > last][:steps]
+        if len(coming) < steps:
+            problem = f"freq lists {len(coming)} times after {last}, {steps} are forecast"
+            raise ValueError(f"{problem}: list more times, or forecast fewer steps.")
+        return coming
+
+    @property
+    def season(self) -> int | None:
+        return None
+
+
+Calendar = Steps | Offset | Monthly | Weekly | Listed
+RULES: dict[str, type] = {rule.__name__: rule for rule in (Steps, Offset, Monthly, Weekly, Listed)}
+
+
+def given(freq: Any, times: pd.Index) -> Calendar:
+    """Return the calendar that a caller gave: a step, the name of an offset, an offset, or a list of all times.
+
+    times : those that are there, in order. Raises ValueError where fewer than half of them lead to the next one.
+    """
+    numbers = not isinstance(times, pd.DatetimeIndex)
+    if isinstance(freq, int | np.integer) and not isinstance(freq, bool):
+        if not numbers or freq < 1:
+            raise ValueError(f"freq={freq} is a step of whole numbers, at least 1; ds holds {_kind(times)}: {ADVICE}.")
+        calendar: Calendar = Steps(int(freq))
+    elif isinstance(freq, str | pd.offsets.BaseOffset):
+        if numbers:
+            problem = f"ds holds {_kind(times)}, and freq={freq!r} came too"
+            raise ValueError(f"{problem}: leave freq out, or give the step as a number.")
+        calendar = Offset(pd.tseries.frequencies.to_offset(freq))
+    else:
+        calendar = Listed(_listed(freq, times))
+    if len(times) > 1:
+        some = times[-min(len(times), 200) :]
+        follows = [_follows(calendar, *pair) for pair in itertools.pairwise(some)]
+        if np.mean(follows) < 0.5:
+            wrong = some[int(np.argmin(follows)) :][:2]
+            shown = freq if isinstance(freq, str | int) else type(calendar).__name__
+            raise ValueError(f"The times in ds are not those of freq={shown}: after {wrong[0]} comes {wrong[1]}.")
+    return calendar
+
+
+def learned(times: pd.Index) -> Calendar | None:
+    """Return the calendar of times that are there, each once and in order; None if they follow none.
+
+    Tried in this order: the same days of months; equal steps; equal steps, of which a tenth may be missing; the same
+    times on the same days of the week, with holidays (most of the days of that kind are there).
+    """
+    if len(times) < 3:
+        return None
+    if not isinstance(times, pd.DatetimeIndex):
+        return Steps(int(_commonest(np.diff(times.to_numpy()))))
+    wall = times.tz_localize(None)
+    return _months(wall) or _equal(times, wall) or _grid(times, wall) or _week(wall)
+
+
+def state(calendar: Calendar | None) -> dict[str, Any] | None:
+    """Return what `restored` makes this calendar of: text, numbers and arrays."""
+    if calendar is None:
+        return None
+    about: dict[str, Any] = {"rule": type(calendar).__name__}
+    if isinstance(calendar, Offset):
+        name, offset = calendar.offset.freqstr, calendar.offset
+        if type(offset) is pd.offsets.CustomBusinessDay and not offset.offset:
+            return about | {"n": offset.n, "weekmask": offset.weekmask, "holidays": list(map(str, offset.holidays))}
+        if pd.tseries.frequencies.to_offset(name.partition("<")[0].strip() or "D") != offset:
+            raise TypeError(f"No file holds the calendar {offset!r}: give fit a list of all times as freq.")
+        return about | {"offset": name}
+    if isinstance(calendar, Listed):
+        zone = getattr(calendar.times, "tz", None)
+        times = calendar.times if zone is None else calendar.times.tz_convert(None)
+        return about | {"times": times.to_numpy(), "zone": zone and str(zone)}
+    fields = dataclasses.asdict(calendar)
+    return about | fields | {"clock": tuple(int(time.value) for time in fields.get("clock", ()))}
+
+
+def restored(about: dict[str, Any] | None) -> Calendar | None:
+    """Return the calendar that `state` described."""
+    if about is None:
+        return None
+    fields = {name: value for name, value in about.items() if name not in ("rule", "zone", "clock")}
+    rule = RULES[about["rule"]]
+    if "holidays" in fields:
+        fields = {"offset": pd.offsets.CustomBusinessDay(**fields)}
+    elif rule is Offset:
+        fields = {"offset": pd.tseries.frequencies.to_offset(fields["offset"])}
+    elif rule is Listed:
+        times = pd.Index(fields["times"])
+        fields = {"times": times.tz_localize("UTC").tz_convert(about["zone"]) if about["zone"] else times}
+    elif rule is not Steps:
+        fields["clock"] = tuple(map(pd.Timedelta, about["clock"]))
+    return rule(**fields)
+
+
+def _follows(calendar, time, following):
+    try:
+        return calendar.after(time, 1)[0] == following
+    except ValueError:
+        return False
+
+
+def _listed(freq, times):
+    """Return a list of times in order, of the kind of those that are there."""
+    try:
+        index = pd.Index(freq)
+        index = index.astype(np.int64) if not isinstance(times, pd.DatetimeIndex) else pd.DatetimeIndex(index)
+        zone = getattr(times, "tz", None)
+        if zone is not None and index.tz is None:
+            index = index.tz_localize(zone)
+        return index.unique().sort_values().as_unit("ns") if isinstance(index, pd.DatetimeIndex) else index.unique()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"freq is no calendar of {_kind(times)} ({error}): {ADVICE}.") from error
+
+
+def _kind(times):
+    return "dates" if isinstance(times, pd.DatetimeIndex) else "whole numbers"
+
+
+def _commonest(steps):
+    values, counts = np.unique(steps, return_counts=True)
+    return values[counts.argmax()]
+
+
+def _clocked(dates, clock, last):
+    """Return the times of `dates` at each of `clock`, in the zone of `last` and after it."""
+    wall = pd.DatetimeIndex([date + time for date in dates for time in clock])
+    times = wall.tz_localize(last.tz, ambiguous=np.ones(len(wall), bool), nonexistent="shift_forward")
+    return times[times > last].unique()
+
+
+def _months(wall):
+    """Return the rule of times that are the same days of equally distant months."""
+    month = wall.year * 12 + wall.month
+    clock = wall - wall.normalize()
+    steps = np.diff(np.unique(month))
+    if clock.nunique() > 1 or not len(steps) or (steps != (every := int(_commonest(steps)))).mean() > 1 - ENOUGH:
+        return None
+    counts = pd.Series(wall.day).groupby(np.asarray(month)).agg(list)
+    days = max(counts, key=lambda each: (len(each), each))  # of a long month, which has all of them
+    if len(days) > 2:
+        return None
+    length = wall.days_in_month
+    expected = np.minimum(np.array(days)[:, None], np.asarray(length)[None])
+    if not (expected == np.asarray(wall.day)[None]).any(axis=0).all() or len(wall) < ENOUGH * len(counts) * len(days):
+        return None
+    return Monthly(every, tuple(int(day) for day in days), (clock[0],))
+
+
+def _equal(times, wall):
+    """Return the offset of times that are equally far apart, on the clock or in a zone's calendar."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pandas 3 warns that infer_freq will return an offset
+        name = pd.infer_freq(times)
+        name = pd.infer_freq(wall) if name is None and wall.is_unique else name
+    return None if name is None else Offset(pd.tseries.frequencies.to_offset(name))
+
+
+def _grid(times, wall):
+    """Return the offset of times of which at most a tenth is missing."""
+    for index in (times, wall):
+        steps = np.diff(index.as_unit("ns").asi8)
+        step = _commonest(steps)
+        if step > 0 and not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step:
+            whole_days = step % DAY.value == 0
+            if whole_days or index is times:
+                days = pd.tseries.frequencies.to_offset(f"{step // DAY.value}D") if whole_days else None
+                return Offset(days or pd.tseries.frequencies.to_offset(pd.Timedelta(step)))
+    return None
+
+
+def _week(wall):
+    """Return the days of the week and the times of day on which most of the times are."""
+    dates = wall.normalize()
+    per_day = pd.Series(np.asarray(dates.unique().day_of_week)).value_counts()
+    days = tuple(sorted(int(day) for day in per_day.index[per_day >= per_day.max() / 2]))
+    per_time = pd.Series(wall - dates).value_counts()
+    clock = tuple(sorted(per_time.index[per_time >= per_time.max() / 2]))
+    regular = np.isin(wall.day_of_week, days) & (wall - dates).isin(clock)
+    span = pd.date_range(dates[0], dates[-1])
+    expected = np.isin(span.day_of_week, days).sum() * len(clock)
+    return Weekly(days, clock) if regular.mean() >= ENOUGH and regular.sum() >= 0.8 * expected else None

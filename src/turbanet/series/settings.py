@@ -1,0 +1,90 @@
+"""What a forecaster is told, checked before anything is trained."""
+
+from typing import Any
+
+import numpy as np
+
+from turbanet.core.arrays import check_whole
+from turbanet.core.plan import say_once
+from turbanet.loss import mse
+from turbanet.series.networks import BOTH, GLOBAL, LOCAL
+from turbanet.series.panel import Columns, Panel
+from turbanet.series.targets import COUNTS, NONNEGATIVE, REAL, Target
+
+SQUARED = "squared_error"
+
+
+def check(forecaster: Any, steps: int) -> None:
+    """Raise ValueError for numbers that no forecaster can have; `steps`: those that its model returns."""
+    whole = {name: getattr(forecaster, name) for name in ("h", "input_size", "epochs", "batch_size", "features")}
+    check_whole(**whole, season=1 if forecaster.season is None else forecaster.season)
+    if forecaster.kind not in (LOCAL, GLOBAL, BOTH):
+        raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {forecaster.kind!r}.')
+    for name in ("calibration", "val_size"):
+        if not isinstance(number := getattr(forecaster, name), int | np.integer) or number < 0:
+            raise ValueError(f"{name} must be a whole number, 0 for none; got {number!r}.")
+    if bool(forecaster.val_size) != (forecaster.patience is not None):
+        raise ValueError("val_size and patience stop a training early together: give both, or none.")
+    if 0 < forecaster.val_size < steps:
+        raise ValueError(f"val_size is {forecaster.val_size}, a model forecasts {steps} steps: hold out as many.")
+
+
+def target_of(forecaster: Any, steps: int) -> Target:
+    """Return what is forecast; ValueError for a loss and quantiles that do not go together."""
+    loss, levels = forecaster.loss, tuple(sorted(forecaster.quantiles))
+    counts, named = isinstance(loss, str) and loss in COUNTS, loss == SQUARED
+    if isinstance(loss, str) and not (counts or named):
+        known = ", ".join(f'"{name}"' for name in (SQUARED, *COUNTS))
+        raise ValueError(f"loss is {known}, or a function; got {loss!r}.")
+    if not (counts or named or loss is mse) and (forecaster.nonnegative or levels):
+        what = "nonnegative=True" if forecaster.nonnegative else "quantiles"
+        raise ValueError(f"{what} brings its own loss, and another came: leave one of them out.")
+    if any(not 0 < each < 1 for each in levels) or len(set(levels)) < len(levels):
+        raise ValueError(f"quantiles are levels between 0 and 1, each once; got {levels}.")
+    if levels and 0.5 not in levels and not counts:
+        raise ValueError(f"quantiles must hold 0.5, the median, which is the point forecast; got {levels}.")
+    if levels and steps < forecaster.h:
+        raise ValueError("Quantiles of several steps take a model that returns them at once: direct=True.")
+    family = loss if counts else NONNEGATIVE if forecaster.nonnegative else REAL
+    return Target(family, levels, mse if isinstance(loss, str) else loss)
+
+
+def columns_of(forecaster: Any, steps: int) -> Columns:
+    """Return the columns of a forecaster's table; ValueError for those that its networks cannot see."""
+    lists = {name: getattr(forecaster, f"{name}_exog_list") for name in ("hist", "futr", "stat")}
+    for name, value in lists.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name}_exog_list is a list of names, got the text {value!r}: put it in a list.")
+    if lists["hist"] and steps < forecaster.h:
+        raise ValueError("hist_exog_list is not known ahead, as recursive forecasts want it: take direct=True.")
+    if lists["futr"] and forecaster.input_size < steps:
+        raise ValueError(f"futr_exog_list takes input_size of at least {steps}, the steps ahead.")
+    if lists["stat"] and LOCAL in forecaster.kinds:
+        raise ValueError(f'A network of one series learns nothing from stat_exog_list: take kind="{GLOBAL}".')
+    return Columns(
+        forecaster.id_col,
+        forecaster.time_col,
+        forecaster.target_col,
+        **{name: tuple(value) for name, value in lists.items()},
+    )
+
+
+def check_lengths(panel: Panel, origins: Any, stops: list[np.ndarray], needed: int, horizon: int) -> None:
+    """Raise ValueError for a series of too few values: `needed` before the first origin, `horizon` after each.
+
+    origins : times, the last one first; stops : [origin][series], the row after the last one up to it
+    """
+    counts = stops[-1] - panel.begin
+    if (counts < needed).any():
+        first = int(counts.argmin())
+        what = "training with its calibration" if len(origins) > 1 else "training"
+        which = f"Series {panel.ids[first]} has {counts[first]} values up to {origins[-1]}, {what} needs {needed}"
+        raise ValueError(f"{which}: leave it out, or take a shorter window or horizon.")
+    for stop, origin in zip(stops[1:], origins[1:], strict=True):
+        if len(short := np.flatnonzero(panel.end - stop < horizon)):
+            which = f"Series {panel.ids[short[0]]} has fewer than {horizon} values after {origin}"
+            raise ValueError(f"{which}, an origin of the calibration: leave it out, or take calibration=0.")
+    ended = np.flatnonzero(panel.ds[panel.end - 1] < origins[0])
+    if len(ended):
+        which = f"{len(ended)} of {len(panel.ids)} series, such as {panel.ids[ended[0]]}, end before {origins[0]}"
+        say_once(f"{which}: their forecasts follow on their own last values.")

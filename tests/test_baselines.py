@@ -1,0 +1,75 @@
+"""Baselines by what they must forecast, their scores by hand and by scikit-learn."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import mean_pinball_loss
+
+import turbanet as tn
+from turbanet.forecasting import Forecaster, scores
+from turbanet.series import baselines
+
+rng = np.random.default_rng(0)
+WAVE = np.sin(2 * np.pi * np.arange(96) / 12)
+
+
+@pytest.mark.parametrize("name", ["ETS", "Theta", "GradientBoosting"])
+def test_a_season_with_a_trend_goes_on(name):
+    series = [10 + 0.1 * np.arange(96) + WAVE, 2 * WAVE]
+    found = baselines.model(name)([y[:84] for y in series], 12, 24, 12)
+    expected = np.stack([y[84:] for y in series])
+    assert np.abs(found - expected).mean(1) == pytest.approx([0, 0], abs=0.5)
+    assert found.shape == (2, 12)
+
+
+def test_baselines_stand_beside_the_networks():
+    months = pd.date_range("2015-01-01", periods=96, freq="MS")
+    table = pd.DataFrame({"unique_id": "a", "ds": months, "y": 10 + WAVE})
+    forecaster = Forecaster(tn.LSTM(2), h=3, input_size=12, epochs=1, progress=False)
+    found = forecaster.cross_validation(table, n_windows=2, models=["Theta", "ETS"])
+    assert found.columns[4:].tolist() == ["LSTM", "Naive", "SeasonalNaive", "RWD", "Theta", "ETS"]
+    np.testing.assert_allclose(found.SeasonalNaive, found.y, atol=1e-9)
+    with pytest.raises(ValueError, match="No baseline is called 'Prophet'; .* ETS, Theta, GradientBoosting"):
+        forecaster.cross_validation(table, models=["Prophet"])
+
+
+def test_scores_by_hand():
+    y = {name: rng.normal(size=20).cumsum() for name in ("a", "b")}
+    table = pd.concat(pd.DataFrame({"unique_id": name, "ds": range(20), "y": each}) for name, each in y.items())
+    rows = []
+    for name, cutoff in (("a", 15), ("a", 17), ("b", 15), ("b", 17)):
+        for step in (1, 2):
+            forecast = {"M": rng.normal(), "M-q0.1": rng.normal(), "M-q0.9": rng.normal(), "M-lo-80": 0.0}
+            rows.append(
+                {"unique_id": name, "ds": cutoff + step, "cutoff": cutoff, "y": y[name][cutoff + step]} | forecast
+            )
+    frame = pd.DataFrame(rows)
+    found = scores(frame.sample(frac=1, random_state=0), table, season=3)
+    for step in (1, 2):
+        part = frame[frame.ds - frame.cutoff == step]
+        scaled = [
+            abs(row.y - row.M)
+            / np.abs(y[row.unique_id][3 : row.cutoff + 1] - y[row.unique_id][: row.cutoff - 2]).mean()
+            for row in part.itertuples()
+        ]
+        ours = found[found.step == step].iloc[0]
+        assert pytest.approx(np.mean(scaled)) == ours.MASE
+        by_series = np.mean(scaled[:2]), np.mean(scaled[2:])
+        assert ours.standard_error == pytest.approx(np.std(by_series, ddof=1) / np.sqrt(2))
+        pinball = [mean_pinball_loss(part.y, part[f"M-q{level}"], alpha=level) for level in (0.1, 0.9)]
+        assert ours.pinball == pytest.approx(np.mean(pinball))
+    assert found.model.tolist() == ["M", "M"]
+    with pytest.raises(ValueError, match="no column 'N'"):
+        scores(frame, table, models=["N"])
+
+
+def test_intervals_cover_what_they_say():
+    """Random walks: intervals of 19 earlier origins, of 60 series, over 5 later origins."""
+    table = pd.concat(
+        pd.DataFrame({"unique_id": i, "ds": range(80), "y": rng.normal(size=80).cumsum()}) for i in range(60)
+    )
+    forecaster = Forecaster(tn.LSTM(2), h=1, input_size=2, epochs=1, calibration=19, progress=False)
+    found = forecaster.cross_validation(table, n_windows=5, level=[50, 90])
+    for level in (50, 90):
+        inside = (found[f"LSTM-lo-{level}"] <= found.y) & (found.y <= found[f"LSTM-hi-{level}"])
+        assert inside.mean() == pytest.approx(level / 100, abs=0.07)

@@ -1,0 +1,237 @@
+"""Calendars: times that follow on real ones, by pandas' own offsets; tables of other libraries and kinds of times."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import turbanet as tn
+from turbanet.core.plan import say_once
+from turbanet.forecasting import Forecaster
+from turbanet.series import calendar
+from turbanet.series.panel import Columns, read
+
+BERLIN = "Europe/Berlin"
+TRADING = pd.bdate_range("2022-11-01", "2024-02-29").difference(pd.to_datetime(["2022-12-26", "2023-01-02"]))
+SESSION = pd.DatetimeIndex(
+    [day + pd.Timedelta(minutes=570 + 15 * i) for day in pd.bdate_range("2024-01-02", periods=30) for i in range(26)]
+)
+DAY_15, DAY_30 = (pd.DateOffset(months=1, day=day) for day in (15, 30))
+EVERY = pd.DateOffset(months=1, day=31)
+
+# The times that are there, pandas' offset of those to come, and the steps of a season.
+LEARNED = {
+    "trading days without two holidays": (TRADING, "B", 5),
+    "hours over the change to summer time": (pd.date_range("2024-03-25", periods=400, freq="h", tz=BERLIN), "h", 24),
+    "hours over the change to winter time": (pd.date_range("2024-10-20", periods=400, freq="h", tz=BERLIN), "h", 24),
+    "hours, two of them missing": (
+        pd.date_range("2024-10-20", periods=400, freq="h", tz=BERLIN).delete([40, 300]),
+        "h",
+        24,
+    ),
+    "local midnight": (pd.date_range("2024-03-01", periods=60, freq="D", tz=BERLIN), "D", 7),
+    "local midnight with holes": (pd.date_range("2024-03-01", periods=60, freq="D", tz=BERLIN).delete([5, 31]), "D", 7),
+    "monthly on the 15th": (pd.date_range("2022-01-15", periods=26, freq=DAY_15), DAY_15, 12),
+    "monthly on the 30th": (pd.date_range("2022-01-30", periods=26, freq=DAY_30), DAY_30, 12),
+    "three 15ths 31 days apart": (pd.date_range("2024-07-15", periods=3, freq=DAY_15), DAY_15, 12),
+    "twice a month": (pd.date_range("2022-01-15", periods=40, freq="SME"), "SME", 24),
+    "ends of months": (pd.date_range("2022-01-31", periods=26, freq="ME"), "ME", 12),
+    "a month is missing": (pd.date_range("2022-01-31", periods=26, freq="ME").delete(9), "ME", 12),
+    "last business days": (pd.date_range("2022-01-31", periods=26, freq="BME"), "BME", 12),
+    "quarters": (pd.date_range("2002-01-31", periods=26, freq="QE"), "QE", 4),
+    "years": (pd.date_range("1990-01-31", periods=26, freq="YE"), "YE", 1),
+    "Sundays": (pd.date_range("2022-01-31", periods=26, freq="W"), "W", 52),
+    "every second day": (pd.date_range("2022-01-31", periods=26, freq="2D"), "2D", None),
+    "a quarter of an hour": (pd.date_range("2022-01-31", periods=260, freq="15min"), "15min", 96),
+    "Sunday to Thursday": (
+        pd.date_range("2024-01-01", periods=90, freq=pd.offsets.CustomBusinessDay(weekmask="Sun Mon Tue Wed Thu")),
+        pd.offsets.CustomBusinessDay(weekmask="Sun Mon Tue Wed Thu"),
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_times_to_come_are_those_of_pandas_offset(name):
+    times, offset, season = LEARNED[name]
+    rule = calendar.learned(times)
+    expected = pd.date_range(times[-1], periods=9, freq=offset)[1:]
+    assert rule.after(times[-1], 8).tolist() == expected.tolist()
+    assert rule.season == season
+    assert calendar.restored(calendar.state(rule)).after(times[-1], 8).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("zone", [None, "America/New_York"])
+def test_sessions_of_trading_days_go_on_the_next_morning(zone):
+    times = SESSION.tz_localize(zone).delete([30, 31, 200])  # halts
+    rule = calendar.learned(times)
+    expected = [pd.Timestamp("2024-02-13 09:30", tz=zone), pd.Timestamp("2024-02-13 09:45", tz=zone)]
+    assert rule.after(times[-1], 2).tolist() == expected
+    assert rule.after(times[0], 800)[-1] > times[-1]
+    assert rule.season == 26
+
+
+def test_times_without_a_rule_have_no_calendar():
+    irregular = pd.DatetimeIndex(np.sort(np.random.default_rng(0).integers(0, 10**17, 60)))
+    assert calendar.learned(irregular) is None
+    assert calendar.learned(TRADING[:2]) is None
+
+
+GIVEN = {
+    "name": "B",
+    "business days": pd.offsets.CustomBusinessDay(holidays=["2024-03-01"]),
+    "list": [*TRADING, pd.Timestamp("2024-03-04"), pd.Timestamp("2024-03-05")],
+    "dates": [*(day.date() for day in TRADING), datetime.date(2024, 3, 4), datetime.date(2024, 3, 5)],
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_calendar_that_is_given(name):
+    rule = calendar.given(GIVEN[name], TRADING)
+    first = "2024-03-01" if name == "name" else "2024-03-04"
+    assert rule.after(TRADING[-1], 2)[0] == pd.Timestamp(first)
+    again = calendar.restored(calendar.state(rule))
+    assert again.after(TRADING[-1], 2).tolist() == rule.after(TRADING[-1], 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("freq", "message"),
+    [
+        ("ME", "not those of freq=ME: after 2023-05-2. 00:00:00 comes"),
+        ("h", "not those of freq=h"),
+        (3, "freq=3 is a step of whole numbers.*ds holds dates"),
+        (["x"], "freq is no calendar of dates"),
+        (TRADING[:9], "not those of freq=Listed"),
+    ],
+)
+def test_a_calendar_of_other_times_is_refused(freq, message):
+    with pytest.raises(ValueError, match=message):
+        calendar.given(freq, TRADING)
+
+
+def test_whole_numbers_have_steps_and_no_names():
+    numbers = pd.Index([7, 14, 21, 35])
+    assert calendar.learned(numbers).after(35, 2).tolist() == [42, 49]
+    assert calendar.given(2, pd.Index([2, 4, 6])).after(6, 2).tolist() == [8, 10]
+    with pytest.raises(ValueError, match="ds holds whole numbers, and freq='D' came too: leave freq out"):
+        calendar.given("D", numbers)
+
+
+def test_a_list_that_ends_too_early():
+    with pytest.raises(ValueError, match="freq lists 2 times after 2024-02-29.*, 3 are forecast: list more"):
+        calendar.given(GIVEN["list"], TRADING).after(TRADING[-1], 3)
+
+
+def test_a_calendar_that_no_file_holds():
+    rule = calendar.Offset(pd.DateOffset(months=1, day=15))
+    with pytest.raises(TypeError, match="No file holds the calendar .*a list of all times"):
+        calendar.state(rule)
+
+
+# Tables: what the times of a forecast are written as.
+
+Y = np.arange(20.0)
+HOW = {"model": tn.LSTM(2), "h": 2, "input_size": 3, "epochs": 1, "progress": False}
+
+
+def kinds():
+    days = pd.date_range("2024-01-01", periods=20)
+    for dtype in (np.int8, np.uint8, np.int64, "Int8"):
+        last = np.iinfo(np.uint8 if dtype == np.uint8 else np.int8).max
+        yield str(dtype), pd.array(np.arange(last - 19, last + 1), dtype=dtype), [last + 1, last + 2]
+    yield "Period", days.to_period("D"), list(pd.period_range("2024-01-21", periods=2, freq="D"))
+    months = pd.period_range("2022-01", periods=20, freq="M")
+    yield "months", months, list(pd.period_range("2023-09", periods=2, freq="M"))
+    yield "date", [day.date() for day in days], list(pd.date_range("2024-01-21", periods=2))
+    yield "text", days.astype(str), list(pd.date_range("2024-01-21", periods=2))
+
+
+@pytest.mark.parametrize(("ds", "expected"), [each[1:] for each in kinds()], ids=[each[0] for each in kinds()])
+def test_times_come_back_as_what_they_are(ds, expected):
+    found = Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": ds, "y": Y})).predict()
+    assert found.ds.tolist() == expected
+
+
+def test_polars_and_arrow_tables_come_back_as_such():
+    polars = pytest.importorskip("polars")
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=i) for i in range(20)]
+    columns = {"shop": ["a"] * 20 + ["b"] * 20, "day": days * 2, "sold": np.tile(Y, 2)}
+    how = HOW | {"id_col": "shop", "time_col": "day", "target_col": "sold"}
+    expected = Forecaster(**how).fit(pd.DataFrame(columns)).predict()
+    found = Forecaster(**how).fit(polars.DataFrame(columns)).predict()
+    assert found.schema["day"] == polars.Date
+    assert found["day"].to_list() == [datetime.date(2024, 1, 21), datetime.date(2024, 1, 22)] * 2
+    np.testing.assert_array_equal(found["LSTM"].to_numpy(), expected.LSTM)
+    origins = Forecaster(**how).cross_validation(polars.DataFrame(columns))
+    assert origins.schema["cutoff"] == polars.Date
+    found = Forecaster(**how).fit(pa.table(columns)).predict()
+    assert isinstance(found, pa.Table)
+    assert found.schema.field("day").type == pa.date32()
+    np.testing.assert_array_equal(found["LSTM"].to_numpy(), expected.LSTM)
+    zoned = polars.DataFrame(columns).with_columns(polars.col("day").cast(polars.Datetime("us", BERLIN)))
+    assert Forecaster(**how).fit(zoned).predict().schema["day"] == polars.Datetime("us", BERLIN)
+
+
+def test_what_is_no_table_is_refused():
+    with pytest.raises(TypeError, match="must be a table .*got dict"):
+        Forecaster(**HOW).fit({"unique_id": ["a"] * 20, "ds": range(20), "y": Y})
+
+
+@pytest.mark.parametrize(
+    "ids", [[1, "1"], ["007", "7"], ["a", "a "], ["a", "a\0"], [1, True], [("x", 1), ("x", 2)], ["ä", "a\u0308"]]
+)
+def test_ids_are_kept_apart_to_the_letter(ids):
+    column = pd.Series(np.empty(40, object))
+    for row in range(40):
+        column[row] = ids[row // 20]
+    table = pd.DataFrame({"unique_id": column, "ds": [*range(20)] * 2, "y": np.r_[Y, -Y]})
+    forecaster = Forecaster(**HOW).fit(table)
+    found = forecaster.predict()
+    assert sorted(map(repr, forecaster.series_)) == sorted(map(repr, ids))
+    for name, last in zip(ids, (19, -19), strict=True):
+        own = found[[repr(each) == repr(name) for each in found.unique_id]]
+        assert own.Naive.tolist() == [last, last]
+    pd.testing.assert_frame_equal(forecaster.predict(df=table), found)
+
+
+def test_categories_that_no_row_has_are_no_series():
+    table = pd.DataFrame({"unique_id": pd.Categorical(["b"] * 20, ["a", "b"]), "ds": range(20), "y": Y})
+    assert Forecaster(**HOW).fit(table).series_ == ["b"]
+
+
+# Missing rows: values train by position, or fill a grid.
+
+
+def test_halts_train_by_position_and_are_said(caplog):
+    say_once.cache_clear()
+    days = pd.bdate_range("2024-01-01", periods=20)
+    whole = pd.DataFrame({"unique_id": "a", "ds": days, "y": Y})
+    halted = pd.DataFrame({"unique_id": "b", "ds": days.delete([5, 6]), "y": Y[:18]})
+    found = Forecaster(**HOW).fit(pd.concat([whole, halted])).predict()
+    assert "1 of 2 series lack times that others have, such as b" in caplog.text
+    assert found.ds.tolist() == [*pd.bdate_range("2024-01-29", periods=2)] * 2
+    panel = read(pd.concat([whole, halted]), Columns())
+    assert panel.y[panel.begin[1] : panel.end[1]].tolist() == Y[:18].tolist()
+    caplog.clear()
+    Forecaster(**HOW).fit(whole.assign(ds=pd.date_range("2024-01-01", periods=20)).drop(4))
+    assert "The table has no rows for 2024-01-05" in caplog.text
+
+
+def test_fill_makes_a_grid():
+    days = pd.date_range("2024-01-01", periods=6)
+    table = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1, np.nan, 3, 4, 5, 6.0]}).drop([3, 4])
+    columns = Columns(futr=("promo",))
+    for fill, expected in (("forward", [1, 1, 3, 3, 3, 6]), (0, [1, 0, 3, 0, 0, 6])):
+        panel = read(table.assign(promo=True), columns, "D", fill)
+        assert panel.y.tolist() == expected
+        assert panel.ds.tolist() == days.tolist()
+        assert np.isnan(panel.exog[:, 0]).tolist() == [False, False, False, True, True, False]
+    for change, freq, fill, message in (
+        ({}, None, 0, 'no step came: name it, such as freq="D"'),
+        ({}, "D", "backward", 'must be "forward", a number or None'),
+        ({"y": table.y.where(table.y > 1)}, "D", "forward", "begins with a missing value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(table.assign(**change), Columns(), freq, fill)
