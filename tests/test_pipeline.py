@@ -187,7 +187,7 @@ def pipeline(tmp_path_factory):
     return folder
 
 
-STUDIES = {"mnist", "stocks", "benchmark", "search", "kfold", "async_sgd", "scaling"}
+STUDIES = {"mnist", "stocks", "forecasting", "benchmark", "search", "kfold", "async_sgd", "scaling"}
 STUDIES |= {"agents", "federated", "evolution", "cluster"}
 USERS = {  # what an edit of a module makes stale, beside the copy of its package and `report`
     "turbanet/selection/search.py": {"benchmark", "search", "kfold", "evolution"},

@@ -16,6 +16,7 @@ KNOWN = [
     "sweep@large",
     "mnist",
     "stocks",
+    "forecasting",
     "benchmark",
     "search",
     "kfold",

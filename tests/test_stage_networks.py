@@ -62,6 +62,12 @@ def of_federated(p, images):
             yield protocol.model(), protocol.inputs(x[..., None].astype(np.float32))
 
 
+def of_forecasting(p, images):
+    for channels in (1, 3 + 4 * 5):  # with volumes and weekdays
+        yield tn.LSTM(p["hidden"], outputs=p["horizon"]), np.zeros((1, p["window"], channels))
+    yield tn.LSTM(p["packaged_hidden"]), np.zeros((1, 24, 1))
+
+
 def of_benchmark(p, images):
     for work in workloads(quick=True).values():
         yield work.model, np.asarray(work.x[0][:1] if work.per_member else work.x[:1])
@@ -90,6 +96,7 @@ NETWORKS = {  # by stage: (parameters, images) -> (network, its input of one row
     "sweep": lambda p, images: [(tn.MLP((*p[size]["hidden"], 2)), np.zeros((1, 2))) for size in ("small", "large")],
     "mnist": on_mnist("widths", "specialist_widths"),
     "stocks": lambda p, images: [(tn.LSTM(p["hidden"]), np.zeros((1, p[n], 1))) for n in ("window", "rolling_window")],
+    "forecasting": of_forecasting,
     "benchmark": of_benchmark,
     "search": on_mnist("widths"),
     "kfold": of_kfold,

@@ -275,6 +275,14 @@ def test_prepare_stocks_reads_a_file(tmp_path):
     assert provenance["title"] == "daily closes 2016-01-04 to 2016-01-13, from a file" and provenance["real"]
 
 
+def test_prepare_stocks_reads_volumes_where_they_are(tmp_path):
+    closes = {"A": range(1, 9), "B": [None, None, *range(1, 7)]}
+    prices_file(tmp_path, closes, edit=lambda frame: frame.assign(volume=frame.close.astype(float) * 10))
+    arrays, _ = panel(tmp_path)
+    np.testing.assert_array_equal(arrays["volume"], 10 * arrays["close"])
+    assert arrays["volume"].shape == (8, 2) and np.isnan(arrays["volume"][:2, 1]).all()
+
+
 def test_prepare_stocks_keeps_the_tickers_with_the_most_days(tmp_path):
     prices_file(tmp_path, {"C": range(1, 9), "B": [None, *range(1, 8)], "A": range(1, 9), "D": range(1, 9)})
     arrays, provenance = panel(tmp_path, tickers=2, days=5)  # B has all the last five days too

@@ -42,3 +42,20 @@ def forecast(ax, dates, truth, predictions, title):
     ax.title.set_fontsize(SMALL)
     ax.tick_params(labelsize=SMALL)
     return ax
+
+
+def error_by_step(ax, curves):
+    """Plot the errors of models {name: a table of step, MASE, standard_error} against the steps ahead, named in place."""
+    places = []
+    for name, table in curves.items():
+        (line, *_) = ax.errorbar(table.step, table.MASE, table.standard_error, marker="o", ms=3, lw=1, capsize=1.5)
+        places.append((table.MASE.iloc[-1], name, line.get_color()))
+    gap = 0.07 * (max(table.MASE.max() for table in curves.values()) - min(t.MASE.min() for t in curves.values()))
+    height = -np.inf
+    for last, name, colour in sorted(places):
+        height = max(last, height + gap)  # names do not lie over each other
+        place = table.step.max() + 0.15, height
+        ax.text(*place, name, color=colour, va="center", fontsize=SMALL, clip_on=False)
+    ax.set(xlabel="days ahead", ylabel="mean absolute scaled error", xlim=(0.8, 1.5 * table.step.max()))
+    ax.set_xticks(table.step)
+    return ax

@@ -1,4 +1,7 @@
-"""Daily closing prices from a file, from Yahoo through yfinance, or simulated, as one panel [day, ticker]."""
+"""Daily closing prices from a file, from Yahoo through yfinance, or simulated, as one panel [day, ticker].
+
+Volumes stand beside them where a file has them, and are NaN elsewhere.
+"""
 
 import hashlib
 import importlib.metadata
@@ -10,7 +13,7 @@ import numpy as np
 
 from study.sources import yahoo
 
-Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close [day, ticker], dates, tickers; facts on them
+Panel = tuple[dict[str, np.ndarray], dict[str, Any]]  # close and volume [day, ticker], dates, tickers; facts on them
 
 # Tickers and trading days to keep, calendar days to request from the network (end exclusive), share of the tickers that
 # must be received.
@@ -58,6 +61,7 @@ def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
             "ticker": frame["ticker"].replace("", None),
         }
     )
+    volume = pd.to_numeric(frame["volume"], errors="coerce") if "volume" in frame else np.nan
     bad = prices.isna().any(axis=1) | ~(prices["close"] > 0) | np.isinf(prices["close"])
     _first_bad(path, frame, bad, "a date YYYY-MM-DD, a close above 0 and a ticker")
     _first_bad(path, frame, prices.duplicated(["date", "ticker"]), "one row per date and ticker")
@@ -65,6 +69,8 @@ def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     known = sha256 in SP500_2018
     arrays, facts = _select(wide, tickers, days, path.name)
+    volume = prices.assign(volume=volume).pivot(index="date", columns="ticker", values="volume")
+    arrays["volume"] = volume.reindex(index=arrays["dates"], columns=arrays["tickers"]).to_numpy(float)
     first, last = arrays["dates"][[0, -1]]
     facts |= {
         "title": f"{'S&P 500 ' if known else ''}daily closes {first} to {last}, from a file",
@@ -111,6 +117,7 @@ def from_network(*, tickers: int, days: int, start: str, end: str, coverage: flo
     if bad := sorted(wide.columns[(wide <= 0).any() | np.isinf(wide).any()]):
         raise ValueError(f"Yahoo's closes must be positive, those of {', '.join(bad)} are not; use a file.")
     arrays, facts = _select(wide, tickers, days, "Yahoo")
+    arrays["volume"] = np.full_like(arrays["close"], np.nan)  # not asked for
     first, last = arrays["dates"][[0, -1]]
     facts |= {
         "title": f"S&P 500 daily closes {first} to {last}, from Yahoo",
@@ -132,8 +139,10 @@ def embedded(*, tickers: int, days: int, seed: int = 0, **_: Any) -> Panel:
     common = rng.normal(0.0003, 0.01, (days, 1)) * rng.uniform(0.5, 1.5, tickers)
     steps = common + rng.normal(0, 0.015, (days, tickers))
     steps[0] = rng.normal(4, 0.8, tickers)  # the first day's log price, around 55 US dollars
+    size = np.exp(rng.normal(14, 1, tickers) + 20 * np.abs(steps[1:]) + rng.normal(0, 0.2, (days - 1, tickers)))
     arrays = {
         "close": np.exp(steps.cumsum(axis=0)).round(2).clip(0.01),
+        "volume": np.concatenate([size[:1], size]).round(),
         "dates": np.busday_offset("2000-01-03", np.arange(days)),
         "tickers": np.array([f"SIM{i:04d}" for i in range(tickers)]),
     }
