@@ -8,6 +8,7 @@ from sklearn.metrics import mean_pinball_loss
 import turbanet as tn
 from turbanet.forecasting import Forecaster, scores
 from turbanet.series import baselines
+from turbanet.series.intervals import Conformal, check_levels
 
 rng = np.random.default_rng(0)
 WAVE = np.sin(2 * np.pi * np.arange(96) / 12)
@@ -61,6 +62,34 @@ def test_scores_by_hand():
     assert found.model.tolist() == ["M", "M"]
     with pytest.raises(ValueError, match="no column 'N'"):
         scores(frame, table, models=["N"])
+    polars = pytest.importorskip("polars")
+    pd.testing.assert_frame_equal(scores(polars.from_pandas(frame), polars.from_pandas(table), season=3), found)
+    holes = table.assign(y=table.y.where(table.ds != 1))
+    assert np.isfinite(scores(frame, holes, season=3).MASE).all()
+
+
+def test_a_series_without_early_origins_has_intervals_of_its_own_errors():
+    errors = np.stack([np.arange(1.0, 5), [7, np.nan, np.nan, 5], [np.nan] * 4], axis=1)[
+        ..., None
+    ]  # [cut, series, step]
+    table = pd.DataFrame({"M": np.zeros(3)})
+    Conformal(errors).add(table, "M", np.array([60]), np.arange(3), 1)
+    np.testing.assert_array_equal(table["M-hi-60"], [3, 7, np.nan])  # ceil(5 * 0.6) and ceil(3 * 0.6)
+
+
+@pytest.mark.parametrize(
+    ("level", "steps", "message"),
+    [
+        (0.9, 1, "in percent"),
+        (90, 1, "need calibration of at least 9; calibration is 4"),
+        (50, 3, "of 2 steps at most"),
+    ],
+)
+def test_levels_that_no_errors_give_are_refused(level, steps, message):
+    with pytest.raises(ValueError, match=message):
+        check_levels(level, 4, steps, 2)
+    assert check_levels(None, 0, 1, 1).tolist() == []
+    assert check_levels(99.9, 999, 1, 1).tolist() == [99.9]
 
 
 def test_intervals_cover_what_they_say():

@@ -42,6 +42,8 @@ LEARNED = {
     "last business days": (pd.date_range("2022-01-31", periods=26, freq="BME"), "BME", 12),
     "quarters": (pd.date_range("2002-01-31", periods=26, freq="QE"), "QE", 4),
     "years": (pd.date_range("1990-01-31", periods=26, freq="YE"), "YE", 1),
+    "Sundays, one of them missing": (pd.date_range("2022-01-31", periods=40, freq="W").delete(9), "W", 52),
+    "ends of short months": (pd.DatetimeIndex(["2024-02-29", "2024-04-30", "2024-06-30"]), "2ME", 6),
     "Sundays": (pd.date_range("2022-01-31", periods=26, freq="W"), "W", 52),
     "every second day": (pd.date_range("2022-01-31", periods=26, freq="2D"), "2D", None),
     "a quarter of an hour": (pd.date_range("2022-01-31", periods=260, freq="15min"), "15min", 96),
@@ -112,8 +114,10 @@ def test_a_calendar_of_other_times_is_refused(freq, message):
 
 
 def test_whole_numbers_have_steps_and_no_names():
-    numbers = pd.Index([7, 14, 21, 35])
-    assert calendar.learned(numbers).after(35, 2).tolist() == [42, 49]
+    numbers = pd.Index([*range(7, 70, 7), 77])  # one is missing
+    assert calendar.learned(numbers).after(77, 2).tolist() == [84, 91]
+    assert calendar.learned(pd.Index([202011, 202012, 202101, 202102])) is None  # months, which are no numbers
+    assert calendar.given([5, 9, 8, 7, *range(5)], pd.Index(range(6))).after(5, 3).tolist() == [7, 8, 9]
     assert calendar.given(2, pd.Index([2, 4, 6])).after(6, 2).tolist() == [8, 10]
     with pytest.raises(ValueError, match="ds holds whole numbers, and freq='D' came too: leave freq out"):
         calendar.given("D", numbers)
@@ -141,6 +145,7 @@ def kinds():
     for dtype in (np.int8, np.uint8, np.int64, "Int8"):
         last = np.iinfo(np.uint8 if dtype == np.uint8 else np.int8).max
         yield str(dtype), pd.array(np.arange(last - 19, last + 1), dtype=dtype), [last + 1, last + 2]
+    yield "int as objects", pd.Series(range(20), dtype=object), [20, 21]
     yield "Period", days.to_period("D"), list(pd.period_range("2024-01-21", periods=2, freq="D"))
     months = pd.period_range("2022-01", periods=20, freq="M")
     yield "months", months, list(pd.period_range("2023-09", periods=2, freq="M"))
@@ -174,13 +179,43 @@ def test_polars_and_arrow_tables_come_back_as_such():
     assert Forecaster(**how).fit(zoned).predict().schema["day"] == polars.Datetime("us", BERLIN)
 
 
+def test_a_zone_by_another_library_is_the_same_zone(tmp_path):
+    polars = pytest.importorskip("polars")
+    days = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=i) for i in range(20)]
+    table = polars.DataFrame({"unique_id": "a", "ds": days, "y": Y})
+    Forecaster(**HOW).fit(table).save(tmp_path / "file")
+    again = Forecaster.load(tmp_path / "file", model=HOW["model"])
+    assert again.predict(df=table)["ds"].to_list() == [days[-1] + datetime.timedelta(days=i) for i in (1, 2)]
+    as_text = table.with_columns(polars.col("ds").dt.to_string("%Y-%m-%d"))
+    assert isinstance(Forecaster(**HOW).fit(as_text).predict()["ds"].dtype, polars.Datetime)
+
+
+@pytest.mark.parametrize("freq", [pd.offsets.CustomBusinessDay(holidays=["2024-01-29"]), "list"])
+def test_a_forecaster_is_saved_with_its_calendar(freq, tmp_path):
+    days = pd.bdate_range("2024-01-01", periods=30)
+    table = pd.DataFrame({"unique_id": "a", "ds": days[:20], "y": Y})
+    Forecaster(**HOW, freq=days.delete(20) if freq == "list" else freq).fit(table).save(tmp_path / "file")
+    again = Forecaster.load(tmp_path / "file", model=HOW["model"])
+    assert again.predict().ds.tolist() == days[21:23].tolist()
+
+
+def test_periods_of_months_have_a_season_and_a_name():
+    months = pd.period_range("2020-01", periods=20, freq="M")
+    table = pd.DataFrame({"unique_id": "a", "ds": months, "y": Y})
+    found = Forecaster(**HOW, freq="M").fit(table).predict()
+    assert found.SeasonalNaive.tolist() == [8, 9]
+    with pytest.raises(ValueError, match=r"times were period\[M\] in fit, the table's are period\[D\]"):
+        Forecaster(**HOW).fit(table).predict(df=table.assign(ds=pd.period_range("2020-01-01", periods=20, freq="D")))
+
+
 def test_what_is_no_table_is_refused():
     with pytest.raises(TypeError, match="must be a table .*got dict"):
         Forecaster(**HOW).fit({"unique_id": ["a"] * 20, "ds": range(20), "y": Y})
 
 
 @pytest.mark.parametrize(
-    "ids", [[1, "1"], ["007", "7"], ["a", "a "], ["a", "a\0"], [1, True], [("x", 1), ("x", 2)], ["ä", "a\u0308"]]
+    "ids",
+    [[1, "1"], ["007", "7"], ["a", "a "], ["a", "a\0"], [1, True], [1, 1.0], [("x", 1), ("x", 2)], ["ä", "a\u0308"]],
 )
 def test_ids_are_kept_apart_to_the_letter(ids):
     column = pd.Series(np.empty(40, object))
@@ -219,12 +254,22 @@ def test_halts_train_by_position_and_are_said(caplog):
     assert "The table has no rows for 2024-01-05" in caplog.text
 
 
+def test_what_was_filled_is_not_scored():
+    days = pd.date_range("2024-01-01", periods=30)
+    table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(30.0)}).drop([27])
+    found = Forecaster(**HOW, freq="D", fill="forward").cross_validation(table, n_windows=2)
+    assert found.y.tolist() == [26, 28, 29]
+    assert found.Naive.tolist() == [25, 26, 26]
+
+
 def test_fill_makes_a_grid():
     days = pd.date_range("2024-01-01", periods=6)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1, np.nan, 3, 4, 5, 6.0]}).drop([3, 4])
     columns = Columns(futr=("promo",))
+    ends = pd.DataFrame({"unique_id": "a", "ds": [days[-1] + pd.Timedelta(days=1)], "y": [np.nan]})
     for fill, expected in (("forward", [1, 1, 3, 3, 3, 6]), (0, [1, 0, 3, 0, 0, 6])):
-        panel = read(table.assign(promo=True), columns, "D", fill)
+        panel = read(pd.concat([table, ends]).assign(promo=True), columns, "D", fill)  # nothing follows the last value
+        np.testing.assert_array_equal(panel.truth, [1, np.nan, 3, np.nan, np.nan, 6])
         assert panel.y.tolist() == expected
         assert panel.ds.tolist() == days.tolist()
         assert np.isnan(panel.exog[:, 0]).tolist() == [False, False, False, True, True, False]

@@ -72,6 +72,27 @@ def test_a_promotion_that_is_known_ahead_is_forecast(kind, direct):
     np.testing.assert_allclose(again.LSTM, found.LSTM, rtol=1e-3, atol=1e-2)
 
 
+def test_fewer_steps_than_the_horizon_see_the_same_future():
+    table = promoted(2)
+    how = {"h": 4, "input_size": 6, "direct": True, "futr_exog_list": ["promo"], "epochs": 2, "progress": False}
+    forecaster = Forecaster(**how).fit(table)
+    future = forecaster.make_future_dataframe().assign(promo=[True, False, False, True] * 2)
+    whole, first = (forecaster.predict(h, futr_df=future) for h in (4, 2))
+    np.testing.assert_allclose(first.LSTM, whole.groupby("unique_id").head(2).LSTM, rtol=1e-6)
+    by_position = Forecaster(**how).cross_validation(table, h=2, n_windows=1)
+    assert len(by_position) == 4
+
+
+def test_bool_and_numbers_of_new_series_are_scaled_as_in_fit():
+    table = promoted(2)
+    forecaster = Forecaster(h=1, input_size=4, kind="global", futr_exog_list=["promo"], epochs=2, progress=False)
+    forecaster.fit(table)
+    new = promoted(1).assign(unique_id="new")
+    future = forecaster.make_future_dataframe(df=new).assign(promo=True)
+    numbers = forecaster.predict(df=new.assign(promo=new.promo.astype(int)), futr_df=future.assign(promo=1))
+    pd.testing.assert_frame_equal(numbers, forecaster.predict(df=new, futr_df=future))
+
+
 def test_futures_that_do_not_fit_are_refused():
     table = promoted(2)
     forecaster = Forecaster(h=2, input_size=4, futr_exog_list=["promo"], epochs=1, progress=False).fit(table)
@@ -125,6 +146,13 @@ def test_what_never_changes_is_seen_of_new_series_too():
     ):
         with pytest.raises(ValueError, match=message):
             forecaster.predict(df=new, static_df=static_df)
+    kinds = pd.CategoricalDtype(["bank", "oil", "tech"])
+    sectors = pd.DataFrame({"unique_id": ["down", "up"], "slope": pd.Categorical(["oil", "tech"], dtype=kinds)})
+    by_sector = Forecaster(tn.LSTM(2), **how | {"epochs": 1}).fit(table, static_df=sectors)
+    for levels in (["tech"], ["gas", "oil", "zinc"]):
+        one = pd.DataFrame({"unique_id": ["new"], "slope": pd.Categorical([levels[0]], levels)})
+        with pytest.raises(ValueError, match="columns beside the series are others than in fit, by slope="):
+            by_sector.predict(df=new, static_df=one)
     with pytest.raises(ValueError, match="stat_exog_list names no column"):
         Forecaster(h=1, input_size=2, kind="global").fit(table, static_df=STATIC)
 

@@ -155,7 +155,10 @@ def test_no_forecast_sees_what_came_after_it(kind, how):
     if "fill" in how:
         changed = changed.drop(changed.index[after & (changed.unique_id == "a")][:1])
     before, now = (
-        Forecaster(**how).cross_validation(each, n_windows=2, level=50, **beside).query("cutoff < @DAYS[-3]")
+        Forecaster(**how)
+        .cross_validation(each, n_windows=2, level=50, **beside)
+        .query("cutoff < @DAYS[-3]")
+        .reset_index(drop=True)
         for each in (walks, changed)
     )
     pd.testing.assert_frame_equal(before, now)
@@ -276,6 +279,10 @@ def test_tables_that_are_none_of_series_are_refused(change, message):
         ({"futr_exog_list": ["x"], "horizon": 9, "direct": True}, "input_size of at least 9"),
         ({"stat_exog_list": ["x"]}, 'take kind="global"'),
         ({"val_size": 4}, "give both, or none"),
+        ({"target_col": "LSTM"}, "'LSTM' names two columns"),
+        ({"id_col": "cutoff"}, "'cutoff' names two columns"),
+        ({"hist_exog_list": ["y"]}, "'y' names two columns"),
+        ({"model": type("Naive", (nn.Module,), {})()}, "class is called Naive, as a baseline's column"),
         ({"val_size": 1, "patience": 2, "horizon": 3, "direct": True}, "hold out as many"),
         ({"season": 2.5}, "season must be a whole number"),
     ],
@@ -283,6 +290,17 @@ def test_tables_that_are_none_of_series_are_refused(change, message):
 def test_what_no_forecaster_can_be_is_refused(how, message):
     with pytest.raises(ValueError, match=message):
         Forecaster(**{"horizon": 1, "window": 4} | how)
+
+
+def test_a_column_may_be_called_as_anything_else():
+    named = WALKS.rename(columns={"unique_id": "series", "ds": "step", "y": "error"})
+    how = {"id_col": "series", "time_col": "step", "target_col": "error"}
+    found = Forecaster(h=2, input_size=4, **how, **QUIET).cross_validation(named)
+    plain = Forecaster(h=2, input_size=4, **QUIET).cross_validation(WALKS)
+    assert found.columns.tolist() == ["series", "step", "cutoff", "error", *plain.columns[4:]]
+    np.testing.assert_array_equal(found.to_numpy(), plain.to_numpy())
+    none = {"hist_exog_list": None, "futr_exog_list": None, "stat_exog_list": None, "quantiles": None}
+    Forecaster(h=2, input_size=4, **none, **QUIET).fit(WALKS).predict(level=None)
 
 
 def test_names_of_earlier_versions_and_of_neuralforecast_are_one():
@@ -304,7 +322,7 @@ def test_what_a_forecaster_cannot_forecast_is_refused():
         direct.predict(level=[90])
     with pytest.raises(ValueError, match="in percent, from 1 to below 100"):
         direct.predict(level=0.9)
-    with pytest.raises(ValueError, match="a forecast from 30 origins needs"):
+    with pytest.raises(ValueError, match="a forecast from 30 origins, .* needs 61 times"):
         direct.cross_validation(WALKS, windows=30)
     with pytest.raises(ValueError, match="a forecast from 18 origins needs 6 values before the first"):
         direct.cross_validation(WALKS, windows=18)
@@ -338,7 +356,7 @@ def test_newer_rows_of_other_series_are_refused():
             WALKS.assign(ds=WALKS.groupby("unique_id").cumcount()),
             "The times were datetime64.* in fit, the table's are int64: give the same",
         ),
-        (WALKS.assign(ds=WALKS.ds.dt.tz_localize("Europe/Berlin")), "table's are Europe/Berlin"),
+        (WALKS.assign(ds=WALKS.ds.dt.tz_localize("Europe/Berlin")), "table's are datetime64.*Europe/Berlin"),
     ):
         with pytest.raises(ValueError, match=message):
             forecaster.predict(table=newer)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 def test_each_framework_that_needs_an_environment_has_a_pinned_list():
     lists = {file.stem: file.read_text().split() for file in (ROOT / "peers").glob("*.txt")}
     needed = {framework.environment for framework in launch.FRAMEWORKS.values() if framework.environment}
-    assert lists.keys() == needed | {"flower"}
+    assert lists.keys() == needed | {"flower", "neuralforecast"}
     assert [line for lines in lists.values() for line in lines if not re.fullmatch(r"[\w\[\]-]+==[\w.]+", line)] == []
 
 

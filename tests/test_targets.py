@@ -51,6 +51,15 @@ def test_the_loss_of_quantiles_is_the_mean_of_pinball_losses(family):
     assert ours == pytest.approx(np.mean(each), rel=1e-5)
 
 
+def test_kinds_of_networks_are_combined_as_forecasts():
+    outs = [jnp.asarray(rng.normal(size=(4, 2, 2)), jnp.float32) for _ in range(2)]
+    together = np.asarray(Target("negative_binomial").combined(outs))
+    np.testing.assert_allclose(np.exp(together[..., 0]), np.mean([np.exp(out[..., 0]) for out in outs], 0), rtol=1e-5)
+    np.testing.assert_allclose(together[..., 1], np.mean([out[..., 1] for out in outs], 0), rtol=1e-5)
+    of_levels = np.asarray(Target("real", (0.2, 0.5)).combined(outs))
+    np.testing.assert_allclose(of_levels, np.mean([np.sort(out, -1) for out in outs], 0), rtol=1e-5)
+
+
 def test_a_model_of_other_outputs_is_refused():
     with pytest.raises(ValueError, match="must return 3 outputs for each of 2 steps"):
         found(Target("real", (0.1, 0.5, 0.9)), jnp.zeros((4, 5)), np.zeros((4, 2), np.float32))

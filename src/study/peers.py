@@ -12,10 +12,12 @@ from study.cluster import costs as cluster_costs
 from study.data_parallel import suite as workers_suite
 from study.data_parallel.scaling import suite
 from study.federated import peers as federated_peers
+from study.forecasting import peers as forecasting_peers
 from study.pipeline.environments import build
 from study.pipeline.paths import repository
 
 PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers.PARTS | cluster_costs.PARTS
+PARTS |= forecasting_peers.PARTS
 
 
 def main(arguments=None):

@@ -45,7 +45,7 @@ def forecast(ax, dates, truth, predictions, title):
 
 
 def error_by_step(ax, curves):
-    """Plot the errors of models {name: a table of step, MASE, standard_error} against the steps ahead, named in place."""
+    """Plot errors against the steps ahead, named in place: curves {name: a table of step, MASE, standard_error}."""
     places = []
     for name, table in curves.items():
         (line, *_) = ax.errorbar(table.step, table.MASE, table.standard_error, marker="o", ms=3, lw=1, capsize=1.5)

@@ -26,6 +26,9 @@ class Fitted:
     """`save` and `load` for a dataclass of parameters, by the state that a pickle of it would hold."""
 
     _parts: ClassVar[tuple[type, ...]] = ()  # dataclasses in that state
+    _kept: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that the state has in another form, where a file cannot hold them
 
     def save(self, path: str | os.PathLike) -> None:
         """Save to one file, written whole or not at all: parameters, and what was fitted, without the training rows.
@@ -85,7 +88,7 @@ class Fitted:
                 _Encoder({}, self._parts)(value)
                 kept[name] = value
             except TypeError:
-                if name not in OF_A_RUN and not isinstance(value, np.random.RandomState):
+                if name not in OF_A_RUN + self._kept and not isinstance(value, np.random.RandomState):
                     code[name] = value
         return {name: value for name, value in kept.items() if name not in OF_A_RUN}, code
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from turbanet.core.arrays import check_whole
 from turbanet.core.extras import needed
 from turbanet.series.inputs import windows
+from turbanet.series.tables import Columns, as_pandas
 
 NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them
 
@@ -57,6 +59,10 @@ def theta(series: Sequence[np.ndarray], season: int | None, window: int, steps: 
 
 def gradient_boosting(series: Sequence[np.ndarray], season: int | None, window: int, steps: int) -> np.ndarray:
     """One model of all series of changes from the last of `window` scaled values, by scikit-learn; recursive."""
+    if window < 2:
+        raise ValueError(
+            f"GradientBoosting sees changes within input_size values, of {window} there are none: give more."
+        )
     trees = needed("sklearn.ensemble", "baselines").HistGradientBoostingRegressor(random_state=0)
     centre = np.array([y.mean() for y in series])
     spread = np.array([y.std() or 1.0 for y in series])
@@ -80,8 +86,8 @@ def _each(one, series):
 
 
 def scores(
-    forecasts: pd.DataFrame,
-    table: pd.DataFrame,
+    forecasts: Any,
+    table: Any,
     *,
     season: int = 1,
     id_col: str = "unique_id",
@@ -114,6 +120,8 @@ def scores(
     0  Naive     1  1.50
     1  Naive     2   3.75
     """
+    check_whole(season=season)
+    forecasts, table = (_read(each, time_col) for each in (forecasts, table))
     named = [id_col, time_col, "cutoff", target_col]
     of_quantiles = {each for each in forecasts if "-q" in str(each)}
     bounds = {each for each in forecasts if "-lo-" in str(each) or "-hi-" in str(each)}
@@ -127,7 +135,8 @@ def scores(
     scale = np.empty(len(rows))
     for (name, cutoff), places in keys.indices.items():
         before = values[name].loc[(values[name][time_col] <= cutoff).to_numpy(), target_col].to_numpy(np.float64)
-        scale[places] = np.abs(before[season:] - before[:-season]).mean() if len(before) > season else np.nan
+        change = np.abs(before[season:] - before[:-season])
+        scale[places] = np.nanmean(change) if np.isfinite(change).any() else np.nan
     scale = np.where(scale > 0, scale, np.nan)  # a series that never changed has no scale
     y = rows[target_col].to_numpy(np.float64)
     parts = []
@@ -144,6 +153,13 @@ def scores(
         part = part.rename(columns={"error": "MASE"}).reset_index()
         parts.append(part[["step", "MASE", "standard_error", "pinball"]].assign(model=model))
     return pd.concat(parts, ignore_index=True)[["model", "step", "MASE", "standard_error", "pinball"]]
+
+
+def _read(table, time_col):
+    """Return a table as a pandas one, with dates in place of text."""
+    frame, _ = as_pandas(table, Columns(time=time_col))
+    text = [name for name in (time_col, "cutoff") if name in frame and pd.api.types.is_string_dtype(frame[name])]
+    return frame.assign(**{name: pd.to_datetime(frame[name]) for name in text})
 
 
 def _pinball(error: Any, level: float) -> Any:

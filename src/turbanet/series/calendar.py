@@ -12,7 +12,7 @@ SEASONS = {"h": 24, "min": 60, "s": 60, "B": 5, "C": 5, "D": 7, "W": 52, "M": 12
 MONTHS = {"M": 1, "Q": 3, "Y": 12}
 ENOUGH = 0.9  # share of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
-ADVICE = 'name the step, such as freq="D", a pandas offset, or the list of all times, those to come too'
+ADVICE = 'name the step, such as freq="D" or freq=1, a pandas offset, or the list of all times, those to come too'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Offset:
     def season(self) -> int | None:
         name = self.offset.base.freqstr.partition("-")[0]
         unit = name if name in SEASONS else name.lstrip("B").rstrip("SE")
+        if unit == "D" and self.offset.n == 7:
+            return SEASONS["W"]
         if unit not in SEASONS or SEASONS[unit] % self.offset.n:
             return None
         day = {"min": 24 * 60, "s": 60}.get(unit, SEASONS[unit])
@@ -140,7 +142,9 @@ def learned(times: pd.Index) -> Calendar | None:
     if len(times) < 3:
         return None
     if not isinstance(times, pd.DatetimeIndex):
-        return Steps(int(_commonest(np.diff(times.to_numpy()))))
+        steps = np.diff(times.to_numpy())
+        step = int(_commonest(steps))
+        return Steps(step) if not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step else None
     wall = times.tz_localize(None)
     return _months(wall) or _equal(times, wall) or _grid(times, wall) or _week(wall)
 
@@ -186,7 +190,7 @@ def restored(about: dict[str, Any] | None) -> Calendar | None:
 def _follows(calendar, time, following):
     try:
         return calendar.after(time, 1)[0] == following
-    except ValueError:
+    except (TypeError, ValueError):  # naive times and zones do not compare
         return False
 
 
@@ -194,11 +198,12 @@ def _listed(freq, times):
     """Return a list of times in order, of the kind of those that are there."""
     try:
         index = pd.Index(freq)
+        index = index.unique().sort_values()
         index = index.astype(np.int64) if not isinstance(times, pd.DatetimeIndex) else pd.DatetimeIndex(index)
         zone = getattr(times, "tz", None)
         if zone is not None and index.tz is None:
             index = index.tz_localize(zone)
-        return index.unique().sort_values().as_unit("ns") if isinstance(index, pd.DatetimeIndex) else index.unique()
+        return index.as_unit("ns") if isinstance(index, pd.DatetimeIndex) else index
     except (TypeError, ValueError) as error:
         raise ValueError(f"freq is no calendar of {_kind(times)} ({error}): {ADVICE}.") from error
 
@@ -228,6 +233,7 @@ def _months(wall):
         return None
     counts = pd.Series(wall.day).groupby(np.asarray(month)).agg(list)
     days = max(counts, key=lambda each: (len(each), each))  # of a long month, which has all of them
+    days = [31] if (wall.day == wall.days_in_month).all() else days
     if len(days) > 2:
         return None
     length = wall.days_in_month

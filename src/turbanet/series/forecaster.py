@@ -17,7 +17,7 @@ from turbanet.core.plan import Plan, say_once
 from turbanet.loss import mse
 from turbanet.networks.models import LSTM
 from turbanet.series import baselines, calendar as calendars, inputs, networks, panel as panels, settings, tables
-from turbanet.series.intervals import Conformal
+from turbanet.series.intervals import Conformal, check_levels
 from turbanet.series.networks import BOTH, GLOBAL, LOCAL, UNKNOWN
 from turbanet.series.panel import Panel
 from turbanet.training.history import History
@@ -43,8 +43,9 @@ class Forecaster(Fitted):
         are recursive
     hist_exog_list : columns of the table that are known up to the origin only, which takes direct=True for h > 1
     futr_exog_list : columns that are known ahead: a network sees them at each value, and as many steps later
-    stat_exog_list : columns of static_df, for a global network. All of them are numbers, bool or categories; numbers
-        are standardised for each series (static ones over all); missing ones are marked
+    stat_exog_list : columns of static_df, for a global network, which never change
+        Columns of all three are numbers, bool or categories. Numbers are standardised for each series, static ones over
+        all series. Missing values in hist_exog_list and futr_exog_list are marked; static ones must be there
     loss : "squared_error", or a loss of your own; "poisson" or "negative_binomial" of counts
     nonnegative : whether no forecast is below 0, by a softplus after the model
     quantiles : levels to forecast beside the point, 0.5 among them, such as (0.1, 0.5, 0.9); the point is then their
@@ -88,6 +89,8 @@ class Forecaster(Fitted):
 
     _parts = (History, inputs.Scaling, inputs.Shape, Conformal)
 
+    _kept = ("freq",)  # as `calendar_`
+
     model: Any = None
     _: KW_ONLY
     h: int
@@ -119,10 +122,11 @@ class Forecaster(Fitted):
 
     def __post_init__(self):
         self.steps = self.h if self.direct else 1  # that the model returns
-        settings.check(self, self.steps)
-        self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
-        self._target, self._columns = settings.target_of(self, self.steps), settings.columns_of(self, self.steps)
+        self._target = settings.target_of(self, self.steps)
         self.name = type(self.network).__name__
+        settings.check(self, self.steps, self.name)
+        self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
+        self._columns = settings.columns_of(self, self.steps)
 
     @property
     def network(self) -> Any:
@@ -143,7 +147,7 @@ class Forecaster(Fitted):
         """
         panel = self._read(df)
         times = panel.times
-        calendar = self._calendar(times)
+        calendar = self._calendar(times, panel.kind)
         if calendar is None:
             raise ValueError(
                 f"The times in {self.time_col} follow no calendar, or are too few to tell: {calendars.ADVICE}."
@@ -156,14 +160,14 @@ class Forecaster(Fitted):
         stops = [panel.until(times[cut]) for cut in cuts]
         settings.check_lengths(panel, times[cuts], stops, self._needed, self.h)
         pairs = self._pairs([(stop, np.arange(len(panel.ids))) for stop in stops])
-        stat, stat_scale = self._static(static_df, panel, [slice(None)] * len(cuts))
+        stat, stat_scale, self._stat_labels = self._static(static_df, panel, [slice(None)] * len(cuts))
         trained = networks.Trained(self, panel, stat, pairs)
         count = len(panel.ids)
         errors = np.empty((0, count, self.h))  # [cut, series, step]
         if self.calibration:
             held_out = np.arange(count, len(pairs[0]))
             found = trained.forecast(held_out, trained.stop[held_out], self.h).point
-            following = panel.y[trained.stop[held_out][:, None] + np.arange(self.h)]
+            following = panel.truth[trained.stop[held_out][:, None] + np.arange(self.h)]
             errors = np.abs(following - found).reshape(self.calibration, count, self.h)
         first = {LOCAL: slice(count), GLOBAL: slice(1)}
         self.swarms_ = {kind: jax.tree.map(itemgetter(first[kind]), trained.swarms[kind]) for kind in self.kinds}
@@ -187,7 +191,7 @@ class Forecaster(Fitted):
         df: Any = None,
         futr_df: Any = None,
         static_df: Any = None,
-        level: float | Sequence[float] = (),
+        level: float | Sequence[float] | None = None,
     ) -> Any:
         """Forecast the next `h` steps of each series: a table of ids, times, the model's and the naive forecasts.
 
@@ -195,13 +199,15 @@ class Forecaster(Fitted):
         df : newer rows, at least `input_size` of each series, as `fit` takes them; networks and scaling stay as they
             are. A global network forecasts series that it has not seen, which are scaled by the rows that came. None:
             the table of `fit`
-        futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list
+        futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list; of a direct model,
+            for its whole horizon
         static_df : stat_exog_list of series that were not there in `fit`
         level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
             series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread
         """
         steps = self._check_steps(h)
         panel = self._known(df)
+        levels = check_levels(level, len(self._conformal.errors), steps, self.h)
         number = tables.located(panel.ids.tolist(), self.series_)
         new = number < 0
         scaling = self._scaling[number]
@@ -211,22 +217,26 @@ class Forecaster(Fitted):
         window = panel.end[:, None] + np.arange(-self.input_size, 0)
         hist, futr = np.split(panel.exog[window], [panel.hist], axis=2)
         if self.futr_exog_list:
-            ahead = panels.read_future(futr_df, self._columns, panel, self._coming(panel, steps))
+            whole = -(-steps // self.steps) * self.steps
+            ahead = panels.read_future(futr_df, self._columns, panel, self._coming(panel, whole))
             futr = np.concatenate([futr, ahead], axis=1)
         elif futr_df is not None:
             raise ValueError("futr_df came, and futr_exog_list names no column of it: name them, or leave it out.")
         stat = None
+        if static_df is not None and not self.stat_exog_list:
+            raise ValueError("static_df came, and stat_exog_list names no column of it: name them, or leave it out.")
         if self.stat_exog_list:
             stat = self._stat[number]
             if new.any():
-                values, _ = panels.read_static(static_df, self._columns, panel.ids[new])
+                values, labels, _ = panels.read_static(static_df, self._columns, panel.ids[new])
+                tables.check_labels(labels, self._stat_labels)
                 stat[new] = (values - self._stat_scale[0]) / self._stat_scale[1]
         seen = inputs.Seen(panel.y[window], hist, futr, stat, np.where(new, UNKNOWN, number).astype(np.int32))
         members = {LOCAL: number, GLOBAL: np.zeros(len(number), int)}
         found = networks.forecast(self, self.swarms_, members, seen, scaling, self._fitted_shape, steps)
         slope = None if df is not None else self._slope
         table = self._table(panel, panel.end, self._coming(panel, steps), found, slope)
-        self._conformal.add(table, self.name, level, number, steps, scaling.spread[:, 0], self._target.least)
+        self._conformal.add(table, self.name, levels, number, steps, scaling.spread[:, 0], self._target.least)
         return panel.kind.written(table, self.time_col)
 
     def make_future_dataframe(self, h: int | None = None, *, df: Any = None) -> Any:
@@ -245,8 +255,8 @@ class Forecaster(Fitted):
         h: int | None = None,
         refit: bool | int = True,
         static_df: Any = None,
-        level: float | Sequence[float] = (),
-        models: Sequence[str] = (),
+        level: float | Sequence[float] | None = None,
+        models: Sequence[str] | str = (),
     ) -> Any:
         """Forecast from several origins, each with networks trained only on rows up to it (rolling-origin evaluation).
 
@@ -272,19 +282,19 @@ class Forecaster(Fitted):
         steps = self._check_steps(h)
         step = steps if step_size is None else step_size
         check_whole(n_windows=n_windows, step_size=step)
-        if isinstance(level, int | float):
-            level = (level,)
+        levels = check_levels(level, self.calibration, steps, self.h)
         every = n_windows if refit is False else int(refit)
         check_whole(refit=every)
-        further = {name: baselines.model(name) for name in models}
+        further = {name: baselines.model(name) for name in ([models] if isinstance(models, str) else models)}
         times = panel.times
         origins = [len(times) - 1 - steps - step * number for number in reversed(range(n_windows))]
         trained_at = [origins[number - number % every] for number in range(n_windows)]
-        earlier = [self.h * number for number in range(1, 1 + self.calibration)] if len(level) else []
+        earlier = [self.h * number for number in range(1, 1 + self.calibration)] if len(levels) else []
         calibrated = [origin - back for origin in origins for back in earlier]
         all_origins = sorted({*trained_at, *calibrated})
         if min(all_origins) < 0:
-            problem = f"a forecast from {n_windows} origins needs {steps + step * (n_windows - 1)} times"
+            needed = len(times) - min(all_origins)
+            problem = f"a forecast from {n_windows} origins, with their calibration, needs {needed} times"
             raise ValueError(f"{problem} and more, there are {len(times)}: take fewer windows or shorter ones.")
         stops = {origin: panel.until(times[origin]) for origin in {*all_origins, *origins}}
         enough = {origin: self._enough(panel, stops[origin]) for origin in all_origins}
@@ -295,13 +305,14 @@ class Forecaster(Fitted):
             longest = f"series {panel.ids[int(lengths.argmax())]} has {lengths.max()} in all"
             raise ValueError(f"{problem}, {longest}: take fewer origins, a shorter window or a shorter horizon.")
         pairs = self._pairs(trainings)
-        stat, _ = self._static(static_df, panel, [series for _, series in trainings])
+        stat, *_ = self._static(static_df, panel, [series for _, series in trainings])
         trained = networks.Trained(self, panel, stat, pairs)
         place = {origin: number for number, origin in enumerate(all_origins)}
         of_pair = np.full((len(all_origins), len(panel.ids)), -1)
         of_pair[pairs[0], pairs[1]] = np.arange(len(pairs[0]))
-        season = self.season or (rule.season if (rule := self._calendar(times[: origins[0] + 1])) else None)
+        season = self.season or (rule.season if (rule := self._calendar(times[: origins[0] + 1], panel.kind)) else None)
         parts: list[pd.DataFrame] = []
+        places: list[np.ndarray] = []  # of each row's series
         left_out: dict[Any, Any] = {}
         for origin, source in zip(origins, trained_at, strict=True):
             stop = stops[origin]
@@ -314,17 +325,18 @@ class Forecaster(Fitted):
             found = trained.forecast(pair[series], stop[series], steps)
             part = self._cross_validated(panel, series, stop[series], found, season, further)
             part.insert(2, "cutoff", times[[origin]].repeat(len(part)))
-            part["series"] = np.repeat(series, steps)
-            if len(level):
+            if len(levels):
                 errors = self._calibration_errors(trained, of_pair, place, origin, stops, earlier)
-                Conformal(errors).add(part, self.name, level, series, steps, least=self._target.least)
-            parts.append(part.dropna(subset=[self.target_col]))
+                Conformal(errors).add(part, self.name, levels, series, steps, least=self._target.least)
+            there = part[self.target_col].notna().to_numpy()
+            parts.append(part[there])
+            places.append(np.repeat(series, steps)[there])
         if left_out:
             name, origin = next(iter(left_out.items()))
             which = f"{len(left_out)} of {len(panel.ids)} series, such as {name} at {origin}"
             say_once(f"{which}, are not forecast from all origins: they have too few values before, or none after.")
-        table = pd.concat(parts).sort_values(["series", "cutoff", self.time_col], ignore_index=True)
-        return panel.kind.written(table.drop(columns="series"), self.time_col)
+        order = np.argsort(np.concatenate(places), kind="stable")  # origins and times are in order
+        return panel.kind.written(pd.concat(parts).iloc[order].reset_index(drop=True), self.time_col)
 
     # What networks are trained on.
 
@@ -338,7 +350,10 @@ class Forecaster(Fitted):
         self._target.check(panel.y)
         return panel
 
-    def _calendar(self, times):
+    def _calendar(self, times, kind):
+        of_period = kind.period is not None and (self.freq is None or isinstance(self.freq, str))
+        if of_period and isinstance(rule := calendars.learned(times), calendars.Steps):
+            return calendars.Steps(rule.step, calendars.SEASONS.get(kind.period.partition("-")[0]))
         return calendars.learned(times) if self.freq is None else calendars.given(self.freq, times)
 
     def _shape(self, panel, stat):
@@ -356,14 +371,14 @@ class Forecaster(Fitted):
         return origin, series, stop
 
     def _static(self, static_df, panel, present):
-        """Return ([series, column] of each origin, scaled by those `present`, and the scale of the first) or None."""
+        """Return ([series, column] of each origin, scaled by those `present`, the first one's scale, their names)."""
         if not self.stat_exog_list:
             if static_df is not None:
                 raise ValueError("static_df came, and stat_exog_list names no column of it: name them.")
-            return None, None
-        values, plain = panels.read_static(static_df, self._columns, panel.ids)
+            return None, None, ()
+        values, labels, plain = panels.read_static(static_df, self._columns, panel.ids)
         scales = [inputs.standards(values[ids], plain) for ids in present]
-        return [((values - centre) / spread).astype(np.float32) for centre, spread in scales], scales[0]
+        return [((values - centre) / spread).astype(np.float32) for centre, spread in scales], scales[0], labels
 
     def _check_fitted(self):
         if not hasattr(self, "swarms_"):
@@ -381,16 +396,17 @@ class Forecaster(Fitted):
     # What forecasts go on from, and what they are written as.
 
     def _known(self, df):
-        """Return the panel of `fit`, or of newer rows, known series before new ones."""
+        """Return the panel of `fit`, or of newer rows, of known series and, for a global network, of new ones."""
         self._check_fitted()
         if df is None:
             return self._panel
         panel = self._read(df)
         known = self._panel
-        if type(panel.ds) is not type(known.ds) or getattr(panel.ds, "tz", None) != getattr(known.ds, "tz", None):
-            kinds = (f"{getattr(each.ds, 'tz', None) or ''} {each.ds.dtype}".strip() for each in (known, panel))
+        kinds = [(f"period[{each.kind.period}]" if each.kind.period else str(each.ds.dtype)) for each in (known, panel)]
+        if kinds[0] != kinds[1]:
             raise ValueError("The times were {} in fit, the table's are {}: give the same.".format(*kinds))
         tables.check_labels(panel.names, known.names)
+        panel = replace(panel, plain=known.plain)
         lengths = panel.end - panel.begin
         if (lengths < self.input_size).any():
             short = int((lengths < self.input_size).argmax())
@@ -400,6 +416,9 @@ class Forecaster(Fitted):
         if new.any() and LOCAL in self.kinds:
             advice = 'call fit with a table that holds it, take kind="global", or leave it out'
             raise ValueError(f"No network was trained on series {panel.ids[new][0]}: {advice}.")
+        if new.any():
+            which = f"{new.sum()} of {len(new)} series are new, such as {panel.ids[new][0]!r}"
+            say_once(f"{which}: they are scaled by the rows that came.")
         return panel
 
     def _coming(self, panel, steps):
@@ -441,7 +460,7 @@ class Forecaster(Fitted):
         there = rows < panel.end[series][:, None]
         rows = np.minimum(rows, panel.end[series][:, None] - 1)
         table = pd.DataFrame({self.id_col: panel.ids[series].repeat(steps), self.time_col: panel.ds[rows.ravel()]})
-        table[self.target_col] = np.where(there, panel.y[rows], np.nan).ravel()
+        table[self.target_col] = np.where(there, panel.truth[rows], np.nan).ravel()
         values = [panel.y[slice(*each)] for each in zip(panel.begin[series], stop, strict=True)]
         self._fill(table, values, found, season)
         for name, model in further.items():
@@ -458,7 +477,7 @@ class Forecaster(Fitted):
             series = np.flatnonzero((pair >= 0) & (stop + self.h <= stops[origin]))
             if len(series):
                 found = trained.forecast(pair[series], stop[series], self.h).point
-                errors[number, series] = np.abs(panel.y[stop[series][:, None] + np.arange(self.h)] - found)
+                errors[number, series] = np.abs(panel.truth[stop[series][:, None] + np.arange(self.h)] - found)
         return errors
 
     # Saving and export.
@@ -496,7 +515,7 @@ class Forecaster(Fitted):
         self._check_fitted()
         if kind not in (None, "forecast"):
             raise ValueError(f'A Forecaster is exported as "forecast", not as {kind!r}.')
-        check_float32(self._scaling.centre[:, 0], self._scaling.spread[:, 0])
+        check_float32(self._scaling.centre, self._scaling.spread)
         program = networks.program_of(self, self.swarms_, self._scaling, self._stat, self._fitted_shape)
         return "forecast", program, self._fitted_shape.samples(self.h)
 

@@ -7,11 +7,26 @@ import numpy as np
 import pandas as pd
 
 
+def check_levels(level: float | Sequence[float] | None, count: int, steps: int, horizon: int) -> np.ndarray:
+    """Return levels in percent; ValueError for those that `count` earlier horizons cannot give."""
+    levels = np.atleast_1d(() if level is None else level)
+    for each in levels:
+        if not 1 <= each < 100:
+            raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {each}.")
+        if steps > horizon:
+            raise ValueError(f"Intervals are of {horizon} steps at most, the horizon; {steps} came: leave level out.")
+        if _rank(each, count) > count:
+            needed = next(n for n in range(count, 10**6) if _rank(each, n) <= n)
+            raise ValueError(f"{each:g} % intervals need calibration of at least {needed}; calibration is {count}.")
+    return levels
+
+
 @dataclasses.dataclass(frozen=True)
 class Conformal:
     """Absolute errors [cut, series, step] of forecasts by networks that had not seen what they forecast.
 
-    spread : [series], the unit in which the errors of all series are those of a new one; None: none is new
+    Errors are NaN where a series had too few values. spread : [series], the unit in which the errors of all series are
+    those of a new one; None: none is new
     """
 
     errors: np.ndarray
@@ -21,36 +36,39 @@ class Conformal:
         self,
         table: pd.DataFrame,
         name: str,
-        level: float | Sequence[float],
+        levels: np.ndarray,
         series: np.ndarray,
         steps: int,
         spread: np.ndarray | None = None,
         least: float = -np.inf,
     ) -> None:
-        """Add the columns from NAME-lo-LEVEL to NAME-hi-LEVEL, which cover `level` percent, to a table of forecasts.
+        """Add the columns from NAME-lo-LEVEL to NAME-hi-LEVEL, which cover LEVEL percent, to a table of forecasts.
 
+        They are NaN for a series that has too few errors for the level.
+
+        levels : of `check_levels`
         series : int [series], the places of those in the table, -1 for new ones of this spread [series]
-        least : below which no interval reaches. Raises ValueError where there are too few errors for a level
+        least : below which no interval reaches
         """
-        for each in np.atleast_1d(level):
-            half = self._half_width(each, series, steps, spread).ravel()
-            table[f"{name}-lo-{each:g}"] = np.maximum(table[name] - half, least)
-            table[f"{name}-hi-{each:g}"] = table[name] + half
+        for level in levels:
+            half = _width(self.errors, level)[series]
+            new = series < 0
+            if self.spread is not None and spread is not None and new.any():
+                pooled = (self.errors / self.spread[:, None]).reshape(-1, 1, self.errors.shape[2])
+                half[new] = _width(pooled, level) * spread[new, None]
+            half = half[:, :steps].ravel()
+            table[f"{name}-lo-{level:g}"] = np.maximum(table[name] - half, least)
+            table[f"{name}-hi-{level:g}"] = table[name] + half
 
-    def _half_width(self, level, series, steps, spread):
-        """Return half the width [series, step] of intervals."""
-        if not 1 <= level < 100:
-            raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {level}.")
-        count, _, horizon = self.errors.shape
-        rank = int(np.ceil((count + 1) * level / 100))
-        if rank > count or steps > horizon:
-            needed = int(np.ceil(level / (100 - level)))
-            advice = f"calibration of at least {needed}, and {horizon} steps at the most"
-            raise ValueError(f"{level:g} % intervals of {steps} steps need {advice}; calibration is {count}.")
-        width = np.sort(self.errors, axis=0)[rank - 1][series]
-        new = series < 0
-        if self.spread is not None and spread is not None and new.any():
-            pooled = (self.errors / self.spread[:, None]).reshape(-1, horizon)
-            place = min(int(np.ceil((len(pooled) + 1) * level / 100)), len(pooled)) - 1
-            width[new] = np.sort(pooled, axis=0)[place] * spread[new, None]
-        return width[:, :steps]
+
+def _rank(level, count):
+    return np.ceil(np.round((count + 1) * level / 100, 9)).astype(int)
+
+
+def _width(errors, level):
+    """Return the error [series, step] of [cut, series, step] that `level` percent do not exceed."""
+    count = np.isfinite(errors).sum(axis=0)
+    rank = _rank(level, count)
+    place = np.clip(rank, 1, len(errors))[None] - 1
+    width = np.take_along_axis(np.sort(errors, axis=0), place, axis=0)[0]  # NaN lie last
+    return np.where(rank <= count, width, np.nan)

@@ -112,7 +112,8 @@ class Trained:
         """Forecast the `steps` after the rows `stop` [request] by the networks of a pair [request] each."""
         series = self.series[pair]
         window = stop[:, None] + np.arange(-self.shape.window, 0)
-        ahead = stop[:, None] + np.arange(-self.shape.window, steps)
+        whole = -(-steps // self.shape.steps) * self.shape.steps  # networks see as far ahead as they forecast
+        ahead = stop[:, None] + np.arange(-self.shape.window, whole)
         end = self.panel.end[series][:, None]
         exog = self.panel.exog
         futr = np.where((ahead < end)[..., None], exog[np.minimum(ahead, end - 1)][..., self.panel.hist :], np.nan)
@@ -166,7 +167,7 @@ def forecast(
             # Later steps of a network of one step are relative to its own forecasts.
             of_kind.append(out + (last - values[:, -1:])[..., None] if target.relative else out)
         found.append(np.concatenate(of_kind, axis=1)[:, :steps])
-    out = np.mean(found, axis=0)
+    out = np.asarray(target.combined(found))
     last = values[:, -1:] if target.relative else np.zeros_like(values[:, -1:])
     return Outputs((np.asarray(target.point(out)) + last) * scale[1] + scale[0], out, last, scale)
 
@@ -241,7 +242,7 @@ def program_of(forecaster: Any, swarms: dict[str, Any], scaling: Scaling, stat: 
             if name in x:
                 x = x | {name: (x[name] - centre[:, None, columns]) / spread[:, None, columns]}
         x = x | {"stat": of(jnp.float32(stat), number)} if shape.stat else x
-        out = sum(scaled(*of_kind, values, x) for of_kind in swarms.items()) / len(swarms)
+        out = target.combined([scaled(*of_kind, values, x) for of_kind in swarms.items()])
         last = values[:, -1:] if target.relative else 0
         return (target.point(out) + last) * spread[:, :1] + centre[:, :1]
 

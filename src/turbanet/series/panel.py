@@ -21,6 +21,7 @@ class Panel:
     ds : times [row]; y : float64 [row]
     exog : float64 [row, column], those known so far (hist) before those known ahead (futr); NaN where missing
     names : of these columns, such as day=Monday for a level of a category
+    filled : bool [row], whether y was missing, and filled
     plain : bool [column], whether a column is one of 0 and 1, which is not scaled
     hist : number of columns that are known so far only
     """
@@ -35,6 +36,12 @@ class Panel:
     plain: np.ndarray
     hist: int
     kind: Kind
+    filled: np.ndarray
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Return y [row], NaN where it was filled."""
+        return np.where(self.filled, np.nan, self.y)
 
     @property
     def times(self) -> pd.Index:
@@ -51,13 +58,15 @@ class Panel:
         rows = np.concatenate([np.arange(*each) for each in zip(first, self.end, strict=True)])
         end = np.cumsum(self.end - first)
         parts = {"begin": np.r_[0, end[:-1]], "end": end, "ds": self.ds[rows], "y": self.y[rows]}
-        return dataclasses.replace(self, **parts, exog=self.exog[rows])
+        return dataclasses.replace(self, **parts, exog=self.exog[rows], filled=self.filled[rows])
 
     def state(self) -> dict[str, Any]:
         """Return what `of` makes this panel of: text, numbers and arrays, without objects of pandas."""
         zone = getattr(self.ds, "tz", None)
         ds = (self.ds if zone is None else self.ds.tz_convert(None)).to_numpy()
-        arrays = {name: getattr(self, name) for name in ("begin", "end", "y", "exog", "names", "plain", "hist")}
+        arrays = {
+            name: getattr(self, name) for name in ("begin", "end", "y", "exog", "names", "plain", "hist", "filled")
+        }
         ids = self.ids.to_numpy()
         ids = ids.astype(object) if ids.dtype.kind not in "iufM" else ids
         return arrays | {"ids": ids, "ds": ds, "zone": zone and str(zone), "period": self.kind.period}
@@ -65,7 +74,7 @@ class Panel:
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Panel":
         """Return the panel that `state` described."""
-        arrays = {name: state[name] for name in ("begin", "end", "y", "exog", "names", "plain", "hist")}
+        arrays = {name: state[name] for name in ("begin", "end", "y", "exog", "names", "plain", "hist", "filled")}
         ds = pd.Index(state["ds"])
         ds = ds.tz_localize("UTC").tz_convert(state["zone"]) if state["zone"] is not None else ds
         return cls(ids=pd.Index(state["ids"], tupleize_cols=False), ds=ds, kind=Kind(state["period"]), **arrays)
@@ -88,13 +97,14 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
     codes = np.argsort(order_of_ids)[codes]
     order = np.lexsort([ds.asi8 if isinstance(ds, pd.DatetimeIndex) else ds, codes])
     codes, ds, y, exog = codes[order], ds[order], y[order], exog[order]
-    names = pd.Index([ids.iloc[int(row)] for row in _firsts(codes, order)], tupleize_cols=False)
+    own = [ids.iloc[int(row)] for row in _firsts(codes, order)]
+    names = pd.Index(own, dtype=None if len(set(map(type, own))) < 2 else object, tupleize_cols=False)
     if (twice := (np.diff(codes) == 0) & (ds[1:] == ds[:-1])).any():
         row = int(twice.argmax())
         raise ValueError(f"Series {names[codes[row]]} has two rows for {ds[row]}: keep one of them.")
     end = np.cumsum(np.bincount(codes))
     hist = len(tables.encoded(table[:1], columns.hist)[1])
-    panel = Panel(names, np.r_[0, end[:-1]], end, ds, y, exog, labels, plain, hist, kind)
+    panel = Panel(names, np.r_[0, end[:-1]], end, ds, y, exog, labels, plain, hist, kind, np.zeros(len(y), bool))
     if fill is not None:
         return _filled(panel, freq, fill)
     if not (finite := np.isfinite(y)).all():
@@ -104,8 +114,8 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
     return panel
 
 
-def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray, np.ndarray]:
-    """Return what does not change of each series, float64 [series, column], and which columns are of 0 and 1."""
+def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+    """Return what does not change of each series, float64 [series, column], as `encoded` gives columns."""
     if table is None:
         raise ValueError(f"static_df with {columns.ids}, {', '.join(columns.stat)} is missing: give it.")
     table, _ = tables.as_pandas(table, columns)
@@ -115,10 +125,10 @@ def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray
     place = tables.located(ids.tolist(), table[columns.ids].tolist())
     if (place < 0).any():
         raise ValueError(f"static_df has no row for series {ids[int((place < 0).argmax())]}: give it one.")
-    values, _, plain = tables.encoded(table, columns.stat)
+    values, labels, plain = tables.encoded(table, columns.stat)
     if np.isnan(values[place]).any():
         raise ValueError(f"static_df has a missing value for series {ids[np.isnan(values[place]).any(1).argmax()]}.")
-    return values[place], plain
+    return values[place], labels, plain
 
 
 def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Index]) -> np.ndarray:
@@ -177,20 +187,25 @@ def _filled(panel, freq, fill):
     calendar = calendars.given(freq, panel.times)
     parts: list[tuple[Any, ...]] = []
     for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
+        there = np.flatnonzero(~np.isnan(panel.y[begin:end]))
+        if not len(there):
+            raise ValueError(f"Series {name} has no value: leave it out.")
+        end = begin + there[-1] + 1  # nothing is filled after the last value
         ds = panel.ds[begin:end]
         grid = _grid_of(calendar, ds)
         if len(off := ds.difference(grid)):
             raise ValueError(f"Series {name} has a row for {off[0]}, which is no time of freq: leave it out.")
         place = ds.get_indexer(grid)
         y = np.where(place < 0, np.nan, panel.y[begin:end][place])
+        missing = np.isnan(y)
         y = pd.Series(y).ffill().to_numpy() if fill == FORWARD else np.where(np.isnan(y), fill, y)
         if np.isnan(y).any():
             raise ValueError(f"Series {name} begins with a missing value, which nothing before fills: leave it out.")
-        parts.append((grid, y, np.where(place[:, None] < 0, np.nan, panel.exog[begin:end][place])))
+        parts.append((grid, y, missing, np.where(place[:, None] < 0, np.nan, panel.exog[begin:end][place])))
     grids = [part[0] for part in parts]
-    y, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
+    y, filled, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2, 3))
     end = np.cumsum(list(map(len, grids)))
-    rows = {"ds": grids[0].append(grids[1:]), "y": y, "exog": exog}
+    rows = {"ds": grids[0].append(grids[1:]), "y": y, "exog": exog, "filled": filled}
     return dataclasses.replace(panel, begin=np.r_[0, end[:-1]], end=end, **rows)
 
 

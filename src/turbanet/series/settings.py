@@ -7,6 +7,7 @@ import numpy as np
 from turbanet.core.arrays import check_whole
 from turbanet.core.plan import say_once
 from turbanet.loss import mse
+from turbanet.series.baselines import DRIFT, MODELS, NAIVE, SEASONAL
 from turbanet.series.networks import BOTH, GLOBAL, LOCAL
 from turbanet.series.panel import Columns, Panel
 from turbanet.series.targets import COUNTS, NONNEGATIVE, REAL, Target
@@ -14,8 +15,8 @@ from turbanet.series.targets import COUNTS, NONNEGATIVE, REAL, Target
 SQUARED = "squared_error"
 
 
-def check(forecaster: Any, steps: int) -> None:
-    """Raise ValueError for numbers that no forecaster can have; `steps`: those that its model returns."""
+def check(forecaster: Any, steps: int, model: str) -> None:
+    """Raise ValueError for what no forecaster can be; steps: that its model returns; model: its class's name."""
     whole = {name: getattr(forecaster, name) for name in ("h", "input_size", "epochs", "batch_size", "features")}
     check_whole(**whole, season=1 if forecaster.season is None else forecaster.season)
     if forecaster.kind not in (LOCAL, GLOBAL, BOTH):
@@ -23,6 +24,17 @@ def check(forecaster: Any, steps: int) -> None:
     for name in ("calibration", "val_size"):
         if not isinstance(number := getattr(forecaster, name), int | np.integer) or number < 0:
             raise ValueError(f"{name} must be a whole number, 0 for none; got {number!r}.")
+    for each in ("hist", "futr", "stat"):
+        if isinstance(value := getattr(forecaster, f"{each}_exog_list"), str):
+            raise ValueError(f"{each}_exog_list is a list of names, got the text {value!r}: put it in a list.")
+    beside = [name for each in ("hist", "futr", "stat") for name in getattr(forecaster, f"{each}_exog_list") or ()]
+    named = [forecaster.id_col, forecaster.time_col, forecaster.target_col, *beside]
+    written = {"cutoff", NAIVE, SEASONAL, DRIFT, *MODELS, model} & set(named)
+    if written or len(set(named)) < len(named):
+        wrong = min(written) if written else next(name for name in named if named.count(name) > 1)
+        raise ValueError(f"{wrong!r} names two columns of a table or of its forecasts: rename one of them.")
+    if model in {NAIVE, SEASONAL, DRIFT, *MODELS}:
+        raise ValueError(f"The model's class is called {model}, as a baseline's column is: rename it.")
     if bool(forecaster.val_size) != (forecaster.patience is not None):
         raise ValueError("val_size and patience stop a training early together: give both, or none.")
     if 0 < forecaster.val_size < steps:
@@ -31,7 +43,7 @@ def check(forecaster: Any, steps: int) -> None:
 
 def target_of(forecaster: Any, steps: int) -> Target:
     """Return what is forecast; ValueError for a loss and quantiles that do not go together."""
-    loss, levels = forecaster.loss, tuple(sorted(forecaster.quantiles))
+    loss, levels = forecaster.loss, tuple(sorted(forecaster.quantiles or ()))
     counts, named = isinstance(loss, str) and loss in COUNTS, loss == SQUARED
     if isinstance(loss, str) and not (counts or named):
         known = ", ".join(f'"{name}"' for name in (SQUARED, *COUNTS))
@@ -51,10 +63,7 @@ def target_of(forecaster: Any, steps: int) -> Target:
 
 def columns_of(forecaster: Any, steps: int) -> Columns:
     """Return the columns of a forecaster's table; ValueError for those that its networks cannot see."""
-    lists = {name: getattr(forecaster, f"{name}_exog_list") for name in ("hist", "futr", "stat")}
-    for name, value in lists.items():
-        if isinstance(value, str):
-            raise ValueError(f"{name}_exog_list is a list of names, got the text {value!r}: put it in a list.")
+    lists = {name: getattr(forecaster, f"{name}_exog_list") or () for name in ("hist", "futr", "stat")}
     if lists["hist"] and steps < forecaster.h:
         raise ValueError("hist_exog_list is not known ahead, as recursive forecasts want it: take direct=True.")
     if lists["futr"] and forecaster.input_size < steps:

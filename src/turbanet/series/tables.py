@@ -68,7 +68,8 @@ def check_columns(table: pd.DataFrame, named: Sequence[str], name: str = "The ta
     if missing := [each for each in named if each not in table]:
         raise ValueError(f"{name} needs the columns {', '.join(named)}; it has no {', '.join(missing)}.")
     if further := list((Counter(table.columns) - Counter(named)).elements()):
-        advice = "name it in hist_exog_list (known so far) or futr_exog_list (known ahead), or drop it"
+        beside = "name it in hist_exog_list (known so far) or futr_exog_list (known ahead), or drop it"
+        advice = beside if name == "The table" else "drop it"
         which = f"it has {', '.join(map(str, further))} too, which no network sees"
         raise ValueError(f"{name} has the columns {', '.join(named)} alone; {which}: {advice}.")
     if not len(table):
@@ -120,12 +121,16 @@ def as_pandas(table, columns):
         what = f"got {type(table).__name__}"
         raise TypeError(f"The series must be a table (pandas, polars, Arrow) of rows, {what}: make it one.") from error
     time = frame.schema.get(columns.time)
+    time = None if time in (narwhals.String, narwhals.Categorical) else time
     return frame.to_pandas(), Kind(library=frame.implementation.value, time=time)
 
 
 def keys(table, columns, kind):
     """Return the ids and the times of a table's rows, and what the times are."""
     ids, ds = table[columns.ids], table[columns.time]
+    ids = ids.astype(object) if isinstance(ids.dtype, pd.CategoricalDtype) else ids
+    if ids.dtype == object:
+        ids = pd.Series([each.item() if isinstance(each, np.generic) else each for each in ids], dtype=object)
     if (empty := (ids.isna() | ds.isna()).to_numpy()).any():
         which = f"Row {int(empty.argmax())} of the table has no {columns.ids} or no {columns.time}"
         raise ValueError(f"{which}: fill it, or leave it out.")
@@ -134,7 +139,7 @@ def keys(table, columns, kind):
     if isinstance(ds.dtype, pd.PeriodDtype):
         kind = dataclasses.replace(kind, period=str(ds.dtype)[len("period[") : -1])
         return ids, pd.Index(pd.PeriodIndex(ds).asi8), kind
-    if pd.api.types.is_integer_dtype(ds):
+    if pd.api.types.is_integer_dtype(ds) or pd.api.types.infer_dtype(ds) == "integer":
         return ids, pd.Index(ds.astype(np.int64)), kind  # a smaller type could overflow later
     try:
         if pd.api.types.is_bool_dtype(ds):
@@ -159,7 +164,6 @@ def numbers(column, name, where, missing):
 
 def exact(ids):
     """Return ids such that equal ones of different types, as 1, "1", 1.0 and True, are different."""
-    ids = ids.astype(object) if isinstance(ids.dtype, pd.CategoricalDtype) else ids
     if ids.dtype != object:
         return ids.array
     types = ids.map(type)

@@ -81,6 +81,13 @@ class Target:
         raw = np.round(y.astype(np.float64) * spread).astype(np.float32)  # not scale-free: it takes the counts
         return np.stack([raw, np.full_like(raw, np.log(spread))], axis=-1)
 
+    def combined(self, outs: list[Any]) -> Any:
+        """Return the outputs of several kinds of networks as one: the mean forecast, the mean of each quantile."""
+        if self.counts:
+            log_mean = jax.nn.logsumexp(jnp.stack([out[..., 0] for out in outs]), axis=0) - np.log(len(outs))
+            return jnp.stack(outs).mean(axis=0).at[..., 0].set(log_mean)
+        return jnp.stack([jnp.sort(out, axis=-1) for out in outs]).mean(axis=0)
+
     def point(self, out: Any) -> Any:
         """Return the scaled point forecast [..., step] of outputs [..., step, output]: a mean, or the median."""
         if self.counts:

@@ -1,0 +1,1 @@
+"""Forecasts of many series beside other packages."""
