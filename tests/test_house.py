@@ -182,6 +182,6 @@ def test_pyproject_names_every_package_that_the_source_imports():
     foreign = (
         used
         - set(sys.stdlib_module_names)
-        - {"turbanet", "study", *re.findall(r"^(keras|tensorflow|mxnet|horovod|flwr)", peers, re.M)}
+        - {"turbanet", "study", *re.findall(r"^(keras|tensorflow|mxnet|horovod|flwr|neuralforecast)", peers, re.M)}
     )
     assert foreign and {distributions[name][0].lower().replace("_", "-") for name in foreign} <= wanted().keys()
