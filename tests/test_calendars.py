@@ -19,7 +19,6 @@ SESSION = pd.DatetimeIndex(
     [day + pd.Timedelta(minutes=570 + 15 * i) for day in pd.bdate_range("2024-01-02", periods=30) for i in range(26)]
 )
 DAY_15, DAY_30 = (pd.DateOffset(months=1, day=day) for day in (15, 30))
-EVERY = pd.DateOffset(months=1, day=31)
 
 # The times that are there, pandas' offset of those to come, and the steps of a season.
 LEARNED = {

@@ -26,9 +26,7 @@ class Fitted:
     """`save` and `load` for a dataclass of parameters, by the state that a pickle of it would hold."""
 
     _parts: ClassVar[tuple[type, ...]] = ()  # dataclasses in that state
-    _kept: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that the state has in another form, where a file cannot hold them
+    _kept: ClassVar[tuple[str, ...]] = ()  # parameters that the state has in a form that a file can hold
 
     def save(self, path: str | os.PathLike) -> None:
         """Save to one file, written whole or not at all: parameters, and what was fitted, without the training rows.

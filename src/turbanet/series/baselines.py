@@ -11,6 +11,7 @@ from turbanet.core.arrays import check_whole
 from turbanet.core.extras import needed
 from turbanet.series.inputs import windows
 from turbanet.series.tables import Columns, as_pandas
+from turbanet.series.targets import pinball
 
 NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them
 
@@ -145,7 +146,7 @@ def scores(
         frame = pd.DataFrame({"id": rows[id_col].to_numpy(), "step": step, "error": error, "pinball": np.nan})
         levels = {name: float(name.rpartition("-q")[2]) for name in of_quantiles if name.startswith(f"{model}-q")}
         if levels:
-            loss = [_pinball(y - rows[name].to_numpy(np.float64), level) for name, level in levels.items()]
+            loss = [pinball(y - rows[name].to_numpy(np.float64), level) for name, level in levels.items()]
             frame["pinball"] = np.mean(loss, axis=0)
         by_series = frame.groupby(["step", "id"], sort=True)["error"].mean().groupby("step")
         part = frame.groupby("step")[["error", "pinball"]].mean()
@@ -160,7 +161,3 @@ def _read(table, time_col):
     frame, _ = as_pandas(table, Columns(time=time_col))
     text = [name for name in (time_col, "cutoff") if name in frame and pd.api.types.is_string_dtype(frame[name])]
     return frame.assign(**{name: pd.to_datetime(frame[name]) for name in text})
-
-
-def _pinball(error: Any, level: float) -> Any:
-    return np.maximum(level * error, (level - 1) * error)

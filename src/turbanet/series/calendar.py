@@ -8,8 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-SEASONS = {"h": 24, "min": 60, "s": 60, "B": 5, "C": 5, "D": 7, "W": 52, "M": 12, "Q": 4, "Y": 1}  # by a step's unit
-MONTHS = {"M": 1, "Q": 3, "Y": 12}
+SEASONS = {
+    "h": 24,
+    "min": 24 * 60,
+    "s": 60,
+    "B": 5,
+    "C": 5,
+    "D": 7,
+    "W": 52,
+    "M": 12,
+    "Q": 4,
+    "Y": 1,
+}  # by a step's unit
 ENOUGH = 0.9  # share of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
 ADVICE = 'name the step, such as freq="D" or freq=1, a pandas offset, or the list of all times, those to come too'
@@ -44,8 +54,7 @@ class Offset:
             return SEASONS["W"]
         if unit not in SEASONS or SEASONS[unit] % self.offset.n:
             return None
-        day = {"min": 24 * 60, "s": 60}.get(unit, SEASONS[unit])
-        return day // self.offset.n or None
+        return SEASONS[unit] // self.offset.n
 
 
 @dataclasses.dataclass(frozen=True)

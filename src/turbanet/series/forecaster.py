@@ -235,7 +235,7 @@ class Forecaster(Fitted):
         members = {LOCAL: number, GLOBAL: np.zeros(len(number), int)}
         found = networks.forecast(self, self.swarms_, members, seen, scaling, self._fitted_shape, steps)
         slope = None if df is not None else self._slope
-        table = self._table(panel, panel.end, self._coming(panel, steps), found, slope)
+        table = self._table(panel, self._coming(panel, steps), found, slope)
         self._conformal.add(table, self.name, levels, number, steps, scaling.spread[:, 0], self._target.least)
         return panel.kind.written(table, self.time_col)
 
@@ -297,7 +297,7 @@ class Forecaster(Fitted):
             problem = f"a forecast from {n_windows} origins, with their calibration, needs {needed} times"
             raise ValueError(f"{problem} and more, there are {len(times)}: take fewer windows or shorter ones.")
         stops = {origin: panel.until(times[origin]) for origin in {*all_origins, *origins}}
-        enough = {origin: self._enough(panel, stops[origin]) for origin in all_origins}
+        enough = {origin: stops[origin] - panel.begin >= self._needed for origin in all_origins}
         trainings = [(stops[origin], np.flatnonzero(enough[origin])) for origin in all_origins]
         if not all(len(series) for _, series in trainings):
             lengths = panel.end - panel.begin
@@ -359,9 +359,6 @@ class Forecaster(Fitted):
     def _shape(self, panel, stat):
         futr = panel.exog.shape[1] - panel.hist
         return inputs.Shape(self.input_size, self.steps, panel.hist, futr, 0 if stat is None else stat[0].shape[1])
-
-    def _enough(self, panel, stop):
-        return stop - panel.begin >= self._needed
 
     def _pairs(self, trainings):
         """Return (origin, series, stop) of each pair of an origin and a series that is trained on."""
@@ -427,23 +424,25 @@ class Forecaster(Fitted):
         rule = {time: self.calendar_.after(time, steps) for time in last.unique()}
         return [rule[time] for time in last]
 
-    def _keys(self, panel, coming, series=None):
-        names = panel.ids if series is None else panel.ids[series]
+    def _keys(self, panel, coming):
+        """Return a table of ids and the times to come."""
         steps = np.array(list(map(len, coming)))
         times = coming[0].append(list(coming[1:]))
-        return pd.DataFrame({self.id_col: names.repeat(steps), self.time_col: times})
+        return pd.DataFrame({self.id_col: panel.ids.repeat(steps), self.time_col: times})
 
-    def _table(self, panel, stop, coming, found, slope=None):
-        """Return forecasts as a long table with the naive forecasts; `slope` is that of rows that are not kept."""
+    def _table(self, panel, coming, found, slope):
+        """Return forecasts as a long table with the naive forecasts; slope : of all rows of `fit`, or None."""
         table = self._keys(panel, coming)
         steps = found.point.shape[1]
-        self._fill(table, [panel.y[slice(*each)] for each in zip(panel.begin, stop, strict=True)], found, self._season)
+        self._add_forecasts(
+            table, [panel.y[slice(*each)] for each in zip(panel.begin, panel.end, strict=True)], found, self._season
+        )
         if slope is not None:
-            last = panel.y[stop - 1]
+            last = panel.y[panel.end - 1]
             table[baselines.DRIFT] = (last[:, None] + slope[:, None] * np.arange(1, steps + 1)).ravel()
         return table
 
-    def _fill(self, table, values, found, season):
+    def _add_forecasts(self, table, values, found, season):
         """Add the columns of the model's and the naive forecasts to a table of keys."""
         steps = found.point.shape[1]
         table[self.name] = found.point.ravel()
@@ -462,7 +461,7 @@ class Forecaster(Fitted):
         table = pd.DataFrame({self.id_col: panel.ids[series].repeat(steps), self.time_col: panel.ds[rows.ravel()]})
         table[self.target_col] = np.where(there, panel.truth[rows], np.nan).ravel()
         values = [panel.y[slice(*each)] for each in zip(panel.begin[series], stop, strict=True)]
-        self._fill(table, values, found, season)
+        self._add_forecasts(table, values, found, season)
         for name, model in further.items():
             table[name] = model(values, season, self.input_size, steps).ravel()
         return table

@@ -23,7 +23,7 @@ class Shape:
     def channels(self) -> int:
         return 1 + 2 * self.hist + 4 * self.futr + self.stat
 
-    def samples(self, ahead: int = 0) -> dict[str, np.ndarray]:
+    def samples(self, ahead: int) -> dict[str, np.ndarray]:
         """Return a window of zeros [1, time], the number of its series [1], and what is known beside it."""
         sample = {"window": np.zeros((1, self.window), np.float32), "series": np.zeros(1, np.int32)}
         if self.hist:

@@ -103,8 +103,7 @@ class Trained:
             pairs = [_joined([pairs[i] for i in group], self.series[group]) for group in groups]
         else:
             longest = [max(len(pairs[i][0]) for i in group) for group in groups]
-            rows = [np.resize(np.arange(len(x)), longest[at]) for (x, _), at in zip(pairs, self.origin, strict=True)]
-            pairs = [(x[own], y[own]) for (x, y), own in zip(pairs, rows, strict=True)]
+            pairs = [_repeated(pair, longest[at]) for pair, at in zip(pairs, self.origin, strict=True)]
         x, y = map(list, zip(*pairs, strict=True))
         return x, y
 
@@ -247,6 +246,15 @@ def program_of(forecaster: Any, swarms: dict[str, Any], scaling: Scaling, stat: 
         return (target.point(out) + last) * spread[:, :1] + centre[:, :1]
 
     return program
+
+
+def _repeated(pair, count):
+    """Return `count` examples of (x, y), which begin anew after the last one."""
+    x, y = pair
+    if len(x) == count:
+        return x, y
+    rows = np.resize(np.arange(len(x)), count)
+    return x[rows], y[rows]
 
 
 def _joined(pairs, series):

@@ -9,7 +9,8 @@ from turbanet.core.plan import say_once
 from turbanet.loss import mse
 from turbanet.series.baselines import DRIFT, MODELS, NAIVE, SEASONAL
 from turbanet.series.networks import BOTH, GLOBAL, LOCAL
-from turbanet.series.panel import Columns, Panel
+from turbanet.series.panel import Panel
+from turbanet.series.tables import Columns
 from turbanet.series.targets import COUNTS, NONNEGATIVE, REAL, Target
 
 SQUARED = "squared_error"

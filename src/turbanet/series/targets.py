@@ -111,6 +111,11 @@ class Target:
         return scaled * scale[1] + scale[0]
 
 
+def pinball(error: Any, level: Any) -> Any:
+    """Return the pinball losses of errors, y less its forecast, of quantiles; for NumPy and JAX."""
+    return error * (level - (error < 0))
+
+
 def _dispersion(out):
     return jax.nn.softplus(out) + LEAST_DISPERSION
 
@@ -139,7 +144,7 @@ def _loss(family, quantiles):
         else:
             out = out if family == REAL else jax.nn.softplus(out)
             error = y[..., None] - out
-            each = jnp.maximum(levels * error, (levels - 1) * error) if quantiles else error**2
+            each = pinball(error, levels) if quantiles else error**2
         return each.reshape(len(each), -1), prediction
 
     return loss
