@@ -11,11 +11,13 @@ def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def test_learning_is_every_member_and_their_mean_in_its_band():
-    returns = np.arange(6.0).reshape(3, 2)
+def test_learning_is_the_mean_in_its_band_and_the_middle_of_the_members():
+    returns = np.stack([np.full(11, np.nan), np.arange(11.0), np.arange(11) + 5.0])  # no episode ends in the first
     ax = agent_plots.learning(plt.subplots()[1], [10, 20, 30], returns, BAND)
-    *members, mean = [line.get_ydata().tolist() for line in ax.get_lines()]
-    assert members == returns.T.tolist() and mean == [2, 3, 4] and len(ax.collections) == 1
+    (mean,) = ax.get_lines()
+    assert mean.get_ydata().tolist() == [2, 3, 4]
+    ends = [band.get_paths()[0].get_extents().get_points().tolist() for band in ax.collections]
+    assert ends == [[[20, 1], [30, 14]], [[10, 1], [30, 5]]]
 
 
 def test_profile_is_in_percent():
@@ -29,11 +31,12 @@ def test_seconds_per_agent_are_warm_and_cold():
     assert labels(ax) == ["warm", "cold"] and ax.get_lines()[1].get_ydata().tolist() == [8, 3]
 
 
-def test_costs_are_bars_with_their_numbers():
+def test_costs_are_points_with_their_numbers():
     table = pd.DataFrame({"way": ["TurbaNet, 4 agents", "other"], "seconds": [1.5, 84.2]})
     ax = agent_plots.costs(plt.subplots()[1], table)
     assert [text.get_text().strip() for text in ax.texts] == ["84.2", "1.5"]
-    assert [bar.get_width() for bar in ax.patches] == [84.2, 1.5]
+    assert [line.get_xydata().tolist() for line in ax.get_lines()] == [[[84.2, 0]], [[1.5, 1]]]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["other", "TurbaNet, 4 agents"]
 
 
 def test_cart_poles_lean_where_the_pole_does():

@@ -20,12 +20,12 @@ def history():
 
 
 def labels(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
+    return [text.get_text() for text in (ax.get_legend().get_texts() if ax.get_legend() else ax.texts)]
 
 
 def test_fitness_is_the_mean_over_seeds_in_their_range():
     ax = evolution_plots.fitness(plt.subplots()[1], {"one": np.array([[1.0, 3], [3, 5]]), "other": np.ones((1, 2))})
-    assert labels(ax) == ["one", "other"] and ax.get_lines()[0].get_ydata().tolist() == [2, 4]
+    assert labels(ax) == ["other", "one"] and ax.get_lines()[0].get_ydata().tolist() == [2, 4]
     low, high = ax.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
     assert (low, high) == (1, 5)
 
@@ -48,10 +48,16 @@ def test_descent_is_in_percent_the_largest_founder_below(history):
     assert below[:, 1].max() == pytest.approx(200 / 3)
 
 
-def test_schedules_are_each_member_s_and_the_best_line_s(history):
+def test_schedules_are_the_range_the_median_and_the_best_line_s(history):
     ax = evolution_plots.schedules(plt.subplots()[1], history, "rate", "learning rate")
-    *members, best = [line.get_ydata().tolist() for line in ax.get_lines()]
-    assert members == history.values["rate"].T.tolist() and best == [0.3, 0.6, 0.8] and ax.get_yscale() == "log"
+    median, best = [line.get_ydata().tolist() for line in ax.get_lines()]
+    assert median == [0.2, 0.4, 0.2] and best == [0.3, 0.6, 0.8] and ax.get_yscale() == "log"
+    ends = ax.collections[0].get_paths()[0].vertices
+    assert [(ends[ends[:, 0] == i, 1].min(), ends[ends[:, 0] == i, 1].max()) for i in range(3)] == [
+        (0.1, 0.3),
+        (0.2, 0.6),
+        (0.1, 0.8),
+    ]
 
 
 def test_paired_differences_have_student_s_interval():

@@ -42,10 +42,22 @@ def test_marks_are_open_where_workers_share_cores():
         assert [line.get_xdata().tolist() for line in opened] == [[4]]
 
 
-def test_efficiency_has_what_was_published_beside_it():
-    ax = framework_plots.efficiency(plt.subplots()[1], MEASURED, {"theirs": (12, 0.84)})
+def test_efficiency_has_what_is_predicted_beside_it():
+    predicted = pd.DataFrame({"workers": [1, 16], "efficiency": [1, 0.84]})
+    ax = framework_plots.efficiency(plt.subplots()[1], MEASURED, predicted)
     shown = {line.get_label(): np.ravel(line.get_ydata()).tolist() for line in ax.get_lines()}
-    assert shown["JAX"] == [1, 0.9, 0.4] and shown["theirs"] == [0.84]
+    assert shown["JAX"] == [1, 0.9, 0.4] and shown["predicted"] == [1, 0.84]
+
+
+@pytest.mark.parametrize("column", ["images a second", "efficiency"])
+def test_by_framework_is_a_row_a_framework_and_a_mark_a_number_of_workers(column):
+    table = pd.concat([MEASURED.assign(framework=name) for name in ("MXNet", "JAX")])
+    ax = framework_plots.by_framework(plt.subplots()[1], table, column)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["MXNet", "JAX"]
+    shown = {line.get_label(): line.get_xydata().tolist() for line in ax.get_lines()}
+    names = ["1 worker", "2 workers", "4 workers"]
+    assert shown == {name: [[x, 0], [x, 1]] for name, x in zip(names, MEASURED[column], strict=True)}
+    assert [line.get_markerfacecolor() == "white" for line in ax.get_lines()] == [False, False, True]
 
 
 def test_no_framework_is_left_out():

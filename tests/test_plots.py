@@ -4,6 +4,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import itertools
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -41,7 +43,7 @@ def ax():
 
 
 def labels(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
+    return [text.get_text() for text in (ax.get_legend().get_texts() if ax.get_legend() else ax.texts)]
 
 
 def colours(ax):
@@ -60,7 +62,7 @@ def test_colours_are_those_of_the_way_in_every_figure():
     times = colours(plots.time_against_size(first, TIMES))
     ratios = colours(plots.ratio_against_size(second, RATIOS))
     of_ways = {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
-    assert times == {f"{OURS}, with its compilation": of_ways[OURS]} | of_ways and ratios == of_ways
+    assert times == {f"{OURS}, cold": of_ways[OURS]} | of_ways and ratios == of_ways
 
 
 def test_style_lays_figures_out_by_itself():
@@ -91,7 +93,7 @@ def test_time_against_size_dashes_ours_with_its_compilation(ax):
     plots.time_against_size(ax, TIMES)
     (cold,) = [line for line in ax.lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(cold.get_xydata(), [[1, 2.5], [4, 5.5]])
-    assert labels(ax) == ["TurbaNet, with its compilation", "TurbaNet", "PyTorch loop"]
+    assert labels(ax) == ["TurbaNet", "TurbaNet, cold", "PyTorch loop"]  # from below, as their lines end
 
 
 def test_ratio_against_size_draws_ratios_and_their_intervals(ax):
@@ -103,13 +105,28 @@ def test_ratio_against_size_draws_ratios_and_their_intervals(ax):
     assert set(one.get_ydata()) == {1}
 
 
+def test_names_of_lines_stand_at_their_ends_and_do_not_overlap(ax):
+    for name, y in (("a", [0, 5.0, np.nan]), ("b", [3, 5, 5.01]), ("c", [9, 9, 10]), ("d", [0, 0, 0])):
+        ax.plot([1, 2, 3], y, label=name)
+    ax.plot([1, 3], [7, 7])  # it has no name
+    ax.set_ylim(0, 10)
+    plots.name_lines(ax)
+    places = {text.get_text(): text.xy[1] for text in ax.texts}
+    assert places["d"] == 0 and places["c"] == 1 and places["a"] < 0.5 < places["b"]
+    colours = [text.get_color() for text in sorted(ax.texts, key=lambda text: text.get_text())]
+    assert colours == [line.get_color() for line in ax.lines[:4]]
+    ax.figure.canvas.draw()
+    boxes = sorted((text.get_window_extent() for text in ax.texts), key=lambda box: box.y0)
+    assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
+
+
 def test_ratio_against_size_takes_another_base(ax):
     plots.ratio_against_size(ax, RATIOS.replace(OURS, FUSED), base=FUSED)
     assert set(labels(ax)) == {LOOP, FUSED} and FUSED in ax.get_ylabel()
 
 
 def test_ratios_by_workload_has_an_axes_a_workload_and_both_ratios():
-    axes = plt.subplots(1, 3, sharey=True)[1]
+    axes = plt.subplots(1, 3, sharex=True, sharey=True)[1]
     table = pd.DataFrame({"workload": ["a", "a", "b"], "way": [LOOP, FUSED, LOOP], "ratio": [4.0, 2.0, 0.5]})
     table = table.assign(low=table.ratio - 0.25, high=table.ratio + 0.5, cold_ratio=[1.0, 3.0, 0.125])
     plots.ratios_by_workload(axes, table)
@@ -179,17 +196,20 @@ def test_error_distribution_counts_a_ticker_without_error(ax):
     np.testing.assert_allclose(heights, 200 / 3)  # 0 joins 1 in the lowest bin, 2 in the highest has the rest
 
 
-def test_seconds_by_model_has_a_bar_for_each_way_and_model(ax):
+def test_seconds_by_model_has_an_axes_a_model_and_a_point_a_way():
     times = pd.DataFrame(
         [(m, w, s) for m, pair in {"a": (1.0, 4.0), "b": (2.0, 3.0)}.items() for w, s in zip((OURS, SERIAL), pair)],
         columns=["model", "way", "seconds"],
     )
-    plots.seconds_by_model(ax, times.assign(low=times.seconds / 2, high=times.seconds + 1))
-    bars = [each for each in ax.containers if hasattr(each, "patches")]
-    assert [bar.get_height() for each in bars for bar in each] == [1, 2, 4, 3]
-    ends = [segment[:, 1].tolist() for each in bars for segment in each.errorbar.lines[2][0].get_segments()]
-    assert ends == [[0.5, 2], [1, 3], [2, 5], [1.5, 4]]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b"] and labels(ax) == [OURS, SERIAL]
+    axes = plt.subplots(1, 2, sharey=True)[1]
+    plots.seconds_by_model(axes, times.assign(low=times.seconds / 2, high=times.seconds + 1))
+    points = [each for ax in axes for each in ax.containers]
+    assert [each.lines[0].get_xydata().tolist() for each in points] == [[[1, 0]], [[4, 1]], [[2, 0]], [[3, 1]]]
+    ends = [each.lines[2][0].get_segments()[0][:, 0].tolist() for each in points]
+    assert ends == [[0.5, 2], [2, 5], [1, 3], [1.5, 4]]
+    assert [ax.get_title() for ax in axes] == ["a", "b"]
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == [OURS, SERIAL]
+    assert [text.get_text() for text in axes[0].texts] == ["1", "4"] and axes[0].get_xlim()[0] == 0
 
 
 def test_use_of_cores_draws_each_core_and_their_mean(ax):
@@ -232,7 +252,7 @@ def test_no_type_is_smaller_than_seven_points_at_print_size():
 def test_roofline_draws_each_workload_under_both_ceilings(ax):
     table = pd.DataFrame({"workload": ["mnist", "own"], "operations_per_byte": [1.0, 30.0], "gflops": [5.0, 90.0]})
     plots.roofline(ax, table, peak=100, bandwidths={"cache": 40, "memory": 10})
-    assert labels(ax) == ["cache, 40 GB/s", "memory, 10 GB/s", "MNIST", "own"]
+    assert labels(ax) == ["MNIST", "own", "cache, 40 GB/s", "memory, 10 GB/s"]
     cache, memory, *points = (line.get_xydata() for line in ax.lines)
     np.testing.assert_allclose([(xy[0, 1], xy[-1, 1]) for xy in (cache, memory)], [(40 / 3, 100), (10 / 3, 100)])
     np.testing.assert_array_equal(np.concatenate(points), [[1, 5], [30, 90]])

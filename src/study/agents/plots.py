@@ -12,12 +12,14 @@ from study.figures.plots import COLOURS, SMALL
 
 
 def learning(ax, steps, returns, band):
-    """Plot returns [update, member] against steps: members thin, the interquartile mean thick in its band.
+    """Plot returns [update, member] against steps: the interquartile mean in its band, over the middle 80 % of members.
 
     band : (mean, low, high) [update]
     """
     mean, low, high = band
-    ax.plot(steps, returns, color=COLOURS["member"], lw=0.3, alpha=0.35)
+    some = np.isfinite(returns).any(axis=1)  # no episode ends in the first updates
+    most = np.nanpercentile(returns[some], (10, 90), axis=1)
+    ax.fill_between(np.asarray(steps)[some], *most, color=COLOURS["member"], alpha=0.3, lw=0)
     ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
     ax.plot(steps, mean, color=COLOURS[OURS], lw=1.5)
     ax.set(xlabel="steps in the environment", ylabel="return")
@@ -46,13 +48,15 @@ def seconds_per_agent(ax, table):
 
 
 def costs(ax, table):
-    """Plot a labelled bar on a logarithmic axis for each line of a table of way and seconds."""
-    table = table[::-1]
-    colours = [COLOURS[OURS] if method.startswith(OURS) else COLOURS["PyTorch"] for method in table.way]
-    bars = ax.barh(table.way, table.seconds, color=colours, height=0.6)
-    ax.bar_label(bars, fmt=" {:.3g}", fontsize=SMALL)
+    """Plot a labelled point on a logarithmic axis for each line of a table of way and seconds."""
+    for position, row in enumerate(table[::-1].itertuples()):
+        colour = COLOURS[OURS] if row.way.startswith(OURS) else COLOURS["PyTorch"]
+        ax.plot(row.seconds, position, "o", color=colour, ms=5)
+        above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
+        ax.annotate(f"{row.seconds:.3g}", (row.seconds, position), **above)
     plots.logarithmic(ax, "x")
     ax.set(xlabel="seconds an agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
+    ax.set(yticks=range(len(table)), yticklabels=table.way[::-1], ylim=(-0.5, len(table) - 0.2))
     ax.tick_params(axis="y", labelsize=SMALL)
     return ax
 

@@ -20,8 +20,7 @@ def fitness(ax, curves):
         ax.plot(generation, found.mean(0), color=colour, lw=1.2, label=name)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="generation", ylabel="mean return", ylim=(0, None))
-    ax.legend(fontsize=SMALL)
-    return ax
+    return plots.name_lines(ax)
 
 
 def genealogy(ax, history):
@@ -64,13 +63,13 @@ def descent(ax, counts):
 
 
 def schedules(ax, history, name, label):
-    """Plot a hyperparameter of all members against rounds, and along the best member's descent; logarithmic."""
-    rounds = np.arange(len(history.fitness))
-    ax.plot(rounds, history.values[name], color=COLOURS["member"], lw=0.6, alpha=0.6)
-    ax.plot(rounds, history.lineage()[name], "o-", color=COLOURS[OURS], ms=3, lw=1.5)
-    plots.logarithmic(ax, "y")
+    """Plot a hyperparameter against rounds: the range of all members, their median, the best member's descent."""
+    rounds, values = np.arange(len(history.fitness)), history.values[name]
+    ax.fill_between(rounds, values.min(1), values.max(1), color=COLOURS["member"], alpha=0.3, lw=0)
+    ax.plot(rounds, np.median(values, axis=1), color="0.4", lw=1, label="median")
+    ax.plot(rounds, history.lineage()[name], "o-", color=COLOURS[OURS], ms=3, lw=1.5, label="of the best")
     ax.set(xlabel="round", ylabel=label)
-    return ax
+    return plots.name_lines(plots.logarithmic(ax, "y"))
 
 
 def paired(ax, differences):

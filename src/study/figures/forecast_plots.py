@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from study.figures.labels import OURS
-from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic
+from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic, name_lines
 from turbanet import plot
 
 
@@ -46,16 +46,9 @@ def forecast(ax, dates, truth, predictions, title):
 
 def error_by_step(ax, curves):
     """Plot errors against the steps ahead, named in place: curves {name: a table of step, MASE, standard_error}."""
-    places = []
     for name, table in curves.items():
-        (line, *_) = ax.errorbar(table.step, table.MASE, table.standard_error, marker="o", ms=3, lw=1, capsize=1.5)
-        places.append((table.MASE.iloc[-1], name, line.get_color()))
-    gap = 0.07 * (max(table.MASE.max() for table in curves.values()) - min(t.MASE.min() for t in curves.values()))
-    height = -np.inf
-    for last, name, colour in sorted(places):
-        height = max(last, height + gap)  # names do not lie over each other
-        place = table.step.max() + 0.15, height
-        ax.text(*place, name, color=colour, va="center", fontsize=SMALL, clip_on=False)
-    ax.set(xlabel="days ahead", ylabel="mean absolute scaled error", xlim=(0.8, 1.5 * table.step.max()))
+        kwargs = {"marker": "o", "ms": 3, "lw": 1, "capsize": 1.5, "label": name}
+        ax.errorbar(table.step, table.MASE, table.standard_error, **kwargs)
+    ax.set(xlabel="days ahead", ylabel="mean absolute scaled error")
     ax.set_xticks(table.step)
-    return ax
+    return name_lines(ax)

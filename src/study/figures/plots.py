@@ -8,6 +8,7 @@ import seaborn as sns
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from scipy.optimize import isotonic_regression
 
 from study.figures import labels
 from study.figures.labels import LOOP, MARKERS, OURS
@@ -42,7 +43,7 @@ def concept(axes, lanes=8):
 
 
 def time_against_size(ax, times):
-    """Plot median seconds against swarm size, logarithmic, with the repeats' range; ours with compilation is dashed.
+    """Plot median seconds against swarm size, logarithmic, with the repeats' range; dashed: ours cold.
 
     times : a table of way, members, seconds, compile_seconds
     """
@@ -55,7 +56,7 @@ def time_against_size(ax, times):
         )
         if method == OURS:
             cold = middle + size.compile_seconds.first()
-            ax.plot(cold.index, cold, ls="--", label=f"{method}, with its compilation", **kwargs)
+            ax.plot(cold.index, cold, ls="--", label=f"{method}, cold", **kwargs)
     ax.set(xlabel="networks trained", ylabel="training time (s)")
     return _against_size(ax)
 
@@ -84,8 +85,22 @@ def _against_size(ax):
     """Scale x, a number of networks, in powers of two and y logarithmically."""
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
-    logarithmic(ax, "y")
-    legend_above(ax)
+    return name_lines(logarithmic(ax, "y"))
+
+
+def name_lines(ax):
+    """Write the name of each labelled line behind its right end, in its colour; names do not overlap."""
+    handles, names = ax.get_legend_handles_labels()
+    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    ends = [line.get_xydata()[np.isfinite(line.get_xydata()).all(axis=1)][-1] for line in lines]
+    height = ax.transAxes.inverted().transform(ax.transData.transform(ends))[:, 1]
+    gap = 1.3 * SMALL / 72 / (ax.figure.get_figheight() * ax.get_position().height)
+    order = np.argsort(height, kind="stable")
+    apart = gap * np.arange(len(order))
+    placed = isotonic_regression(height[order] - apart).x + apart  # the nearest places that are so far apart
+    for y, number in zip(placed, order, strict=True):
+        style = {"color": lines[number].get_color(), "va": "center", "fontsize": SMALL, "annotation_clip": False}
+        ax.annotate(names[number], (1, y), (4, 0), xycoords="axes fraction", textcoords="offset points", **style)
     return ax
 
 
@@ -108,7 +123,7 @@ def _plain(value, _):
 def ratios_by_workload(axes, table):
     """Plot each workload's methods in its own Axes: time over TurbaNet's, warm with interval, cold hollow.
 
-    axes : an array of Axes that share y; table : columns workload, way, ratio, low, high, cold_ratio
+    axes : an array of Axes that share x and y; table : columns workload, way, ratio, low, high, cold_ratio
     """
     methods = [method for method in labels.METHODS if method in set(table.way)]
     for ax, (workload, part) in zip(axes.flat, table.groupby("workload", sort=False)):
@@ -142,24 +157,27 @@ def roofline(ax, table, *, peak, bandwidths):
         label = labels.WORKLOADS.get(row.workload, row.workload)
         ax.plot(row.operations_per_byte, row.gflops, marker, ms=4, label=label)
     ax.set(xlabel="operations per byte of weights moved", ylabel="GFLOP/s of matrix products")
-    ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), ncol=2, borderaxespad=0.2, columnspacing=1)
-    return logarithmic(ax)
+    return name_lines(logarithmic(ax))
 
 
-def seconds_by_model(ax, times):
-    """Plot seconds by model and method as bars with their range: a table of model, way, seconds, low, high."""
-    models = list(times.model.unique())
+def seconds_by_model(axes, times):
+    """Plot seconds of each model in its own Axes, a point with its range a method.
+
+    axes : Axes that share y; times : a table of model, way, seconds, low, high
+    """
     methods = list(times.way.unique())
-    width = 0.8 / len(methods)
-    for i, method in enumerate(methods):
-        part = times[times.way == method].set_index("model").reindex(models)
-        position = np.arange(len(models)) + (i - (len(methods) - 1) / 2) * width
-        error = [part.seconds - part.low, part.high - part.seconds]
-        ax.bar(position, part.seconds, width, color=COLOURS[method], label=method, yerr=error, error_kw={"lw": 0.8})
-    names = [labels.WORKLOADS.get(model, model) for model in models]
-    ax.set(xticks=range(len(models)), xticklabels=names, ylabel="training time (s)")
-    legend_above(logarithmic(ax, "y"))
-    return ax
+    for ax, (model, part) in zip(axes, times.groupby("model", sort=False), strict=True):
+        for row in part.itertuples():
+            error = [[row.seconds - row.low], [row.high - row.seconds]]
+            style = {"color": COLOURS[row.way], "marker": MARKERS[row.way], "ms": 4, "lw": 1}
+            ax.errorbar(row.seconds, methods.index(row.way), xerr=error, **style)
+            above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
+            ax.annotate(f"{row.seconds:.3g}", (row.seconds, methods.index(row.way)), **above)
+        ax.set(yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.5, -0.7))
+        ax.set(xlabel="training time (s)", xlim=(0, 1.2 * part.high.max()))
+        ax.set_title(labels.WORKLOADS.get(model, model), fontsize=SMALL + 1)
+        ax.tick_params(labelsize=SMALL)
+    return axes
 
 
 def use_of_cores(ax, frame, title):

@@ -16,7 +16,7 @@ def throughput(ax, table, predicted=None):
     """Plot images a second against workers with the measured range, and a dashed prediction if there is one.
 
     table : from `suite.compared`; marks are open where workers share cores
-    predicted : a table of workers and images a second; with it both axes are logarithmic
+    predicted : a table of workers and images a second
     """
     for name, own in table.groupby("framework", sort=False):
         middle = own[RATE]
@@ -24,23 +24,42 @@ def throughput(ax, table, predicted=None):
         _open(ax, own, RATE)
     if predicted is not None:
         ax.plot(predicted.workers, predicted[RATE], color="0.4", ls="--", lw=1, label="predicted")
-        plots.logarithmic(ax, "y")
-    else:
-        ax.set_ylim(0, None)
-    ax.set(ylabel=RATE)
-    return _against_workers(ax)
+    ax.set(ylabel=RATE, ylim=(0, None))
+    return plots.name_lines(_against_workers(ax))
 
 
-def efficiency(ax, table, published=None):
-    """Plot efficiency, throughput over that of single workers; published {label: (workers, efficiency)} are stars."""
+def by_framework(ax, table, column):
+    """Plot a column of a table of framework, workers and oversubscribed: a row a framework, shades of grey by workers.
+
+    Marks are open where workers share cores.
+    """
+    names = list(table.framework.unique())
+    counts = sorted(table.workers.unique())
+    for workers, shade, marker in zip(counts, ("0.65", "C0", "0.2"), ("o", "D", "s"), strict=False):
+        own = table[(table.workers == workers) & table[column].notna()]
+        face = "white" if own.oversubscribed.any() else shade
+        position = [names.index(name) for name in own.framework]
+        label = "1 worker" if workers == 1 else f"{workers} workers"
+        ax.plot(own[column], position, marker, ms=4, color=shade, mfc=face, label=label)
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5), xlim=(0, None), xlabel=column)
+    ax.tick_params(labelsize=SMALL)
+    ax.grid(axis="y", color="0.92", lw=0.6)
+    return ax
+
+
+def efficiency(ax, table, predicted=None):
+    """Plot efficiency, throughput over that of as many single workers, against workers.
+
+    predicted : a table of workers and efficiency, dashed
+    """
     for name, own in table.groupby("framework", sort=False):
         ax.plot(own.workers, own.efficiency, label=name, **_style(name))
         _open(ax, own, "efficiency")
-    for label, (workers, share) in (published or {}).items():
-        ax.plot(workers, share, "*", ms=9, color="0.2", label=label)
+    if predicted is not None:
+        ax.plot(predicted.workers, predicted.efficiency, color="0.4", ls="--", lw=1, label="predicted")
     ax.axhline(1, color="0.3", lw=0.8, ls=":")
     ax.set(ylabel="efficiency", ylim=(0, None))
-    return _against_workers(ax)
+    return plots.name_lines(_against_workers(ax))
 
 
 def accuracy(ax, table, x, by="framework"):
@@ -57,8 +76,9 @@ def accuracy(ax, table, x, by="framework"):
         ax.plot(own[x], 100 * own.accuracy, label=name, **style)
     beside = [line for other in ax.get_shared_y_axes().get_siblings(ax) for line in other.lines]
     ax.set(xlabel=x, ylabel="test accuracy (%)", ylim=(0, 1.05 * max(line.get_ydata().max() for line in beside)))
-    ax.legend(fontsize=SMALL, title=by if numbers else None, title_fontsize=SMALL)
-    return ax
+    if numbers:
+        ax.set_title(f"names: {by}", fontsize=SMALL, loc="right")
+    return plots.name_lines(ax)
 
 
 def costs(ax, table, cost):
