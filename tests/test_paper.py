@@ -1,4 +1,4 @@
-"""study.pipeline.paper: numbers, figures and tables in the report's text, and the four pages made of it."""
+"""study.pipeline.paper: numbers, figures and tables in the texts of report and supplement, and their pages."""
 
 import re
 import zipfile
@@ -53,7 +53,15 @@ def render(folder, text=TEXT, values=VALUES, tables=None, latex=None, **how):
     template = folder.parent / "text.md.j2"
     template.write_text(text)
     tables = {"times": FRAME} if tables is None else tables
-    return paper.render(template, values, tables=tables, pictures=folder, latex=latex, **how)
+    return paper.render({"report": template}, values, tables=tables, pictures=folder, latex=latex, **how)["report"]
+
+
+def both(folder, report, supplement):
+    """The texts of a report and its supplement."""
+    templates = {name: folder.parent / f"{name}.md.j2" for name in ("report", "supplement")}
+    for template, text in zip(templates.values(), (report, supplement), strict=True):
+        template.write_text(text)
+    return paper.render(templates, VALUES, tables={"times": FRAME, "b": FRAME}, pictures=folder)
 
 
 def test_numbers_come_from_the_values(folder):
@@ -63,9 +71,9 @@ def test_numbers_come_from_the_values(folder):
 def test_figures_and_tables_are_numbered_and_mentioned_before_they_stand(folder):
     text = render(folder)
     assert "[Table 1](#table-times), [Figure 1](#figure-mnist-losses)" in text
-    assert (
-        "![**Figure 1.** What to see. Three repeats.](mnist/figures/losses.png){#figure-mnist-losses width=50%}" in text
-    )
+    links = "([notebook](../notebooks/mnist.ipynb), [PDF](mnist/figures/losses.pdf))"
+    place = "(mnist/figures/losses.png){#figure-mnist-losses width=50%}"
+    assert f"![**Figure 1.** What to see. Three repeats. {links}]{place}" in text
     assert ": **Table 1.** Seconds of each way." in text and "| PyTorch loop | 12.3 | never |" in text
 
 
@@ -73,7 +81,7 @@ def test_a_stage_that_was_not_run_is_marked_in_the_text_and_in_its_captions(fold
     more = '{{ as_committed("stocks") }}|{{ as_committed("sweep", "mnist") }}|{{ not_run | join(", ") }}'
     text = render(folder, TEXT + more, not_run=["mnist", "kfold"])
     sentence = "**Not run here: mnist. Its results are those that were committed.**"
-    assert text.endswith(f"|{sentence}|mnist, kfold") and f"Three repeats. {sentence}](mnist/" in text
+    assert text.endswith(f"|{sentence}|mnist, kfold") and f"Three repeats. {sentence} ([notebook]" in text
     assert "Not run" not in render(folder, not_run=["kfold"])
 
 
@@ -83,12 +91,40 @@ def test_numbers_count_each_kind_in_order(folder):
     assert "**Table 2.** Second." in text and "[Table 2](#table-b)" in text
 
 
-def test_a_table_is_also_written_as_latex_with_caption_and_label(folder):
+def test_the_supplement_has_numbers_of_its_own_and_each_mentions_the_other(folder):
+    text = TEXT + '\n\nAlso {{ see("b") }}.'
+    texts = both(folder, text, 'As {{ see("mnist/losses") }} and {{ see("b") }}.\n\n{{ table("b", "Second.") }}\n')
+    assert "Also [Table S1](@supplement#table-b)." in texts["report"]
+    assert "As [Figure 1](@report#figure-mnist-losses) and [Table S1](#table-b)." in texts["supplement"]
+    paper.pages(texts, folder / "made", assets=ASSETS, pictures=folder)
+    made = {path.name: path.read_bytes() for path in (folder / "made").iterdir()}
+    assert made.keys() == {file for files in paper.FILES.values() for file in files.values()}
+    assert b"(supplement.md#table-b)" in made["README.md"] and b'href="supplement.html#table-b"' in made["report.html"]
+    assert b"(README.md#figure-mnist-losses)" in made["supplement.md"]
+    assert not any(b"@supplement" in page or b"@report" in page for page in made.values())
+
+
+def test_captions_link_to_the_data_of_the_stage_that_made_them(folder):
+    (folder / "mnist/tables").mkdir()
+    frame = FRAME.copy()
+    frame.attrs["stage"] = "sweep/small"
+    text = render(folder, tables={"times": frame})
+    assert "([notebook](../notebooks/sweep.ipynb), [CSV](report/tables/times.csv))" in text
+    assert "[data](mnist/tables))](mnist/figures/losses.png)" in text
+
+
+def test_machines_are_named_by_letters(folder):
+    (folder / "mnist/figures/losses.txt").write_text("On 2 CPU devices, a CPU, 2 cores, jax 1.\n")
+    assert "On 2 CPU devices, machine A." in render(folder, machines={"a CPU, 2 cores, jax 1": "machine A"})
+
+
+def test_a_table_is_also_written_as_latex_with_caption_and_label_and_as_csv(folder):
     frame = FRAME.assign(source=["@schmitt, a_b", "50 %"])
     text = TEXT.replace("Seconds of each way.", "What `never` means [@nadeau].")
     render(folder, text, tables={"times": frame}, latex=folder / "tex")
-    (path,) = (folder / "tex").iterdir()
+    csv, path = sorted((folder / "tex").iterdir())
     lines = path.read_text().splitlines()
+    assert pd.read_csv(csv).equals(frame)
     assert path.name == "times.tex" and r"\begin{tabular}{lrrl}" in lines
     assert r"\caption{What \texttt{never} means \citep{nadeau}.}" in lines and r"\label{tab:times}" in lines
     assert r"way & warm (s) & break-even & source \\" in lines
@@ -114,14 +150,14 @@ def test_what_is_not_there_stops_the_report(folder, text, error, said):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The four pages of TEXT."""
+    """The pages of TEXT."""
     root = tmp_path_factory.mktemp("pages")
     reports = root / "reports"
     (reports / "mnist/figures").mkdir(parents=True)
     fig, _ = plt.subplots(figsize=(2, 1))
     fig.savefig(reports / "mnist/figures/losses.png")
     plt.close(fig)
-    paper.pages(render(reports), root / "made", assets=ASSETS, pictures=reports)
+    paper.pages({"report": render(reports)}, root / "made", assets=ASSETS, pictures=reports)
     return root / "made"
 
 
@@ -146,22 +182,25 @@ def test_the_page_for_git_has_pipe_tables_pictures_and_references(pages):
 
 def test_pages_are_the_same_bytes_at_another_time(pages, tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
-    paper.pages(render(pages.parent / "reports"), tmp_path, assets=ASSETS, pictures=pages.parent / "reports")
+    texts = {"report": render(pages.parent / "reports")}
+    paper.pages(texts, tmp_path, assets=ASSETS, pictures=pages.parent / "reports")
     for name in ("README.md", "report.html", "report.pdf"):
         assert (tmp_path / name).read_bytes() == (pages / name).read_bytes(), name
 
 
 # In which a number is no measurement.
-NAMES = r"ResNet-20|VGG-11|CIFAR-10|LeNet-5|S&P 500|\bF1\b|95 %|Stable-Baselines3|\b2NN\b|\bTF32\b|\bfloat32\b|\bA100\b"
+NAMES = r"ResNet-20|VGG-11|CIFAR-10|LeNet-5|S&P 500|\bF1\b|95 %|Stable-Baselines3|@sb3|2NN|TF32|float32|A100"
 
 
-def test_the_reports_text_holds_no_number_typed_by_hand():
-    prose = re.sub(r"{{.*?}}|{%.*?%}|{#.*?#}", "", (ASSETS / "text.md.j2").read_text(), flags=re.S)
+@pytest.mark.parametrize("document", paper.FILES)
+def test_the_texts_hold_no_number_typed_by_hand(document):
+    prose = re.sub(r"{{.*?}}|{%.*?%}|{#.*?#}", "", (ASSETS / f"{document}.md.j2").read_text(), flags=re.S)
     assert re.findall(r"[^\n]*\d[^\n]*", re.sub(NAMES, "", prose)) == []
 
 
-def test_the_reports_text_computes_no_number_of_its_own():
-    shown = re.findall(r"{{(.*?)}}", (ASSETS / "text.md.j2").read_text(), flags=re.S)
+@pytest.mark.parametrize("document", paper.FILES)
+def test_the_texts_compute_no_number_of_their_own(document):
+    shown = re.findall(r"{{(.*?)}}", (ASSETS / f"{document}.md.j2").read_text(), flags=re.S)
     literal = [
         one for one in shown if not re.match(r"\s*(figure|table|see|theirs)\(", one) and re.match(r"\s*[-\d.]", one)
     ]

@@ -295,6 +295,6 @@ def test_report_marks_a_stage_that_did_not_run(study, tmp_path):
     ran.rename(aside)
     repro(study[0], "--force", "--single-item", "report")
     aside.rename(ran)
-    first, *sections = (study[0] / "reports/README.md").read_text().split("\n### ")
+    first, *sections = (study[0] / "reports/supplement.md").read_text().split("\n## ")
     assert "**Not run here: federated." in first
     assert [one.split("\n")[0] for one in sections if "Not run here: federated." in one] == ["Federated clients"]

@@ -10,11 +10,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from study.figures import plots
 from study.pipeline import reports
 
-STAGES = {"sweep/small", "sweep/large", "mnist", "kfold", "evolution"}
+STAGES = {"sweep/small", "sweep/large", "mnist", "kfold", "evolution", "async_sgd", "gpu"}
 FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
 
 
@@ -164,7 +165,8 @@ def test_figure_gives_the_figure_back(report):
 
 
 def test_published_ratio_is_here_over_published():
-    metrics = measured(0.5) | {"kfold": {"serial_over_processes_ratio": 4.12}}
+    metrics = measured(0.5)
+    metrics["kfold"]["serial_one_over_processes_ratio"] = 4.12
     row = reports.published(metrics).set_index("what").loc["serial over parallel: time"]
     assert row.here == 4.12 and row.published == 2.06 and row.ratio == pytest.approx(2)
 
@@ -182,9 +184,17 @@ def test_published_names_a_metric_that_its_stage_lacks():
         reports.published(metrics)
 
 
-def test_published_has_only_what_compares():
-    got, has_stage = reports.published(measured(1.0)), table().stage.notna()
-    assert len(got) == has_stage.sum() < len(table()) and np.isfinite(got.ratio).all() and (got.published > 0).all()
+def test_published_has_a_ratio_where_a_stage_measures_the_same():
+    got, all_of = reports.published(measured(1.0)), table()
+    assert len(got) == len(all_of) - (all_of.why == "their setting").sum() and (got.published.abs() > 0).all()
+    assert set(got.what[got.ratio.notna()]) == set(all_of.what[all_of.stage.notna()])
+
+
+def test_published_numbers_of_a_gpu_stand_alone_where_none_was_measured():
+    metrics = measured(1.0)
+    del metrics["gpu"]
+    got, of_gpu = reports.published(metrics).set_index("what"), table().query("stage == 'gpu'").what
+    assert len(of_gpu) > 3 and got.here[of_gpu].isna().all() and got.published[of_gpu].notna().all()
 
 
 def test_published_names_only_known_stages_and_says_why():
@@ -256,6 +266,49 @@ def test_markdown_gives_as_many_digits_as_asked():
     assert reports.markdown(pd.DataFrame({"accuracy": [0.94444]}), 4).endswith("| 0.9444 |")
 
 
+def test_the_hash_of_results_is_of_all_stages_but_the_report(root):
+    def hashed(**stages):
+        (root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+        return reports.results_hash(root)
+
+    first = hashed(mnist={"md5": "1"}, stocks={"md5": "2"})
+    assert len(first) == 10 and first == hashed(stocks={"md5": "2"}, mnist={"md5": "1"}, report={"md5": "3"})
+    assert first != hashed(mnist={"md5": "1"}, stocks={"md5": "3"})
+
+
+def test_minutes_are_papermill_s_and_none_where_a_stage_did_not_run(root):
+    (root / "reports/sweep/small").mkdir(parents=True)
+    metadata = {"metadata": {"papermill": {"duration": 90.0}}}
+    (root / "reports/sweep/small/executed.ipynb").write_text(json.dumps(metadata))
+    assert reports.minutes(root, "sweep/small") == 1.5 and reports.minutes(root, "mnist") is None
+
+
+def test_machines_are_those_of_bench_and_peers(root):
+    for file, line in {
+        "benchmark/cpu/machine": "one, jax 1",
+        "peers/a": "other, jax 1",
+        "peers/b": "one, jax 1",
+    }.items():
+        path = root / f"reports/{file}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"machine": line}))
+    assert reports.machines(root) == {"one, jax 1": "`make bench`, `make peers`", "other, jax 1": "`make peers`"}
+    assert reports.parts("a CPU, 2 cores, jax 1, torch 2") == ("a CPU, 2 cores", "jax 1, torch 2")
+
+
+def test_bibtex_is_of_the_citation_file():
+    cited = {
+        "title": "T",
+        "authors": [{"name": "The A"}, {"name": "B"}],
+        "version": "1.2.0",
+        "date-released": "2026-11-27",
+    }
+    lines = reports.bibtex(cited).splitlines()
+    assert lines[0] == "@software{turbanet," and lines[-1] == "}"
+    assert {"  author = {The A and B},", "  version = {1.2.0},", "  year = {2026},"} <= set(lines)
+
+
 def test_published_numbers_are_those_of_one_study():
     numbers = reports.published_numbers("k-fold")
-    assert numbers == {"serial over parallel: time": 2.06} and reports.published_numbers("nothing") == {}
+    assert numbers["serial over parallel: time"] == 2.06 and numbers["LeNet, warm, serial: accuracy"] == 0.5399
+    assert "epochs" not in numbers and reports.published_numbers("nothing") == {}

@@ -9,7 +9,7 @@ import lazy_loader
 
 from turbanet import moved
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 sys.meta_path.insert(0, moved.Finder())
 

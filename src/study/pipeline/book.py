@@ -62,7 +62,8 @@ def assemble(root: Path, folder: Path) -> list[str]:
         _copy(root / name, folder / name)
     kinds = ("*.md", "*.png", "*.csv", "*.txt", "*.pdf", "*.html")
     for file in (file for kind in kinds for file in (root / "reports").rglob(kind)):
-        _copy(file, folder / file.relative_to(root))
+        if file.suffix != ".html" or not file.with_suffix(".md").exists():  # mkdocs makes a page of that name
+            _copy(file, folder / file.relative_to(root))
     bare = []
     for notebook in sorted((root / "notebooks").glob("*.ipynb")):
         stage = notebook.stem

@@ -23,6 +23,10 @@ PUBLIC = (
     "report.html",
     "report.pdf",
     "report.docx",
+    "supplement.md",
+    "supplement.html",
+    "supplement.pdf",
+    "supplement.docx",
     "published.csv",
 )  # files that the report stage writes to reports/ itself
 

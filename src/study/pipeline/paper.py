@@ -1,4 +1,4 @@
-"""The report's pages: a Jinja template over the stages' results, converted by pandoc and, for the PDF, typst."""
+"""The report and its supplement: Jinja templates over the stages' results, made pages by pandoc and typst (PDF)."""
 
 import re
 from collections.abc import Collection
@@ -12,51 +12,76 @@ import typst
 
 from study.pipeline import reports
 
+FILES = {  # the pages of a document, by the name of its template
+    "report": {"gfm": "README.md", "html5": "report.html", "docx": "report.docx", "typst": "report.pdf"},
+    "supplement": {
+        "gfm": "supplement.md",
+        "html5": "supplement.html",
+        "docx": "supplement.docx",
+        "typst": "supplement.pdf",
+    },
+}
+PREFIX = {"report": "", "supplement": "S"}  # of the numbers of figures and tables
+NOTEBOOKS = "../notebooks"  # from the folder of the pages
+
 
 class _Numbers:
-    """The numbers of figures and tables in their order, and the names that the text mentions."""
+    """The numbers of figures and tables in their order, by document, and the names that the texts mention."""
 
     def __init__(self, known):
         self.known = known
         self.assigned = {}
         self.mentioned = set()
+        self.document = ""
 
     def assign(self, kind, name):
         if name in self.assigned:
             raise ValueError(f"The report shows {name} twice.")
-        self.assigned[name] = f"{kind} {1 + sum(label.startswith(kind) for label in self.assigned.values())}"
-        return self.assigned[name]
+        label = f"{kind} {PREFIX[self.document]}"
+        number = 1 + sum(
+            shown.startswith(label) for document, shown in self.assigned.values() if document == self.document
+        )
+        self.assigned[name] = self.document, f"{label}{number}"
+        return self.assigned[name][1]
 
     def see(self, name):
         self.mentioned.add(name)
-        number = self.known.get(name, "?")
-        return f"[{number}](#{_anchor(number, name)})"
+        document, number = self.known.get(name, (self.document, "?"))
+        elsewhere = "" if document == self.document else f"@{document}"
+        return f"[{number}]({elsewhere}#{_anchor(number, name)})"
 
 
 def render(
-    template: Path,
+    templates: dict[str, Path],
     values: dict[str, Any],
     *,
     tables: dict[str, Any],
     pictures: Path,
     latex: Path | None = None,
     not_run: Collection[str] = (),
-) -> str:
-    r"""Render the template to pandoc's Markdown with numbered figures and tables.
+    machines: dict[str, str] | None = None,
+) -> dict[str, str]:
+    r"""Render the templates of the report and its supplement to pandoc's Markdown with numbered figures and tables.
 
     Beside `values`, a template has `figure("mnist/losses", "Caption.")` for figures/losses.png of a stage and
-    `table("scores", "Caption.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, the filters
-    `digits(n)` and `percent(decimals)`, the list `not_run`, and `as_committed("mnist")`, a sentence if that stage is in
-    the list, else "". A caption ends with the figure's note and says whether its stage was not run.
+    `table("scores", "Caption.", digits=3)` for a frame of `tables`, `see(name)` for the number of either, also of the
+    other document, the filters `digits(n)` and `percent(decimals)`, the list `not_run`, and `as_committed("mnist")`, a
+    sentence if that stage is in the list, else "". A caption ends with the figure's note, says whether its stage was
+    not run, and links to the notebook, the PDF and the CSV.
 
     Parameters
     ----------
-    template : a Jinja file
+    templates : {"report": a Jinja file, "supplement": another}
     values : names for the text
-    tables : {name: pandas frame} with readable column names
+    tables : {name: pandas frame} with readable column names; the stage that made it in `attrs["stage"]`
     pictures : the folder that contains the stages' folders
-    latex : a folder for `<name>.tex` of each shown table with caption and \\label{tab:<name>}, or None
+    latex : a folder for `<name>.tex`, with caption and \label{tab:<name>}, and `<name>.csv` of shown tables, or None
     not_run : stages, by their folders' names, whose results are the committed ones instead of this run's
+    machines : {line on a machine: name}; the texts name machines instead
+
+    Returns
+    -------
+    {document: text}
 
     Raises
     ------
@@ -67,8 +92,8 @@ def render(
     kwargs = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(**kwargs, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"digits": reports.number, "percent": _percent}
-    source = environment.from_string(template.read_text())
-    numbers = _Numbers({})
+    sources = {name: environment.from_string(template.read_text()) for name, template in templates.items()}
+    numbers, texts = _Numbers({}), {}
     for _ in range(2):  # the first round assigns the numbers that the second one mentions
         numbers = _Numbers(numbers.assigned)
         shown = {
@@ -77,32 +102,44 @@ def render(
             "as_committed": partial(_as_committed, not_run),
             "not_run": list(not_run),
         }
-        text = source.render(values | shown, see=numbers.see)
+        for numbers.document, source in sources.items():
+            texts[numbers.document] = source.render(values | shown, see=numbers.see)
     if unknown := numbers.mentioned - numbers.assigned.keys():
         raise ValueError(f"The report mentions {', '.join(sorted(unknown))}, which it does not show.")
     if silent := numbers.assigned.keys() - numbers.mentioned:
         raise ValueError(f"The report's text does not mention {', '.join(sorted(silent))}.")
-    return text
+    for line, machine in sorted((machines or {}).items(), key=lambda pair: -len(pair[0])):
+        texts = {name: text.replace(line, machine) for name, text in texts.items()}
+    return texts
 
 
-def pages(text: str, folder: Path, *, assets: Path, pictures: Path) -> None:
-    """Write README.md, report.html, report.pdf and report.docx into `folder`.
+def pages(texts: dict[str, str], folder: Path, *, assets: Path, pictures: Path) -> None:
+    """Write a page of each kind in FILES for each document into `folder`.
 
-    text : pandoc's Markdown with one heading of the first level, the title
+    texts : {document: pandoc's Markdown with one heading of the first level, the title}
     assets : the folder of page.yaml (pandoc's metadata), page.css, page.typ and references.bib
-    pictures : the folder of the text's pictures
+    pictures : the folder of the texts' pictures
     """
     folder.mkdir(parents=True, exist_ok=True)
     metadata = [f"--metadata-file={assets / 'page.yaml'}", f"--bibliography={assets / 'references.bib'}", "--citeproc"]
     found = [*metadata, f"--resource-path={pictures}"]
     page = [*found, "--standalone", "--shift-heading-level-by=-1", "--number-sections"]  # the first heading: the title
-    convert = partial(pypandoc.convert_text, text, format="markdown", verify_format=False)
-    convert("gfm", extra_args=[*found, "--wrap=none"], outputfile=str(folder / "README.md"))
     html = [*page, "--embed-resources", "--toc", "--toc-depth=2", f"--css={assets / 'page.css'}"]
-    convert("html5", extra_args=html, outputfile=str(folder / "report.html"))
-    convert("docx", extra_args=page, outputfile=str(folder / "report.docx"))
-    typ = convert("typst", extra_args=[*page, f"--include-in-header={assets / 'page.typ'}"])
-    typst.compile(typ.encode(), output=str(folder / "report.pdf"), root=str(pictures))
+    extra = {"gfm": [*found, "--wrap=none"], "html5": html, "docx": page}
+    extra["typst"] = [*page, f"--include-in-header={assets / 'page.typ'}"]
+    for name, text in texts.items():
+        for kind, file in FILES[name].items():
+            convert = partial(pypandoc.convert_text, _linked(text, kind), kind, format="markdown", verify_format=False)
+            if kind == "typst":
+                typst.compile(convert(extra_args=extra[kind]).encode(), output=str(folder / file), root=str(pictures))
+            else:
+                convert(extra_args=extra[kind], outputfile=str(folder / file))
+
+
+def _linked(text, kind):
+    """Link to the other document's page of the same kind, in HTML and Markdown to the place in it."""
+    anchor = "(#[^)]*)" if kind in ("gfm", "html5") else "()#[^)]*"
+    return re.sub(rf"\]\(@(\w+){anchor}", lambda match: f"]({FILES[match[1]][kind]}{match[2]}", text)
 
 
 def _as_committed(not_run, *stages):
@@ -119,7 +156,10 @@ def _figure(numbers, pictures, not_run, name, caption, width=100):
         raise FileNotFoundError(f"There is no figure {path} in {pictures}.")
     note = (pictures / path).with_suffix(".txt")
     number = numbers.assign("Figure", name)
-    whole = f"**{number}.** {caption} {note.read_text() if note.exists() else ''} {_as_committed(not_run, stage)}"
+    links = {"PDF": path.removesuffix("png") + "pdf"}
+    links |= {"data": f"{stage}/tables"} if (pictures / stage / "tables").is_dir() else {}
+    note = note.read_text() if note.exists() else ""
+    whole = f"**{number}.** {caption} {note} {_as_committed(not_run, stage)} {_links(stage, links)}"
     return f"![{' '.join(whole.split())}]({path}){{#{_anchor(number, name)} width={width}%}}"
 
 
@@ -131,7 +171,9 @@ def _table(numbers, tables, latex, name, caption, digits=3):
     if latex is not None:
         latex.mkdir(parents=True, exist_ok=True)
         (latex / f"{name}.tex").write_text(_latex(tables[name], name, caption, digits))
-    whole = " ".join(f"**{number}.** {caption}".split())
+        tables[name].to_csv(latex / f"{name}.csv", index=False)
+    links = _links(tables[name].attrs.get("stage", "report"), {"CSV": f"report/tables/{name}.csv"})
+    whole = " ".join(f"**{number}.** {caption} {links}".split())
     return f"::: {{#{_anchor(number, name)}}}\n{reports.markdown(tables[name], digits)}\n\n: {whole}\n:::"
 
 
@@ -142,6 +184,13 @@ def _latex(frame, name, caption, digits):
     form = {"index": False, "escape": True, "column_format": "".join("lr"[is_right] for is_right in right)}
     text = cells.to_latex(**form, caption=caption, label=f"tab:{name}", position="tbp")
     return re.sub(r"@(\w+)", r"\\citet{\1}", text)
+
+
+def _links(stage, files):
+    """Format links to a stage's notebook and to files, by their names."""
+    notebook = stage.partition("/")[0]
+    links = {} if notebook == "gpu" else {"notebook": f"{NOTEBOOKS}/{notebook}.ipynb"}
+    return f"({', '.join(f'[{name}]({path})' for name, path in (links | files).items())})"
 
 
 def _anchor(number, name):

@@ -1,5 +1,6 @@
 """A stage's results, metrics, tables and figures, and the numbers that others have published."""
 
+import hashlib
 import io
 import json
 import math
@@ -7,6 +8,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from study.pipeline.paths import repository
@@ -76,10 +78,12 @@ def read_metrics(stage):
 
 
 def read_table(stage, name):
-    """Read a stage's table as a pandas frame."""
+    """Read a stage's table as a pandas frame, whose `attrs` name the stage."""
     import pandas as pd
 
-    return pd.read_csv(_existing(stage, f"tables/{name}.csv"))
+    table = pd.read_csv(_existing(stage, f"tables/{name}.csv"))
+    table.attrs["stage"] = stage
+    return table
 
 
 def read_peers(part):
@@ -89,6 +93,44 @@ def read_peers(part):
     table, record = (_existing("peers", f"{part}.{kind}", f"make peers ARGS={part}") for kind in ("csv", "json"))
     here = json.loads(record.read_text())
     return pd.read_csv(table), here | {"measured": f"measured on {here['date']} by make peers on {here['machine']}"}
+
+
+def machines(root):
+    """List the machines of what was measured before, by hand: {line on a machine: what}."""
+    records = {"`make bench`": [root / "reports/benchmark/cpu/machine.json"]}
+    records["`make peers`"] = sorted((root / "reports/peers").glob("*.json"))
+    found = {}
+    for what, files in records.items():
+        for file in files:
+            found.setdefault(json.loads(file.read_text())["machine"], []).append(what)
+    return {line: ", ".join(dict.fromkeys(whats)) for line, whats in found.items()}
+
+
+def parts(line):
+    """Split a line on a machine: (processor and cores, versions)."""
+    hardware, _, versions = line.partition(", jax ")
+    return hardware, f"jax {versions}"
+
+
+def minutes(root, stage):
+    """Return the minutes that a stage's notebook took; None if it did not run here."""
+    executed = root / "reports" / stage / "executed.ipynb"
+    return json.loads(executed.read_text())["metadata"]["papermill"]["duration"] / 60 if executed.is_file() else None
+
+
+def results_hash(root):
+    """Hash what dvc.lock says of all stages but the report's: ten letters, equal for equal code, inputs and results."""
+    lock = yaml.safe_load((root / "dvc.lock").read_text())
+    others = {name: stage for name, stage in lock["stages"].items() if name != "report"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def bibtex(cited):
+    """Format the content of CITATION.cff as a BibTeX entry."""
+    lines = {"title": cited["title"], "author": " and ".join(one["name"] for one in cited["authors"])}
+    lines |= {"version": cited["version"], "year": str(cited["date-released"])[:4]}
+    lines["note"] = "Software and reproducible study"
+    return "@software{turbanet,\n" + "".join(f"  {name} = {{{value}}},\n" for name, value in lines.items()) + "}"
 
 
 def not_run(stages):
@@ -107,11 +149,16 @@ def published(metrics):
     """Compare published numbers with ours: a table of study, what, published, here, ratio, why, source.
 
     metrics : {stage: {name: number}}. The published numbers are in published.csv beside this module; those without a
-    stage are only quoted. Where a line names epochs, our number is scaled from our epochs to them.
+    stage are only quoted, as are those of a GPU where none was measured. Where a line names epochs, our number is
+    scaled from our epochs to them.
     """
-    table = _published().dropna(subset="stage")
+    table = _published()
+    table = table[table.why != "their setting"]
     here = []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
+        if isinstance(stage, float) or (stage == "gpu" and metric not in metrics.get(stage, {})):
+            here.append(math.nan)
+            continue
         if metric not in metrics.get(stage, {}):
             raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
         scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]
