@@ -97,7 +97,7 @@ LRUCache.put = put
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    """Marks; and the longest files first, so that neither of `make test`'s two processes waits long for the other."""
+    """Marks; and the longest files first, so that none of `make test`'s processes waits long for another."""
     if OPTIMIZED:
         items[:] = [item for item in items if item.get_closest_marker("optimized")]
     for item in items:
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("study")
         if item.get_closest_marker("cpu") and not ON_CPU:
             item.add_marker(pytest.mark.skip(reason="of CPU devices"))
-    longest = ["test_pipeline.py", "test_twins.py"]
+    longest = ["test_pipeline.py", "test_cluster.py", "test_stale.py", "test_estimators.py"]
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 

@@ -127,9 +127,14 @@ def with_exog(walks):
     return walks.assign(volume=rows[0], promo=rows[1], day=walks.ds.dt.day_name().astype(WEEKDAY))
 
 
-@pytest.mark.parametrize("kind", ["local", "global"])
 @pytest.mark.parametrize(
-    "how", [{}, {"quantiles": (0.1, 0.5, 0.9)}, {"loss": "negative_binomial"}, {"fill": "forward"}]
+    ("kind", "how"),
+    [
+        ("local", {}),
+        ("global", {"quantiles": (0.1, 0.5, 0.9)}),
+        ("local", {"loss": "negative_binomial"}),
+        ("global", {"fill": "forward"}),
+    ],
 )
 def test_no_forecast_sees_what_came_after_it(kind, how):
     """Values, covariates and rows after an origin change nothing of it: scaling, fills, calendars, intervals."""

@@ -101,8 +101,9 @@ def alone(name, id, order):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{len(plan.devices)}x{plan.block}")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "plan"), [*((name, PLANS[1]) for name in MODELS), *(("train", plan) for plan in (PLANS[0], PLANS[2]))]
+)
 def test_a_member_ends_where_it_ends_alone(name, plan):
     swarm = made(MODELS[name])
     order = tn.batch_order(swarm, 40, epochs=4, batch_size=8)

@@ -1,15 +1,14 @@
-"""The whole study at smoke size on the embedded data, in a copy: what `dvc repro` makes, repeats and leaves alone."""
+"""The whole study at smoke size on the embedded data, in a copy: what `dvc repro` makes and repeats."""
 
 import json
 import re
 import subprocess
 from pathlib import Path
 
-import nbformat
 import pytest
 import yaml
 
-from study.pipeline import notebook, project, rebuild
+from study.pipeline import notebook, project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # the first test waits for the whole study
 ROOT = Path(__file__).parents[1]
@@ -163,90 +162,6 @@ def test_metrics_are_flat_and_have_the_promised_names(study, stage):
     largest = max(sweep(study[0])["small"]["swarm_sizes"])
     assert found.keys() >= {name.format(largest=largest) for name in METRICS[stage]}
     assert all(isinstance(value, str if name == "data_source" else int | float) for name, value in found.items())
-
-
-def stand_in(stage):
-    """A command that writes something new to each out of a stage of dvc.yaml."""
-    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"] + stage.get("metrics", [])]
-    files = [out if Path(out).suffix else f"{out}/new" for out in outs]
-    return " && ".join(f"mkdir -p {Path(file).parent} && date +%s%N > {file}" for file in files)
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    """A copy of the study in which code and notebooks are copied as always and nothing is computed, run once."""
-    folder = tmp_path_factory.mktemp("pipeline") / "copy"
-    project.copy_study(ROOT, folder, "smoke")
-    stages = yaml.safe_load((folder / "dvc.yaml").read_text())
-    for name, stage in stages["stages"].items():
-        stage = stage.get("do", stage)
-        if name not in ("code", "source"):
-            stage["cmd"] = stand_in(stage)
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(stages))
-    repro(folder)
-    return folder
-
-
-STUDIES = {"mnist", "stocks", "forecasting", "benchmark", "search", "kfold", "async_sgd", "scaling"}
-STUDIES |= {"agents", "federated", "evolution", "cluster"}
-USERS = {  # what an edit of a module makes stale, beside the copy of its package and `report`
-    "turbanet/selection/search.py": {"benchmark", "search", "kfold", "evolution"},
-    "study/sources/mnist.py": {"data@mnist", "mnist", "benchmark", "search", "kfold", "federated", "evolution"},
-}
-
-
-@pytest.mark.parametrize("module", USERS)
-def test_an_edit_makes_only_its_users_stale(pipeline, module):
-    with (pipeline / "src" / module).open("a") as file:
-        file.write("EDITED = True\n")
-    assert set(repro(pipeline)) == {f"code@{module.partition('/')[0]}", "report"} | USERS[module]
-
-
-def test_comments_make_nothing_stale_but_the_copy(pipeline):
-    for module in ("turbanet/training/program.py", "study/pipeline/reports.py", "turbanet/__init__.py"):
-        with (pipeline / "src" / module).open("a") as file:
-            file.write("# A comment.\n")
-    assert set(repro(pipeline)) == {"code@turbanet", "code@study"}
-
-
-def test_notebook_run_by_hand_makes_only_its_source_stale(pipeline):
-    file = pipeline / "notebooks/mnist.ipynb"
-    book = nbformat.read(file, as_version=4)
-    for i, cell in enumerate(book.cells):
-        cell.id = f"by-hand-{i}"
-        if cell.cell_type == "code":
-            cell.execution_count, cell.metadata.execution = i, {"iopub.execute_input": "2020-01-01"}
-            cell.outputs = [nbformat.v4.new_output("stream", text="seen")]
-    book.metadata.language_info = {"name": "python", "version": "3.14.0"}
-    book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
-    nbformat.write(book, file)
-    assert repro(pipeline) == ["source@mnist"]
-
-
-def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):
-    monkeypatch.chdir(pipeline)
-    monkeypatch.setattr(rebuild, "lines", lambda *_: [])  # a stand-in has no seconds
-    with (pipeline / "src/turbanet/core/plan.py").open("a") as file:
-        file.write("EDITED = True\n")
-    assert rebuild.main(["--stage", "mnist"]) == 0
-    said = capfd.readouterr().out
-    assert sorted(re.findall("^Running stage '(.+)'", said, re.M)) == ["code@turbanet", "mnist", "report"]
-    stale = re.search("stale, .*: (.+)", said)[1].split(", ")
-    assert set(stale) == {"sweep@small", "sweep@large", *STUDIES} - {"mnist"}
-
-
-def test_a_stage_that_fails_takes_no_other_with_it(pipeline, monkeypatch, capfd):
-    monkeypatch.chdir(pipeline)
-    stages = yaml.safe_load((pipeline / "dvc.yaml").read_text())
-    stages["stages"]["mnist"]["cmd"] = "false"
-    stages["stages"]["stocks"]["cmd"] += " && true"
-    (pipeline / "dvc.yaml").write_text(yaml.safe_dump(stages))
-    monkeypatch.setattr(rebuild, "lines", lambda *_: [])
-    assert rebuild.main([]) != 0
-    said = capfd.readouterr().out
-    assert {"mnist", "stocks", "report"} <= set(re.findall("^Running stage '(.+)'", said, re.M))
-    assert said.splitlines()[-2] == "did not run here, and in the report as committed: mnist"
-    assert any((pipeline / "reports/mnist/figures").iterdir())
 
 
 def test_default_sweep_measures_what_its_promised_metrics_need():
