@@ -238,7 +238,7 @@ def claim():
     resnet = read_metrics("benchmark")["resnet_warm_ratio"]
     return (
         f"**Train hundreds of small neural networks together. On two CPU cores {members} of them take "
-        f"{number(over_one)} times as long as PyTorch takes for one; on one {gpu['card']} {gpu['most']:,} take "
+        f"{over_one:.2f} times as long as PyTorch takes for one; on one {gpu['card']} {gpu['most']:,} take "
         f"{number(gpu['most_over_loop_one'])} times as long as PyTorch's loop for one. Deep convolutional networks "
         f"gain nothing: for ResNet-20 the best other method takes {number(resnet)} of our time.**"
     )
