@@ -144,7 +144,16 @@ def test_main_tells_of_a_failed_cell_in_one_line_and_leaves_reports(study, capsy
 
 def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     root = study("tiny", "pass")
-    fill(root, "src/a.py", "src/__pycache__/a.pyc", "notebooks/a.ipynb", "dvc.yaml", ".dvcignore", ".dvc/config")
+    fill(
+        root,
+        "src/a.py",
+        "src/__pycache__/a.pyc",
+        "notebooks/a.ipynb",
+        "CITATION.cff",
+        "dvc.yaml",
+        ".dvcignore",
+        ".dvc/config",
+    )
     fill(root, "reports/mnist/executed.ipynb", "data/mnist/x.npy", "elsewhere.gz", "build/smoke/stale")
     committed = {"reports/README.md", "reports/benchmark/cpu/machine.json", "reports/mnist/metrics.json"}
     fill(root, *committed)
@@ -152,7 +161,7 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     (root / "data/external/mnist/images.gz").symlink_to("../../../elsewhere.gz")
     folder = root / "build/smoke"
     project.copy_study(root, folder, "smoke")
-    config = {"dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/config.local", "params.yaml"}
+    config = {"CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/config.local", "params.yaml"}
     assert tree(folder) == config | committed | {"src/a.py", "notebooks/a.ipynb", "data/external/mnist/images.gz"}
     assert (folder / "data/external/mnist/images.gz").readlink() == root / "elsewhere.gz"
     params = yaml.safe_load((folder / "params.yaml").read_text())

@@ -34,12 +34,12 @@ def copy_study(root, folder, size):
     for name in ("src", "notebooks"):
         shutil.copytree(root / name, folder / name, ignore=rubbish)
     (folder / ".dvc").mkdir()
-    for name in ("dvc.yaml", ".dvcignore", ".dvc/config"):
+    for name in ("CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config"):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     # Results of `make bench` and `make peers`, and committed results for stages that cannot run.
-    made = shutil.ignore_patterns("executed.ipynb", "report.docx")
+    made = shutil.ignore_patterns("executed.ipynb", "*.docx")
     shutil.copytree(root / "reports", folder / "reports", ignore=made)
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
