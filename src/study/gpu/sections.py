@@ -13,6 +13,7 @@ import turbanet as tn
 from study.baselines import twins
 from study.baselines.workloads import Workload, workloads
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS, USUAL
+from study.gpu import resources as profiler
 from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
@@ -81,6 +82,16 @@ def kernel(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
         if budget.allows(f"{name} of {size} in {precision}", seconds):
             work = dataclasses.replace(_small_network(name), members=size)
             yield compare(work, (OURS, USUAL), precision, repeats=3)
+
+
+def resources(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
+    """Count what each kernel takes of a multiprocessor, where NVIDIA's profiler is installed."""
+    works = profiler.resized([_small_network(name) for name in KERNELS], 2 if tiny else 128)
+    for precision in PRECISIONS:
+        if budget.allows(f"kernels in {precision}", 0 if tiny else 25):
+            found = {row["workload"]: row for row in profiler.profiled(works, precision)}
+            named = [{"workload": work.name, "networks": work.members, "precision": precision} for work in works]
+            yield [row | found.get(row["workload"], {}) for row in named]
 
 
 def _small_network(name):
@@ -198,7 +209,8 @@ SECTIONS = {
     "mnist": (mnist, 82),
     "stocks": (stocks, 46),
     "suite": (suite, 86),
-    "kernel": (kernel, 100),
+    "kernel": (kernel, 160),
+    "resources": (resources, 60),
     "agents": (agents, 65),
     "federated": (federated, 15),
     "roofline": (roofline, 10),
