@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.data.sampling import deal
@@ -148,7 +149,7 @@ def test_an_equal_training_compiles_nothing_anew():
         ({"batch_size": 0}, "batch_size must be"),
         ({"x": X[:-1]}, "same number of rows"),
         ({"x": np.where(X > 1, np.nan, X)}, "x holds nan in row"),
-        ({"devices": 3}, "devices must be 1 to 2"),
+        ({"devices": 3}, f"devices must be 1 to {DEVICES}"),
     ],
 )
 def test_bad_input_stops_before_anything_is_trained(wrong, sentence):

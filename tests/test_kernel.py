@@ -144,6 +144,7 @@ def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels
         fit(swarm, tn.Plan(1, kernel=True), **settings)
 
 
+@pytest.mark.cpu
 def test_without_an_nvidia_gpu_nothing_changes_and_a_kernel_asked_for_is_refused():
     _, history = fit(made())
     assert not history.plan.in_kernel and history.plan.reason == ""

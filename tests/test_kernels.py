@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from turbanet.kernels import emitter, reader
 
+pytestmark = pytest.mark.cpu  # interpreted; test_kernel.py trains in the kernels of a GPU
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu, "sigmoid": nn.sigmoid}
 
 
@@ -217,11 +218,16 @@ def test_products_keep_their_order():
     assert shapes == [(16, 20), (16, 10), (10, 20), (16, 20), (20, 30)]
 
 
-@pytest.mark.parametrize("precision", [None, "highest"])
 @pytest.mark.parametrize("size", [((16, 2), 2, 128), ((64, 32, 16), 64, 32), ((10, 3), 5, 33), ((20, 10), 30, 16)])
-def test_kernel_lowers_for_an_h100(size, precision):
-    with jax.default_matmul_precision(precision):
-        assert "__gpu$xla.gpu.triton" in lowered(*problem(*size))
+def test_kernel_lowers_for_an_h100(size):
+    assert "__gpu$xla.gpu.triton" in lowered(*problem(*size))
+
+
+@jax.default_matmul_precision("highest")
+def test_in_float32_products_have_a_short_side():
+    assert "__gpu$xla.gpu.triton" in lowered(*problem((16, 2), 2, 128))
+    with pytest.raises(reader.Refused, match=r"matrices of \[32, 64\] and \[64, 64\] in TF32, not in float32"):
+        lowered(*problem((64, 32, 16), 64, 32))
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))

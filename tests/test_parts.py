@@ -30,10 +30,16 @@ def train(schedule=None, **how):
     return tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **job | how)
 
 
+def limit(monkeypatch, operations):
+    """From so many operations on an epoch is long, on every platform."""
+    monkeypatch.setattr(parts, "LONG", operations)
+    monkeypatch.setattr(parts, "LONG_ON_ACCELERATOR", operations)
+
+
 @pytest.fixture
 def in_parts(monkeypatch):
     """Every epoch of several steps is too long, and a call has one step."""
-    monkeypatch.setattr(parts, "LONG", 0)
+    limit(monkeypatch, 0)
     monkeypatch.setattr(training, "CALL_SECONDS", 0)
 
 
@@ -117,21 +123,21 @@ def long(rows, members=4, size=8, batch_size=8, model=None, x=None):
 
 def test_what_is_long_goes_by_the_weights_and_rows_of_an_epoch(monkeypatch):
     operations = 6 * (9 * 8 + 9 * 2) * 800 * 4
-    for limit, expected in ((1.01 * operations, False), (0.99 * operations, True)):
-        monkeypatch.setattr(parts, "LONG", limit)
+    for most, expected in ((1.01 * operations, False), (0.99 * operations, True)):
+        limit(monkeypatch, most)
         assert long(800) is expected
     assert not long(8)  # one step cannot be cut
 
 
 def test_a_sequence_counts_at_each_of_its_positions(monkeypatch):
     series, weights = np.zeros((800, 20, 3), np.float32), 4 * (3 * 5 + 5 * 5 + 5) + 6
-    for limit, expected in ((1.01, False), (0.99, True)):
-        monkeypatch.setattr(parts, "LONG", limit * 6 * weights * 20 * 800 * 4)
+    for share, expected in ((1.01, False), (0.99, True)):
+        limit(monkeypatch, share * 6 * weights * 20 * 800 * 4)
         assert long(800, model=tn.LSTM(5), x=series) is expected
 
 
 def test_an_image_counts_at_the_square_root_of_its_positions(monkeypatch):
     images, weights = np.zeros((64, 32, 32, 3), np.float32), (75 + 1) * 6 + (150 + 1) * 16 + 401 * 120 + 121 * 84 + 850
-    for limit, expected in ((1.01, False), (0.99, True)):
-        monkeypatch.setattr(parts, "LONG", limit * 6 * weights * 32 * 64 * 4)
+    for share, expected in ((1.01, False), (0.99, True)):
+        limit(monkeypatch, share * 6 * weights * 32 * 64 * 4)
         assert long(64, model=tn.networks.LeNet(), x=images) is expected

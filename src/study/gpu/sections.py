@@ -13,7 +13,6 @@ import turbanet as tn
 from study.baselines import twins
 from study.baselines.workloads import Workload, workloads
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS, USUAL
-from study.gpu import resources as profiler
 from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
@@ -76,22 +75,12 @@ def suite(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 def kernel(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     """Measure trainings in one kernel beside the same by XLA, where a kernel holds a network."""
-    plans = [(name, size, TF32, 6) for size in (128, 4096) for name in KERNELS]
-    plans += [(name, 4096, FLOAT32, 12) for name in KERNELS] + [("2-16-2", size, TF32, 6) for size in (16_384, 65_536)]
-    for name, size, precision, seconds in [("5-10-3", 2, FLOAT32, 0)] if tiny else plans:
-        if budget.allows(f"{name} of {size} in {precision}", seconds):
+    plans = [("2-16-2", 128, TF32), ("2-16-2", 16_384, TF32), *((name, 4096, TF32) for name in KERNELS)]
+    plans += [("2-16-2", 4096, FLOAT32), ("5-10-3", 4096, FLOAT32), *((name, 128, TF32) for name in list(KERNELS)[1:])]
+    for name, size, precision in [("5-10-3", 2, FLOAT32)] if tiny else plans:
+        if budget.allows(f"{name} of {size} in {precision}", 0 if tiny else 15):
             work = dataclasses.replace(_small_network(name), members=size)
             yield compare(work, (OURS, USUAL), precision, repeats=3)
-
-
-def resources(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
-    """Count what each kernel takes of a multiprocessor, where NVIDIA's profiler is installed."""
-    works = profiler.resized([_small_network(name) for name in KERNELS], 2 if tiny else 128)
-    for precision in PRECISIONS:
-        if budget.allows(f"kernels in {precision}", 0 if tiny else 25):
-            found = {row["workload"]: row for row in profiler.profiled(works, precision)}
-            named = [{"workload": work.name, "networks": work.members, "precision": precision} for work in works]
-            yield [row | found.get(row["workload"], {}) for row in named]
 
 
 def _small_network(name):
@@ -209,8 +198,7 @@ SECTIONS = {
     "mnist": (mnist, 82),
     "stocks": (stocks, 46),
     "suite": (suite, 86),
-    "kernel": (kernel, 160),
-    "resources": (resources, 60),
+    "kernel": (kernel, 100),
     "agents": (agents, 65),
     "federated": (federated, 15),
     "roofline": (roofline, 10),

@@ -19,10 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from turbanet.kernels.reader import IDENTITY, Operation, Program, Value, read
+from turbanet.kernels.reader import IDENTITY, TENSOR_CORES, Operation, Program, Value, read
 
 Blocks = np.ndarray  # of arrays; of the shape of the whole array, but 1 along its long axes
-TENSOR_CORES = 16  # smallest side of a product that uses them
 
 
 def train(
@@ -126,22 +125,10 @@ def run(program: Program, env: dict[int, Blocks]) -> list[Blocks]:
 
 
 def _warps(program: Program) -> int:
-    """Return the warps of a member: each thread holds 32 to 63 numbers of its largest array.
-
-    It is half of that with products in float32, which hold their factors in registers.
-    """
+    """Return the warps of a member: each thread holds 32 to 63 numbers of its largest array."""
     values = [value for op in program.operations for value in op.outputs]
     largest = max(math.prod(program.padded(value.shape)) for value in values)
-    exact = any(_exact(program, op) for op in program.operations)
-    return min(1 << max(largest * (1 + exact) // 1024, 1).bit_length() - 1, 8)
-
-
-def _exact(program, op):
-    """Return whether an operation is a product in float32, without tensor cores, of matrices that are large enough."""
-    if op.name != "dot_general" or lax.Precision.HIGHEST not in np.atleast_1d(op.params["precision"]):
-        return False
-    sides = {program.padded(value.shape) for value in op.inputs}
-    return all(len(side) == 2 and min(side) >= TENSOR_CORES for side in sides)
+    return min(1 << max(largest // 1024, 1).bit_length() - 1, 8)
 
 
 def _pad(leaf, program, shape, indexed=False):

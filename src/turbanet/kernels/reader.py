@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend.core import Literal
 
 REGISTER_FILE = 256 * 1024  # bytes of a multiprocessor's registers, on every NVIDIA GPU since 2012
 LIMIT = REGISTER_FILE // 2  # bytes of a step's arrays; the rest is for addresses and the compiler's copies
 WARP = 32  # threads: a number that all of them need takes a register of each
 SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these with which ...
+TENSOR_CORES = 16  # smallest side of a product that uses them
 MOST_BLOCKS = 16  # ... no array takes more than so many blocks
 DTYPES = "float32", "int32", "uint32", "bool"
 CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"
@@ -132,6 +134,7 @@ def read(step: Callable, state: Any, *batch: Any) -> Program:
         if max(program.blocks(value.shape) for value in values) <= MOST_BLOCKS:
             break
     check_moves(program)
+    check_products(program)
     program.bytes = _most_bytes(program)
     if program.bytes > LIMIT:
         raise Refused(
@@ -187,6 +190,20 @@ def check_moves(program: Program) -> None:
             longest = max((max(n) for n, pads in zip(sizes, padding) if len(set(n)) > 1 or any(pads)), default=0)
             if longest > program.short:
                 raise Refused(f"The kernel does not {op.name} along axes of {longest}, but of up to {program.short}.")
+
+
+def check_products(program: Program) -> None:
+    """Raise Refused for a float32 product of matrices that are large enough for tensor cores, which take TF32.
+
+    A thread's share of its factors does not fit into registers: compiled, most write 2 to 21 KB to memory a step.
+    """
+    for op in program.operations:
+        if op.name != "dot_general" or lax.Precision.HIGHEST not in np.atleast_1d(op.params["precision"]):
+            continue
+        sides = [program.padded(value.shape) for value in op.inputs]
+        if all(len(side) == 2 and min(side) >= TENSOR_CORES for side in sides):
+            shapes = " and ".join(str(list(value.shape)) for value in op.inputs)
+            raise Refused(f"The kernel multiplies matrices of {shapes} in TF32, not in float32 ('highest').")
 
 
 def _inline(jaxpr, inputs, constants, operations):
