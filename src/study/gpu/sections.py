@@ -19,9 +19,9 @@ from study.gpu.methods import ONE_BY_ONE, methods
 from study.gpu.torch_steps import PRECISIONS, TF32
 
 SUITE = (  # (workload, networks, seconds)
-    *(("mnist", 50, 20), ("stocks", 500, 16), ("lenet", 8, 16), ("tabular", 2000, 8), ("resnet", 4, 32)),
-    *(("vgg11", 4, 30), ("mobilenet", 4, 90), ("mnist", 5000, 10), ("stocks", 5000, 10), ("mnist", 500, 20)),
-    *(("lenet", 64, 12), ("resnet", 32, 30)),
+    *(("mnist", 50, 22), ("stocks", 500, 18), ("lenet", 8, 18), ("tabular", 2000, 10), ("stocks", 5000, 12)),
+    *(("lenet", 64, 14), ("resnet", 4, 36), ("vgg11", 4, 34), ("resnet", 32, 34), ("mnist", 5000, 12)),
+    *(("mnist", 500, 22), ("mobilenet", 4, 110)),
 )
 KERNELS = {  # networks that one kernel holds: {name: (features, rows, rows of a step)}
     "2-16-2": (2, 128, None),
@@ -194,12 +194,12 @@ def federated(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 SECTIONS = {
-    "sweep": (sweep, 176),
-    "mnist": (mnist, 82),
-    "stocks": (stocks, 46),
-    "suite": (suite, 86),
-    "kernel": (kernel, 100),
-    "agents": (agents, 65),
-    "federated": (federated, 15),
+    "sweep": (sweep, 150),
+    "mnist": (mnist, 60),
+    "stocks": (stocks, 44),
+    "suite": (suite, 70),
+    "kernel": (kernel, 70),
+    "agents": (agents, 62),
+    "federated": (federated, 14),
     "roofline": (roofline, 10),
 }  # {name: (function, its seconds)}
