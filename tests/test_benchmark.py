@@ -16,8 +16,8 @@ from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, SKLE
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)
-WRITTEN = ("ratios.csv", "repeats.csv", "plans.txt", "machine.json")
-FRAME = pd.DataFrame([dict.fromkeys(COLUMNS, 1) | {"runs": [0.25, 0.5]}])
+WRITTEN = ("ratios.csv", "repeats.csv", "cold.csv", "plans.txt", "machine.json")
+FRAME = pd.DataFrame([dict.fromkeys(COLUMNS, 1) | {"runs": [0.25, 0.5], "cold_runs": [3.0, 4.0]}])
 CEILINGS = {"matmul_peak_gflops": 2.0, "cache_gbytes_per_second": 3.0, "memory_gbytes_per_second": 1.0}
 BLOCKS = ((8, 1), (8, 2))
 SMALL = {
@@ -101,18 +101,26 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
 
     monkeypatch.setattr(benchmark.trainers, "train_loop", counted)
     monkeypatch.setattr(benchmark.timing, "interleave", lambda runs, **how: {name: [3.0, 6.0, 9.0] for name in runs})
-    first = {OURS: (7.0, 10.0), LOOP: (0.0, 5.0)}  # seconds of compiling, in all
-    runs = benchmark._first_runs
-    monkeypatch.setattr(benchmark, "_first_runs", lambda *given: (first, runs(*given)[1]))
+    monkeypatch.setattr(benchmark, "LOOPED", 2)
+    firsts = [{OURS: (7.0, 10.0 + number), LOOP: (0.0, 5.0 + number)} for number in range(3)]  # compiling; in all
     work = replace(shrunk("mnist"), members=6)
-    table = benchmark.measure(work, plan=PLAN, peak=1.0, names=(OURS, LOOP), looped=2).set_index("way")
+    kwargs = {"plan": PLAN, "peak": 1.0, "names": (OURS, LOOP), "first": lambda names, threads: firsts}
+    table = benchmark.measure(work, **kwargs).set_index("way")
     assert networks[-1] == 2 and list(table.members) == [6, 6]
     expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # of each repeat; the loop's three times as long
     np.testing.assert_allclose(np.stack(table.runs), expected)
     np.testing.assert_allclose(table.seconds_per_step, expected[:, 1])
     assert np.isnan(table.peak_memory_mb["torch_loop"]) and table.peak_memory_mb["turbanet"] > 0
     assert table.ratio_to_ours["torch_loop"] == 3
-    np.testing.assert_allclose(table.cold_seconds, [10, 3 * 5])
+    np.testing.assert_allclose(np.stack(table.cold_runs), [[10, 11, 12], [15, 18, 21]])
+    np.testing.assert_allclose(table.cold_seconds, [11, 18])
+    np.testing.assert_allclose(table.compile_seconds, [7, 0])
+
+
+def test_first_runs_are_of_new_processes_and_of_every_method():
+    first = benchmark.in_new_processes("sweep-small", quick=True, processes=1)
+    (found,) = first((OURS, LOOP), 1)
+    assert found.keys() == {OURS, LOOP} and found[OURS][1] > found[OURS][0] > 0 and found[LOOP][1] > 0
 
 
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
@@ -172,6 +180,7 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
         "repeat": [0, 1],
         "seconds_per_step": [0.25, 0.5],
     }
+    assert pd.read_csv(folder / "cold.csv").cold_seconds.tolist() == [3.0, 4.0]
     assert json.loads((folder / "machine.json").read_text()).items() >= CEILINGS.items()
 
 
@@ -237,9 +246,15 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
     repeats = [("lenet", way, i, second) for way, seconds in times.items() for i, second in enumerate(seconds)]
     frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "seconds_per_step"])
     frame.to_csv(folder / "repeats.csv", index=False)
+    cold = {"turbanet": [10.0, 20.0], "torch_loop": [5.0, 10.0], "torch_func": [20.0, 10.0]}
+    repeats = [("lenet", way, i, second) for way, seconds in cold.items() for i, second in enumerate(seconds)]
+    frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "cold_seconds"])
+    frame.to_csv(folder / "cold.csv", index=False)
     table, machine = benchmark_results.read("cpu")
     assert table.way.tolist() == [OURS, LOOP, FUNC] and machine["machine"] == table.machine[0] == "a machine"
     assert table.loc[1, ["ratio", "low", "high"]].tolist() == pytest.approx([3, 3, 3])  # in each pair
+    assert table.loc[1, ["cold_ratio", "cold_low", "cold_high"]].tolist() == pytest.approx([0.5, 0.5, 0.5])
+    assert table.cold_ratio[2] == pytest.approx(1) and table.cold_low[2] < 0.5 < 2 < table.cold_high[2]
     assert table.ratio[2] == pytest.approx(6 ** (-1 / 3)) and table.low[2] < 0.5 < table.high[2]
     assert np.isnan(table.break_even_steps[0]) and table.break_even_steps[1:].tolist() == [(10 - 4) / (6 - 2), np.inf]
     assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == workloads()["lenet"].steps

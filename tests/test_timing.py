@@ -11,10 +11,11 @@ from scipy import stats
 from study.measurement import timing
 
 
-def test_interleave_warms_all_up_then_takes_turns():
+def test_interleave_warms_all_up_then_takes_turns_in_random_order():
     calls = []
-    timing.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2, warmup=2)
-    assert calls == ["a", "a", "b", "b", "a", "b", "a", "b"]
+    timing.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=20, warmup=2)
+    turns = list(zip(calls[4::2], calls[5::2]))
+    assert calls[:4] == ["a", "a", "b", "b"] and len(turns) == 20 and set(turns) == {("a", "b"), ("b", "a")}
 
 
 def test_interleave_counts_seconds_of_each_way(monkeypatch):

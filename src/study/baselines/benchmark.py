@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import json
 import os
 import sys
 import time
@@ -14,13 +15,17 @@ import optax
 
 import turbanet as tn
 from study.baselines import benchmark_results, methods, trainers
-from study.baselines.benchmark_results import COLUMNS, RUNS
+from study.baselines.benchmark_results import COLD, COLUMNS, RUNS
 from study.baselines.workloads import Workload, workloads
-from study.figures.labels import FUSED, KEYS, LOOP, METHODS, OURS, PROCESSES, SCAN, SKLEARN
+from study.figures.labels import COMPILED, FUSED, KEYS, LOOP, METHODS, OURS, PROCESSES, SCAN_PROCESSES, SKLEARN
 from study.measurement import roofline, timing
 from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
+from study.pipeline import programs
 from study.pipeline.paths import repository
+
+LOOPS = LOOP, FUSED, COMPILED  # train one network after the other, ...
+LOOPED = 8  # ... so many of them at most
 
 
 def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Callable]:
@@ -30,44 +35,79 @@ def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Call
     return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **kwargs)
 
 
-def measure(work: Workload, *, plan, peak, repeats=3, names=METHODS, rtol=2e-3, looped=None):
-    """Time the workload's methods warm and in turn after checking equal losses: a table of COLUMNS and RUNS.
+def measure(work: Workload, *, plan, peak, repeats=10, names=METHODS, rtol=2e-3, first=None):
+    """Time the workload's methods warm and in turn after checking equal losses: a table of COLUMNS, RUNS and COLD.
 
-    A method stands by its key. `cold_seconds` are those of a whole first run with tracing and compilation, but without
-    making the networks. Networks trained one after the other cost the same each: with `looped`, loops train only so
-    many of them, and their seconds are scaled to all members; their memory is NaN.
+    A method stands by its key. Cold seconds are those of a whole first run with tracing and compilation, but without
+    making the networks. Networks trained one after the other cost the same each: loops train only `LOOPED` of them, and
+    their seconds are scaled to all members; their memory is NaN.
+
+    first : of (names, threads), as `in_new_processes` has it; None takes the first runs in this process
     """
     import pandas as pd
 
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
-    threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) - {OURS, SCAN} else None
-    few = work.first(min(looped or work.members, work.members))
-    loops = runs(few, plan=plan, threads=threads, names=[method for method in names if method in (LOOP, FUSED)])
-    every = loops | runs(work, plan=plan, threads=threads, names=[method for method in names if method not in loops])
-    every = {method: every[method] for method in names if method in every}
-    first_seconds, memory = _first_runs(work, every, rtol)
+    threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) & methods.IN_PYTORCH else None
+    every, scale = _every(work, plan, names, threads)
+    here, memory = _first_runs(work, every, rtol)
     seconds = timing.interleave(every, repeats=repeats, warmup=0)
+    firsts = [here] if first is None else first(tuple(every), threads)  # [{method: (compile seconds, all seconds)}]
+    scale = np.array([scale[method] for method in every])
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
-    table["cold_seconds"] = [first_seconds[method][1] for method in table.way]
-    scale = np.where(table.way.isin(loops), work.members / few.members, 1)
-    table.cold_seconds *= scale
     table["seconds_per_step"] *= scale / work.steps
+    cold_runs = [[one[method][1] * by for one in firsts] for method, by in zip(every, scale, strict=True)]
+    compiled = [
+        np.median([compile_seconds(*one[method], np.median(seconds[method])) for one in firsts]) for method in every
+    ]
     ours = table.way == OURS  # a row, or none: then the ratios are NaN
     operations = work.operations() * work.members
+    table = table.assign(cold_seconds=[np.median(one) for one in cold_runs])
     table = table.assign(
         workload=work.name,
         way=table.way.map(KEYS),
         members=work.members,
         ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
         cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),
-        compile_seconds=[compile_seconds(*first_seconds[method], np.median(seconds[method])) for method in table.way],
+        compile_seconds=compiled,
         peak_fraction=operations / table.seconds_per_step / peak,
-        peak_memory_mb=np.where(scale > 1, np.nan, [memory[method] for method in table.way]),
+        peak_memory_mb=np.where(scale > 1, np.nan, [memory[method] for method in every]),
     )
-    table[RUNS] = [
-        list(np.multiply(seconds[method], by / work.steps)) for method, by in zip(seconds, scale, strict=True)
-    ]
-    return pd.DataFrame(table)[[*COLUMNS, RUNS]]
+    table[RUNS] = [list(np.multiply(seconds[method], by / work.steps)) for method, by in zip(every, scale, strict=True)]
+    table[COLD] = cold_runs
+    return pd.DataFrame(table)[[*COLUMNS, RUNS, COLD]]
+
+
+def _every(work, plan, names, threads):
+    """Return {method: run} and {method: what its seconds are to be multiplied by}."""
+    few = work.first(min(LOOPED, work.members))
+    loops = runs(few, plan=plan, threads=threads, names=[method for method in names if method in LOOPS])
+    every = loops | runs(work, plan=plan, threads=threads, names=[method for method in names if method not in loops])
+    scale = {method: work.members / few.members if method in loops else 1 for method in every}
+    return {method: every[method] for method in names if method in every}, scale
+
+
+def in_new_processes(name, *, quick, processes):
+    """Return the function (methods, threads) -> [{method: (compile seconds, all seconds)}] of first runs in processes.
+
+    Each process runs each method once, in its own random order.
+    """
+
+    def first(methods, threads):
+        found = []
+        for number in range(processes):
+            call = json.dumps({"name": name, "quick": quick, "names": methods, "threads": threads, "seed": number})
+            command = [sys.executable, "-m", "study.baselines.benchmark", "--first", call]
+            found.append(json.loads(programs.output(command, f"The first runs of {name}").splitlines()[-1]))
+        return found
+
+    return first
+
+
+def _first_in_this_process(name, quick, names, threads, seed):
+    """Run each method of a workload once, in random order: {method: (compile seconds, all seconds)}."""
+    work = workloads(quick)[name]
+    names = [names[place] for place in np.random.default_rng(seed).permutation(len(names))]
+    return _first_runs(work, _every(work, chosen_plan(work), names, threads)[0], rtol=np.inf)[0]
 
 
 @cold()
@@ -88,7 +128,7 @@ def _first_runs(work, every, rtol):
                 print(f"{work.name}: {name} cannot: {str(error).strip().splitlines()[0][:150]}", file=sys.stderr)
                 del every[name]
                 continue
-        memory[name] = np.nan if name == PROCESSES else peak_of()  # child processes hold its memory
+        memory[name] = np.nan if name in (PROCESSES, SCAN_PROCESSES) else peak_of()  # child processes hold its memory
         seconds[name] = apart, first.seconds
         expected = losses if expected is None else expected
         wide = 5 * rtol if name == SKLEARN else rtol  # its Adam adds epsilon before correcting the moments' bias
@@ -126,10 +166,14 @@ def chosen_plan(work: Workload, *, devices=None):
 def main(arguments=None):
     """Measure the suite and print its table; a whole run writes to reports/benchmark/<device>/, others to build/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat, cold in this process")
     parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
+    parser.add_argument("--first", help=argparse.SUPPRESS)  # what `in_new_processes` asks of a process
     options = parser.parse_args(arguments)
     tn.use_cores(cache=False)  # cold timings compile
+    if options.first:
+        print(json.dumps(_first_in_this_process(**json.loads(options.first))))
+        return 0
     suite = workloads(options.quick)
     if unknown := set(options.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
@@ -169,8 +213,8 @@ def run(names, *, quick=False, repeats=None, peak=None):
         begin = time.perf_counter()
         plan = chosen_plan(work)
         try:
-            kwargs = {"repeats": repeats or (1 if quick else 3), "looped": 8 if quick else None}
-            table = measure(work, plan=plan, peak=peak, **kwargs)
+            first = None if quick else in_new_processes(name, quick=quick, processes=5)
+            table = measure(work, plan=plan, peak=peak, repeats=repeats or (1 if quick else 10), first=first)
         except AssertionError as error:
             failures[name] = " ".join(str(error).split())
             print(failures[name], file=sys.stderr)
@@ -179,7 +223,7 @@ def run(names, *, quick=False, repeats=None, peak=None):
         plans[name] = plan
         text = table.to_string(index=False, float_format="%.4g")
         print(f"{text}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
-    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS])
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS, COLD])
     return table, plans, failures
 
 

@@ -1,5 +1,6 @@
 """The files of `make bench`: written, and read with intervals."""
 
+import itertools
 import json
 
 import numpy as np
@@ -24,16 +25,17 @@ COLUMNS = (
 
 
 RUNS = "runs"  # seconds a step of each repeat, in turn with the other methods'
+COLD = "cold_runs"  # seconds of a whole first run in each new process
 
 
 def write(folder, table, plans, machine) -> None:
-    """Write a table of COLUMNS and RUNS, the plans {workload: plan} and the machine's facts into the folder."""
+    """Write a table of COLUMNS, RUNS and COLD, the plans {workload: plan} and the machine's facts into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
-    repeats = table[["workload", "way", RUNS]].explode(RUNS).astype({RUNS: float})
-    repeats = repeats.rename(columns={RUNS: "seconds_per_step"})
-    repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
-    repeats.to_csv(folder / "repeats.csv", index=False, float_format="%.4g")
+    for runs, name, column in ((RUNS, "repeats", "seconds_per_step"), (COLD, "cold", "cold_seconds")):
+        repeats = table[["workload", "way", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
+        repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
+        repeats.to_csv(folder / f"{name}.csv", index=False, float_format="%.4g")
     (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
 
@@ -42,7 +44,8 @@ def read(name: str):
     """Read the results of `make bench` in reports/benchmark/<name>/: (table, {machine and its peak rates}).
 
     The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
-    paired repeats), cold_ratio, the `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
+    paired repeats), cold_ratio, cold_low and cold_high likewise (of new processes, each of which ran all methods), the
+    `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`).
     """
     import pandas as pd
 
@@ -50,19 +53,29 @@ def read(name: str):
     if not (folder / "machine.json").is_file():
         raise FileNotFoundError(f"There is no {folder / 'machine.json'}; `make bench` makes it.")
     table = pd.read_csv(folder / "ratios.csv")
-    groups = pd.read_csv(folder / "repeats.csv").groupby(["workload", "way"]).seconds_per_step
-    repeats = {pair: seconds.tolist() for pair, seconds in groups}
+    warm = _runs(folder / "repeats.csv")
+    cold = _runs(folder / "cold.csv") if (folder / "cold.csv").is_file() else {}  # runs of 2026 before it have one each
+    cold = {(row.workload, row.way): [row.cold_seconds] for row in table.itertuples()} | cold
     ours = table[table.way == KEYS[OURS]].set_index("workload")
     lines = []
     for row in table.itertuples():
         base = ours.loc[row.workload]
-        ratio, low, high = timing.ratio(repeats[row.workload, row.way], repeats[row.workload, KEYS[OURS]])
+        ratios = (timing.ratio(runs[row.workload, row.way], runs[row.workload, KEYS[OURS]]) for runs in (warm, cold))
         costs = base.compile_seconds, base.seconds_per_step, row.compile_seconds, row.seconds_per_step
         ahead = np.nan if row.way == KEYS[OURS] else timing.break_even(*costs)
-        lines.append((ratio, low, high, ahead, len(repeats[row.workload, row.way])))
-    table[["ratio", "low", "high", "break_even_steps", "repeats"]] = lines
-    table = table.drop(columns="ratio_to_ours").rename(columns={"cold_ratio_to_ours": "cold_ratio"})
+        lines.append((*itertools.chain(*ratios), ahead, len(warm[row.workload, row.way])))
+    found = ["ratio", "low", "high", "cold_ratio", "cold_low", "cold_high", "break_even_steps", "repeats"]
+    table[found] = lines
+    table = table.drop(columns=["ratio_to_ours", "cold_ratio_to_ours"])
     steps = {work.name: work.steps for work in workloads().values()}
     here = json.loads((folder / "machine.json").read_text())
     table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps), machine=here["machine"])
     return table.astype({"repeats": int}), here
+
+
+def _runs(file):
+    """Read {(workload, method's key): seconds [repeat]}."""
+    import pandas as pd
+
+    groups = pd.read_csv(file).set_index(["workload", "way", "repeat"]).iloc[:, 0].groupby(level=[0, 1], sort=False)
+    return {pair: seconds.tolist() for pair, seconds in groups}

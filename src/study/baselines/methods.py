@@ -7,10 +7,22 @@ import numpy as np
 import torch
 
 from study.baselines import processes, swarm_trainers, trainers
-from study.figures.labels import COMPILED, FUNC, FUSED, LOOP, METHODS, OURS, PROCESSES, SCAN, SKLEARN, STEPS
+from study.figures.labels import (
+    COMPILED,
+    FUNC,
+    FUSED,
+    LOOP,
+    METHODS,
+    OURS,
+    PROCESSES,
+    SCAN,
+    SCAN_ALL,
+    SCAN_PROCESSES,
+    SKLEARN,
+    STEPS,
+)
 from study.measurement import timing
 from study.measurement.compilation import cold, compile_seconds
-from turbanet.core.plan import Plan
 from turbanet.training.fit import batch_order, fit
 
 IN_PYTORCH = {FUNC, COMPILED, LOOP, FUSED, PROCESSES}
@@ -56,13 +68,20 @@ def runs(
     def job(epochs):
         return {"order": None if order is None else order[:, :epochs], "epochs": epochs}
 
-    def ours(plan, epochs=epochs):
+    def ours(epochs=epochs):
         kwargs = {"batch_size": batch_size, "per_member": per_member, "segment": segment, "plan": plan}
         history = fit(swarm, x, y, loss_fn, epochs=epochs, progress=False, **kwargs)[1]
         return history.train_loss, history.compile_seconds
 
-    def steps(epochs=epochs):
-        return swarm_trainers.train_steps(swarm, x, y, loss_fn, per_member=per_member, **job(epochs))[1], np.nan
+    def in_jax(train, epochs=epochs, **more):
+        return train(swarm, x, y, loss_fn, per_member=per_member, **job(epochs), **more)[1], np.nan
+
+    @cache
+    def shares(epochs):
+        return swarm_trainers.shares(swarm, x, y, loss_fn, per_member=per_member, **job(epochs))
+
+    def scan_in_processes(epochs=epochs):
+        return swarm_trainers.scan_in_processes(shares(epochs)), np.nan
 
     def pytorch(train, epochs=epochs, **more):
         kwargs = {"loss": loss, "learning_rate": learning_rate, "per_member": per_member, **job(epochs)}
@@ -80,9 +99,11 @@ def runs(
         return swarm_trainers.train_sklearn(swarm, x, y, learning_rate=learning_rate, **job(epochs)), np.nan
 
     table = {
-        OURS: partial(ours, plan),
-        SCAN: partial(ours, Plan(plan.devices[:1], len(swarm))),
-        STEPS: steps,
+        OURS: ours,
+        SCAN: partial(in_jax, swarm_trainers.train_scan, devices=plan.devices[:1]),
+        SCAN_ALL: partial(in_jax, swarm_trainers.train_scan, devices=plan.devices),
+        SCAN_PROCESSES: scan_in_processes,
+        STEPS: partial(in_jax, swarm_trainers.train_steps),
         FUNC: partial(pytorch, trainers.train_func, threads=threads),
         COMPILED: partial(pytorch, train_compiled, threads=threads),
         LOOP: partial(pytorch, trainers.train_loop, threads=threads),

@@ -14,6 +14,8 @@ class Label(NamedTuple):
 OURS = "TurbaNet"
 USUAL = "TurbaNet without its kernel"
 SCAN = "scan over vmap"
+SCAN_ALL = "scan over vmap, all devices"
+SCAN_PROCESSES = "scan over vmap, process per core"
 STEPS = "one step per dispatch"
 FUNC = "torch.func vmap"
 FUNC_GRAPH = "torch.func vmap, CUDA graph"
@@ -35,11 +37,14 @@ DOWNPOUR = "parameter server"
 LOCAL = "TurbaNet, local SGD"
 DILOCO = "TurbaNet, DiLoCo"
 SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep stage; the suite measures the others
-METHODS = (OURS, SCAN, STEPS, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `methods.runs`
+IN_JAX = OURS, SCAN, SCAN_ALL, SCAN_PROCESSES, STEPS
+METHODS = (*IN_JAX, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `methods.runs`
 
 LABELS = {
     OURS: Label("turbanet", "#0173b2", "o"),
     SCAN: Label("scan_vmap", "#56b4e9", "X"),
+    SCAN_ALL: Label("scan_vmap_all", "#0a4f73", "x"),
+    SCAN_PROCESSES: Label("scan_vmap_processes", "#7fb3d5", "+"),
     STEPS: Label("per_step_vmap", "#ca9161", "P"),
     FUNC: Label("torch_func", "#029e73", "^"),
     COMPILED: Label("torch_compile", "#fbafe4", "<"),

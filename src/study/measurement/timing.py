@@ -16,8 +16,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time all methods: warm-up calls first, then one call each in turn, `repeats` times; {method: seconds [repeat]}.
 
-    Turns spread a machine's slow minutes over all methods. A call ends when its JAX arrays are ready. With `results`,
-    the timed calls' results are appended to its lists.
+    Turns, each in its own random order, spread a machine's slow minutes over all methods. A call ends when its JAX
+    arrays are ready. With `results`, the timed calls' results are appended to its lists.
     """
     import jax
 
@@ -27,14 +27,20 @@ def interleave(
         for _ in range(warmup):
             jax.block_until_ready(method())
     seconds = {name: [] for name in methods}
-    for _ in range(repeats):
-        for name, method in methods.items():
+    for order in _orders(methods, repeats):
+        for name in order:
             with stopwatch() as watch:
-                result = jax.block_until_ready(method())
+                result = jax.block_until_ready(methods[name]())
             seconds[name].append(watch.seconds)
             if results is not None:
                 results.setdefault(name, []).append(result)
     return seconds
+
+
+def _orders(names, repeats):
+    """Draw the order of `names` in each turn."""
+    names, rng = list(names), np.random.default_rng(0)
+    return [[names[place] for place in rng.permutation(len(names))] for _ in range(repeats)]
 
 
 def extrapolate(
@@ -66,9 +72,9 @@ def extrapolate(
     units = dict.fromkeys(methods, 1) | (units or {})
     lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in methods.items()}
     rows = []
-    for repeat in range(repeats):
-        for name, run in methods.items():
-            length = lengths[name]
+    for repeat, order in enumerate(_orders(methods, repeats)):
+        for name in order:
+            run, length = methods[name], lengths[name]
             seconds = _seconds(run, length)
             if length < steps:
                 short = _seconds(run, units[name])
