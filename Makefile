@@ -19,7 +19,7 @@ report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: tha
 # process ends the run, as xdist would begin its file again and again.
 test: lint ## lint, then all tests, the slow ones too
 	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
-	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(ARGS)
+	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(or $(ARGS),-m 'not optimized')
 	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load)
 
 lint: .venv/.installed ## ruff and the types of the library, without changing a file

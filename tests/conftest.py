@@ -28,6 +28,7 @@ elif not OPTIMIZED:  # nor being fast: on a CPU this compiles four times as fast
 jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads at which line an operation was traced
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 turbanet.use_cores(2, cache=False)
+gc.set_threshold(100_000, 50, 50)  # tracing makes many objects and little garbage: a twentieth of the time
 DEVICES = min(2, len(jax.devices()))  # that a plan of several devices has here
 ON_CPU = jax.default_backend() == "cpu"
 if not ON_CPU:

@@ -13,7 +13,7 @@ import pytest
 from conftest import DEVICES
 
 import turbanet as tn
-from turbanet.core import memory, plan as plan_module
+from turbanet.core import member, memory, plan as plan_module
 from turbanet.data.examples import placed, prepare
 from turbanet.training import compilation, program
 
@@ -627,7 +627,7 @@ def conv_swarm(members=2):
 def test_rows_scored_in_parts_are_scored_as_at_once(monkeypatch, rows):
     images, swarm = conv_swarm()
     labels = np.arange(230) % 4
-    monkeypatch.setattr(program, "ROWS", rows)
+    monkeypatch.setattr(member, "ROWS", rows)
     losses = tn.evaluate(swarm, images, labels, tn.softmax_cross_entropy)
     predictions = tn.predict(swarm, images)
     for i, state in enumerate(swarm):
@@ -642,7 +642,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
     needs = []
     for rows in (10, 1000):
         compilation.forget()
-        monkeypatch.setattr(program, "rows_at_once", lambda rows=rows: rows)
+        monkeypatch.setattr(member, "rows_at_once", lambda rows=rows: rows)
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
         compiled = compilation.compiled(program.predict_rows, plan, plan.place(swarm), data)
@@ -655,7 +655,7 @@ def test_a_loss_that_is_no_mean_of_its_rows_is_the_same_in_parts(monkeypatch):
         logits = apply_fn({"params": params}, x)
         return jnp.std(logits), logits
 
-    monkeypatch.setattr(program, "ROWS", 7)
+    monkeypatch.setattr(member, "ROWS", 7)
     losses = tn.evaluate(make(), X, Y, spread)
     expected = [np.std(np.asarray(MODEL.apply({"params": state.params}, X))) for state in make()]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)

@@ -21,6 +21,7 @@ from .core.schedules import (
     with_schedule as with_schedule,
 )
 from .data.augment import Chain as Chain, RandomCrop as RandomCrop, RandomFlip as RandomFlip, augmented as augmented
+from .data.sample_weight import mean_over_rows as mean_over_rows, weighted as weighted
 from .data.sampling import (
     all_rows as all_rows,
     bootstrap as bootstrap,
@@ -38,6 +39,7 @@ from .ensembles.combine import (
     score_interval as score_interval,
 )
 from .ensembles.exported import Exported as Exported, export as export, load_exported as load_exported
+from .live import ProgressTable as ProgressTable
 from .loss import (
     binary_cross_entropy as binary_cross_entropy,
     cross_entropy as cross_entropy,
@@ -54,8 +56,6 @@ from .training.callbacks import TrainingView as TrainingView
 from .training.fit import batch_order as batch_order, evaluate as evaluate, fit as fit, predict as predict
 from .training.fit_batches import fit_batches as fit_batches
 from .training.history import History as History
-from .training.live import ProgressTable as ProgressTable
-from .training.sample_weight import mean_over_rows as mean_over_rows, weighted as weighted
 from .turba_train_state import TurbaTrainState as TurbaTrainState
 
 __version__: str

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from turbanet.training.checks import expects
-from turbanet.training.sample_weight import (
+from turbanet.data.checks import expects
+from turbanet.data.sample_weight import (
     mean_over_rows,
     weighted as weighted,  # exported here as well
 )

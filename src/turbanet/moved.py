@@ -31,8 +31,7 @@ PRIVATE = {
     ("training", "core"): (
         "arrays contents fingerprint interrupt member metrics optimizers places=storage plan schedules stopping sums"
     ),
-    ("training", "data"): "augment batches data=examples sampling",
-    ("training", "training"): "weights=sample_weight",
+    ("training", "data"): "augment batches data=examples sampling weights=sample_weight",
 }
 
 

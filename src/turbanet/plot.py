@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 from turbanet.core.extras import needed
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
 from turbanet.ensembles.predictions import with_classes
+from turbanet.live import shown
 from turbanet.training.callbacks import TrainingView
 from turbanet.training.fit import predict
 from turbanet.training.history import History
-from turbanet.training.live import shown
 
 if TYPE_CHECKING:
     import pandas as pd

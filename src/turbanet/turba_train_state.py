@@ -24,12 +24,13 @@ from turbanet.checkpoints import serialization
 from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
+from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.gather import is_on_host, resized
 from turbanet.core.optimizers import check_optimizer
 from turbanet.core.plan import say_once
 from turbanet.core.state import State, check_swarm
-from turbanet.training.compilation import read, remembered
+from turbanet.training.compilation import remembered
 from turbanet.training.program import Evaluate
 
 PAIR = np.array([2**32, 1])  # of a seed and an id: one number for both

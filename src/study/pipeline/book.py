@@ -34,7 +34,7 @@ REFERENCE = {  # page: the modules or folders whose public names it lists
     "federated": ("federated",),
     "evolution": ("evolution",),
     "cluster": ("cluster",),
-    "plot": ("plot",),
+    "plot": ("plot", "live"),
 }
 
 

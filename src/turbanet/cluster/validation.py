@@ -11,8 +11,9 @@ from turbanet.cluster import shard_data
 from turbanet.core.arrays import check_ids, check_whole
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.plan import Plan, check_plan, say_once
+from turbanet.data.checks import check_data
 from turbanet.data.examples import prepare
-from turbanet.training.checks import check_data, check_fit
+from turbanet.training.checks import check_fit
 from turbanet.training.fit import fit
 from turbanet.turba_train_state import TurbaTrainState
 

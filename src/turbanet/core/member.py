@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
 
+from turbanet.backend import on_accelerator
 from turbanet.core.arrays import as_arrays
 from turbanet.core.optimizers import evaluation_params
 from turbanet.core.state import State, Swarm
@@ -19,6 +20,8 @@ Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
 EVAL_FLAGS = "deterministic", "use_running_average", "inference", "inference_mode"  # and in evaluation
+ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
+ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller
 
 
 def member_key(seed: Any, id: Any, tag: int) -> jax.Array:
@@ -293,3 +296,8 @@ def _is_nnx(model):
 def _nnx_call(train, module, *args, **kwargs):
     (module.train if train else module.eval)()
     return module(*args, **kwargs)
+
+
+def rows_at_once() -> int:
+    """Return how many rows of a member the program being traced scores or predicts at a time."""
+    return ROWS_ON_ACCELERATOR if on_accelerator() else ROWS

@@ -18,11 +18,10 @@ from flax.errors import ScopeParamShapeError
 
 from turbanet.core.arrays import as_arrays, check_whole
 from turbanet.core.gather import resized
-from turbanet.core.member import predict
+from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State
 from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.training.program import ROWS
 
 KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "members": lambda predictions: predictions,

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
 from turbanet.data.sampling import ragged
-from turbanet.training.compilation import read
 from turbanet.training.fit import fit
 from turbanet.training.history import History
 from turbanet.training.program import Evaluate

@@ -27,12 +27,12 @@ from turbanet.core.arrays import check_whole
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.plan import Plan
 from turbanet.core.schedules import with_hyperparameters
+from turbanet.data.checks import one_prediction
 from turbanet.ensembles.combine import of_unseen_rows
 from turbanet.ensembles.jobs import Job, train
 from turbanet.loss import weighted
 from turbanet.networks import convnets, models
 from turbanet.training import fit as fit_module
-from turbanet.training.checks import one_prediction
 from turbanet.training.fit import predict
 from turbanet.training.history import History, diverged
 from turbanet.turba_train_state import TurbaTrainState

@@ -12,10 +12,10 @@ import numpy as np
 from flax import struct
 
 from turbanet.core.arrays import as_array, check_next_ids, check_whole
+from turbanet.core.cache import read
 from turbanet.core.state import Swarm
 from turbanet.evolution.genealogy import NOBODY
 from turbanet.evolution.variation import CROSSOVERS, gaussian
-from turbanet.training.compilation import read
 
 
 def share_of(share: float, members: int) -> float:

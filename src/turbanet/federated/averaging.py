@@ -19,10 +19,10 @@ from turbanet.core.arrays import check_whole, floating
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan
 from turbanet.core.tables import Shown, count, spread
+from turbanet.data.checks import check_data
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import deal
 from turbanet.training import compilation
-from turbanet.training.checks import check_data
 from turbanet.turba_train_state import TurbaTrainState
 
 CALLS = 20  # of the program in a training; the clock is read after each

@@ -19,10 +19,10 @@ from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import Swarm
 from turbanet.core.tables import Shown, count, spread
+from turbanet.data.checks import check_data, check_masks
 from turbanet.data.examples import pair, prepare
 from turbanet.data.sampling import check_rows
 from turbanet.federated.rounds import Rounds, run, split_layers
-from turbanet.training.checks import check_data, check_masks
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
+from turbanet.core.cache import read
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
 from turbanet.core.plan import LARGEST_BLOCK, Plan
@@ -230,7 +231,7 @@ def play_together(
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
         swarm = swarm.replace(loss_fn=None, sample=None)
-    fingerprint = compilation.read(check, world, getattr(swarm, "apply_fn", None))
+    fingerprint = read(check, world, getattr(swarm, "apply_fn", None))
     return _play(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), fingerprint)
 
 

@@ -24,10 +24,10 @@ from turbanet.core.schedules import with_schedule
 from turbanet.core.storage import place
 from turbanet.core.tables import Shown, count, spread
 from turbanet.data.augment import augmented
+from turbanet.data.checks import one_prediction
 from turbanet.data.sampling import ragged
 from turbanet.ensembles.combine import accuracy, confusion
 from turbanet.selection.scoring import metrics_of
-from turbanet.training.checks import one_prediction
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import History
 from turbanet.turba_train_state import TurbaTrainState

@@ -11,8 +11,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from scipy import stats
 
+from turbanet.data.sample_weight import mean_over_rows
 from turbanet.loss import mse
-from turbanet.training.sample_weight import mean_over_rows
 
 REAL, NONNEGATIVE, POISSON, NEGATIVE_BINOMIAL = "real", "nonnegative", "poisson", "negative_binomial"
 COUNTS = POISSON, NEGATIVE_BINOMIAL

@@ -6,20 +6,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from types import FunctionType
 from typing import Any
-from weakref import ref
 
 import jax
 import numpy as np
 
-from turbanet.core.contents import cells
-from turbanet.core.fingerprint import Fingerprint, fingerprint
+from turbanet.core import cache
+from turbanet.core.cache import KEPT, read
+from turbanet.core.fingerprint import Fingerprint
 from turbanet.data.examples import join, split
 from turbanet.training.program import Train
 
-KEPT = 64  # compiled programs in the cache
-LARGE = 2**20  # bytes of arrays, from which on a loss that captured them is not kept alive
 TRACE_SETTINGS = "jax_enable_x64", "jax_default_matmul_precision"  # of JAX, that a traced program depends on
 
 
@@ -138,31 +135,6 @@ def program_fingerprint(program: Any, state: Any) -> Fingerprint:
     return read(program, state.apply_fn, state.tx, state.schedule and state.schedule.functions)
 
 
-def read(*functions: Any) -> Fingerprint:
-    """Return the fingerprint of the first one's fields and of the others, from the cache if nothing has changed."""
-    cache = _fingerprints()
-    key = _weakly(functions)
-    try:
-        cached = cache.get(key)
-    except TypeError:  # a function without a hash, such as an instance of a dataclass
-        return _fingerprint(functions)
-    if cached and cached.holds():
-        return cached
-    if gone := [other for other in cache if _strongly(other) is None]:  # whose loss nobody has any more
-        for other in gone:
-            del cache[other]
-        jax.clear_caches()  # what is no longer remembered could change unseen
-    changed = {other: _fingerprint(_strongly(other)) for other, before in cache.items() if not before.holds()}
-    if any(cache[other] != now for other, now in changed.items()):
-        jax.clear_caches()  # JAX would reuse old traces of loops and inner jitted functions
-    cache |= changed
-    if key not in cache:
-        cache[key] = _fingerprint(functions)
-        if len(cache) > KEPT:
-            del cache[next(iter(cache))]
-    return cache[key]
-
-
 def remembered(key: Any, make: Callable, cache: dict | None = None) -> Any:
     """Return `make()`, from a cache of the last KEPT keys, that of programs by default, if this key is in it."""
     cache = _programs() if cache is None else cache
@@ -175,7 +147,7 @@ def remembered(key: Any, make: Callable, cache: dict | None = None) -> Any:
 
 def forget():
     """Clear all compiled programs: the next call compiles, or reads JAX's cache on disk, as in a new process."""
-    _fingerprints.cache_clear()
+    cache.fingerprints.cache_clear()
     _programs.cache_clear()
     refusals.cache_clear()
     jax.clear_caches()
@@ -191,52 +163,3 @@ def _programs():
 def refusals() -> dict:
     """Return {identity of a program: why no kernel trains it, "" if one does}; see `kernel`."""
     return {}
-
-
-@lru_cache
-def _fingerprints():
-    """Return the cache of `read`, {key of `_weakly`: fingerprint}."""
-    return {}
-
-
-def _fingerprint(functions):
-    """Return the fingerprint of a program's fields and of other functions; of a large loss it holds no reference."""
-    program, *others = functions
-    found = fingerprint((vars(program), *others))
-    if _is_weak(program):
-        loss, fields = program.loss_fn, vars(program)
-        held = [entry for entry in found.held if entry[1] is not fields]  # those of a frozen program do not change
-        found.held = tuple(
-            (partial(_alive, entry[0]), ref(loss), entry[2]) if entry[1] is loss else entry for entry in held
-        )
-    return found
-
-
-def _weakly(functions):
-    """Return functions as a key that does not keep the program's loss alive, if that captured large arrays."""
-    program, *others = functions
-    return (
-        (ref(program.loss_fn), dataclasses.replace(program, loss_fn=None), *others) if _is_weak(program) else functions
-    )
-
-
-def _strongly(key):
-    """Return the functions of a key of `_weakly`; None if the loss is gone."""
-    loss, *others = key
-    if not isinstance(loss, ref):
-        return key
-    return None if loss() is None else (dataclasses.replace(others[0], loss_fn=loss()), *others[1:])
-
-
-def _is_weak(program):
-    """Whether a program's loss is a plain function that closes over arrays of LARGE bytes."""
-    loss = getattr(program, "loss_fn", None)
-    if not (dataclasses.is_dataclass(program) and isinstance(loss, FunctionType)):
-        return False
-    captured = [value for value in cells(loss) if isinstance(value, jax.Array | np.ndarray | dict | list | tuple)]
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(captured)) >= LARGE
-
-
-def _alive(look, weak):
-    """Return look(thing) of a weak reference; () if the thing is gone."""
-    return () if (thing := weak()) is None else look(thing)

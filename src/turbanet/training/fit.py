@@ -16,10 +16,11 @@ from turbanet.core import stopping
 from turbanet.core.member import SHUFFLE, member_key, with_constants
 from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm, check_swarm
+from turbanet.data.checks import check_data, short
 from turbanet.data.examples import prepare
 from turbanet.data.sampling import check_rows, epoch_order, own_order, own_steps
 from turbanet.training.callbacks import check_callbacks
-from turbanet.training.checks import check_data, check_fit, short
+from turbanet.training.checks import check_fit
 from turbanet.training.history import History
 from turbanet.training.program import Evaluate, Train, predict_rows
 from turbanet.training.record import Record

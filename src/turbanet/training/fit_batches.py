@@ -14,8 +14,9 @@ from turbanet.core.member import with_constants
 from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm, check_swarm
 from turbanet.data.batches import Batches, Chunk
+from turbanet.data.checks import check_data, check_masks
 from turbanet.training.callbacks import check_callbacks
-from turbanet.training.checks import check_data, check_fit, check_masks
+from turbanet.training.checks import check_fit
 from turbanet.training.history import History
 from turbanet.training.record import Record
 from turbanet.training.streaming import Passing, Streaming

@@ -8,13 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from turbanet.backend import on_accelerator
 from turbanet.core import member, schedules, stopping
 from turbanet.core.sums import added, zero
 from turbanet.data.sampling import epoch_order, own_order, own_steps
-
-ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
-ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,16 +161,11 @@ class Evaluate:
         mask = position < (data.count if data.ragged else data.length)
         x, y = data.read(jnp.where(mask, position, 0) if data.ragged else None)
         padded = mask if data.ragged else None
-        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=rows_at_once())
+        loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=member.rows_at_once())
         metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
         return loss, metrics, prediction if self.predictions else None
 
 
 def predict_rows(state, data):
     """Return the prediction of one member for its rows."""
-    return member.predict(state, data.read()[0], rows_at_once=rows_at_once())
-
-
-def rows_at_once() -> int:
-    """Return how many rows of a member the program being traced scores or predicts at a time."""
-    return ROWS_ON_ACCELERATOR if on_accelerator() else ROWS
+    return member.predict(state, data.read()[0], rows_at_once=member.rows_at_once())

@@ -11,9 +11,9 @@ from turbanet.checkpoints.identity import types
 from turbanet.core.state import Swarm
 from turbanet.data.batches import Ahead, Batches, Chunk
 from turbanet.data.examples import of_members, placed
+from turbanet.data.sample_weight import only
 from turbanet.training.parts import Part, underway
 from turbanet.training.run import Training
-from turbanet.training.sample_weight import only
 
 
 @dataclasses.dataclass(frozen=True)

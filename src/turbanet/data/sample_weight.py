@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from turbanet.core.member import takes
-from turbanet.training.checks import expects
+from turbanet.data.checks import expects
 
 
 def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
