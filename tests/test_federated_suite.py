@@ -46,6 +46,23 @@ def test_pytorch_ends_with_the_same_weights(network):
     comparison._check_equal(protocol, swarm, theirs, within=1e-4)
 
 
+def test_a_rate_is_tuned_on_rows_that_are_held_apart(monkeypatch):
+    part, apart = federated_suite.held_apart(DATA, 100, seed=1)
+    rows = np.concatenate([part[0], apart[0]])
+    assert len(apart[1]) == 100 and sorted(rows.sum((1, 2, 3))) == sorted(IMAGES.sum((1, 2, 3)))
+    scores, used = {0.1: 0.5, 0.2: 0.7, 0.4: None}, []
+
+    def train(protocol, data, *, rounds, validation, proximal, **_):
+        used.append((len(data[1]), len(validation[1]), proximal))
+        if scores[protocol.learning_rate] is None:
+            raise FloatingPointError
+        return None, SimpleNamespace(validation_metric=np.array([0.9, scores[protocol.learning_rate]]))
+
+    monkeypatch.setattr(Protocol, "train", train)
+    found = federated_suite.tuned(Protocol(TWO, **SMALL), part, apart, [0.1, 0.2, 0.4], rounds=2, proximal=0.1)
+    assert found == (0.2, {0.1: 0.5, 0.2: 0.7, 0.4: 0.0}) and used == [(300, 100, 0.1)] * 3
+
+
 def test_both_are_timed_in_turn(monkeypatch):
     checked = []
     monkeypatch.setattr(comparison, "_check_equal", lambda *networks: checked.append(networks))

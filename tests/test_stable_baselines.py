@@ -82,9 +82,13 @@ def test_settings_are_annealed_as_ours_are():
     assert agent.clip_range(0.25) == pytest.approx(0.25 * config.clip_range) and agent.vf_coef == config.vf_coef / 2
 
 
-def test_seconds_are_of_a_process_that_may_fail_in_one_sentence():
+def test_seconds_are_of_processes_that_may_fail_in_one_sentence(monkeypatch):
     config = PPOConfig(n_steps=8, n_envs=1, batch_size=8, n_epochs=1)
     kind = stable_baselines.VECTORISED[0]
     assert stable_baselines.seconds(config, "CartPole-v1", vectorised=kind, threads=1, updates=1) > 0
+    monkeypatch.setattr(stable_baselines.programs, "output", lambda *_: f"a warning\n{next(said)}")
+    said = iter([3.0, 4.0])
+    assert stable_baselines.seconds(config, "CartPole-v1", vectorised=kind, threads=1, updates=1, agents=2) == 2
+    monkeypatch.undo()
     with pytest.raises(RuntimeError, match="Stable-Baselines3 ended with 1: .*NoSuch"):
         stable_baselines.seconds(config, "NoSuch-v1", vectorised=kind, threads=1, updates=1)

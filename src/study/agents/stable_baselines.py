@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import joblib
 
@@ -49,10 +50,15 @@ def agent(config: PPOConfig, environment: str, *, vectorised: str = VECTORISED[0
     )
 
 
-def seconds(config: PPOConfig, environment: str, *, vectorised: str, threads: int, updates: int) -> float:
-    """Time `updates` updates of one agent in a new process after a warm-up update: seconds."""
+def seconds(
+    config: PPOConfig, environment: str, *, vectorised: str, threads: int, updates: int, agents: int = 1
+) -> float:
+    """Time `updates` updates of an agent after a warm-up update: seconds an agent, of `agents` processes at once."""
     call = json.dumps([config._asdict(), environment, vectorised, threads, updates])
-    return float(programs.output([sys.executable, "-m", __name__, call], "Stable-Baselines3").split()[-1])
+    command = [sys.executable, "-m", __name__, call]
+    with ThreadPoolExecutor(agents) as threads_of_processes:
+        found = threads_of_processes.map(lambda _: programs.output(command, "Stable-Baselines3"), range(agents))
+        return max(float(one.split()[-1]) for one in found) / agents
 
 
 def set_ups(config: PPOConfig, environment: str, *, updates: int, repeats: int):

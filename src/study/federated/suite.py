@@ -97,6 +97,31 @@ class Protocol:
         return whole.rounds_to(target), found
 
 
+def held_apart(data, rows, *, seed=0):
+    """Split off `rows` random rows of data (x, y): (the others, these), each (x, y)."""
+    x, y = data
+    order = np.random.default_rng(seed).permutation(len(x))
+    return (x[order[rows:]], y[order[rows:]]), (x[order[:rows]], y[order[:rows]])
+
+
+def tuned(protocol, train, held_out, rates, *, rounds, **kwargs):
+    """Find the clients' learning rate with which the network is most accurate on held-out rows after some rounds.
+
+    Returns (rate, {rate: accuracy}), 0 for a training that diverges; `kwargs` go to `Protocol.train`.
+    """
+    import turbanet as tn
+
+    kwargs |= {"validation": (protocol.inputs(held_out[0]), held_out[1]), "metric": tn.accuracy, "score_every": rounds}
+    found = {}
+    for rate in rates:
+        one = dataclasses.replace(protocol, learning_rate=rate)
+        try:
+            found[rate] = float(one.train(train, rounds=rounds, **kwargs)[1].validation_metric[-1])
+        except FloatingPointError:
+            found[rate] = 0.0
+    return max(found, key=found.get), found
+
+
 def halves(rows, *, held_out, least=10, seed=0):
     """Split each client's rows: (ids, training rows, held-out rows), the rows padded with -1.
 
