@@ -293,3 +293,9 @@ def test_score_interval_of_several_blocks_of_draws_equals_scikit_learn():
     for name, interval in got.items():
         means = [np.mean([score[name] for score in members]) for members in each]
         np.testing.assert_allclose(interval, np.quantile(means, [0.1, 0.9]))
+
+
+def test_greedy_selection_ends_with_the_best_of_all_sizes():
+    probabilities = np.array([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.1, 0.9]]])  # of the classes 0 and 1 in two rows
+    weights = tn.ensembles.greedy_weights(np.log(probabilities), np.array([0, 1]), size=3)
+    np.testing.assert_allclose(weights, [0.5, 0.5])  # likelihoods 0.5 and 0.5; with two of one 0.63 and 0.37

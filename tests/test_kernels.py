@@ -293,3 +293,23 @@ def test_dead_random_keys_are_no_reason():
         return w * 0.5, x.sum()
 
     assert {op.name for op in reader.read(step, X, X).operations} == {"mul", "reduce_sum"}
+
+
+@pytest.mark.parametrize("name, sign", [("max", -1), ("min", 1)])
+def test_the_extremes_of_a_padded_axis_are_of_its_numbers(name, sign):
+    def step(w, x):
+        return getattr(jnp, name)(w) + 0 * w, x.sum()
+
+    numbers = sign * jnp.arange(1.0, 12)
+    (ours,), _ = kernel(step, most_epochs=1)(numbers[None], (numbers,), 1)
+    np.testing.assert_allclose(ours, np.full(11, sign))
+
+
+def test_a_step_of_one_byte_more_than_the_limit_is_refused(monkeypatch):
+    step, state, data = problem((20, 10), 30, 16)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+    size = reader.read(step, one, *data).bytes
+    monkeypatch.setattr(reader, "LIMIT", size)
+    assert reader.read(step, one, *data).bytes == size
+    monkeypatch.setattr(reader, "LIMIT", size - 1)
+    assert f"at most {size - 1} bytes" in refusal(step, one, *data)

@@ -377,3 +377,9 @@ def test_statistics_and_dropout_that_never_act_are_said_once(caplog):
 def test_models_that_act_are_said_nothing_of(model, caplog):
     model = nnx.bridge.to_linen(NNX) if model is NNX else model
     assert advice(model, caplog) == []
+
+
+@pytest.mark.parametrize("accelerator, rows", [(False, member.ROWS), (True, 16 * member.ROWS)])
+def test_an_accelerator_scores_more_rows_at_a_time(accelerator, rows, monkeypatch):
+    monkeypatch.setattr(member, "on_accelerator", lambda: accelerator)
+    assert member.rows_at_once() == rows
