@@ -496,6 +496,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_same_call_goes_on(cluster, tmp_pa
     driver = subprocess.Popen(call, **how, start_new_session=True)  # with a Ray of its own, that ends with it
     while driver.poll() is None and not begun(tmp_path / "run"):
         time.sleep(0.1)
+    assert driver.poll() is None, driver.communicate()[1][-2000:]
     rays = psutil.Process(driver.pid).children(recursive=True)
     driver.send_signal(signal.SIGINT)
     _, told = driver.communicate(timeout=180)
