@@ -123,6 +123,14 @@ def test_first_runs_are_of_new_processes_and_of_every_method():
     assert found.keys() == {OURS, LOOP} and found[OURS][1] > found[OURS][0] > 0 and found[LOOP][1] > 0
 
 
+@pytest.mark.parametrize("names", [(OURS, LOOP), (LOOP, OURS)])
+def test_first_runs_compare_the_networks_that_a_loop_trains_in_any_order(names, monkeypatch):
+    monkeypatch.setattr(benchmark, "LOOPED", 2)
+    work = replace(shrunk("mnist"), members=4)
+    every, scale = benchmark._every(work, PLAN, names, 1)
+    assert tuple(benchmark._first_runs(work, every, 1e-3)[0]) == names and scale == {OURS: 1, LOOP: 2}
+
+
 def test_measure_refuses_ways_that_train_something_else(monkeypatch):
     train = swarm_trainers.train_steps
     monkeypatch.setattr(swarm_trainers, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))

@@ -132,8 +132,9 @@ def _first_runs(work, every, rtol):
         seconds[name] = apart, first.seconds
         expected = losses if expected is None else expected
         wide = 5 * rtol if name == SKLEARN else rtol  # its Adam adds epsilon before correcting the moments' bias
-        same = expected[:, : losses.shape[1]]
-        np.testing.assert_allclose(losses, same, rtol=wide, err_msg=f"{work.name}: {name} trains something else")
+        some = min(losses.shape[1], expected.shape[1])  # loops train a few of the networks
+        message = f"{work.name}: {name} trains something else"
+        np.testing.assert_allclose(losses[:, :some], expected[:, :some], rtol=wide, err_msg=message)
     return seconds, memory
 
 

@@ -54,7 +54,7 @@ def read(name: str):
         raise FileNotFoundError(f"There is no {folder / 'machine.json'}; `make bench` makes it.")
     table = pd.read_csv(folder / "ratios.csv")
     warm = _runs(folder / "repeats.csv")
-    cold = _runs(folder / "cold.csv") if (folder / "cold.csv").is_file() else {}  # runs of 2026 before it have one each
+    cold = _runs(folder / "cold.csv") if (folder / "cold.csv").is_file() else {}  # older results have one each
     cold = {(row.workload, row.way): [row.cold_seconds] for row in table.itertuples()} | cold
     ours = table[table.way == KEYS[OURS]].set_index("workload")
     lines = []

@@ -13,8 +13,8 @@ from jax.extend.core import Literal
 REGISTER_FILE = 256 * 1024  # bytes of a multiprocessor's registers, on every NVIDIA GPU since 2012
 LIMIT = REGISTER_FILE // 2  # bytes of a step's arrays; the rest is for addresses and the compiler's copies
 WARP = 32  # threads: a number that all of them need takes a register of each
-SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these with which ...
 TENSOR_CORES = 16  # smallest side of a product that uses them
+SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number: the first of these with which ...
 MOST_BLOCKS = 16  # ... no array takes more than so many blocks
 DTYPES = "float32", "int32", "uint32", "bool"
 CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"
