@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -56,6 +58,19 @@ def test_methods_that_train_something_else_are_no_rows(monkeypatch):
     monkeypatch.setattr("study.gpu.compare.methods", lambda work, names: constant)
     with pytest.raises(AssertionError, match="PyTorch loop trains something else"):
         sections.compare(work, (OURS, LOOP), "float32", repeats=1)
+
+
+def test_a_precision_ends_with_its_block():
+    before = jax.config.jax_default_matmul_precision, torch.get_float32_matmul_precision()
+    x = np.full((1, 1), 1 + 2**-12, np.float32)
+    with torch_steps.multiplying_in("float32"), torch_steps.multiplying_in("TF32"):
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+        assert "HIGHEST" not in str(jax.make_jaxpr(jnp.dot)(x, x))
+    with pytest.raises(ZeroDivisionError), torch_steps.multiplying_in("float32"):
+        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+        assert "HIGHEST" in str(jax.make_jaxpr(jnp.dot)(x, x))
+        raise ZeroDivisionError
+    assert (jax.config.jax_default_matmul_precision, torch.get_float32_matmul_precision()) == before
 
 
 def _constant(loss):

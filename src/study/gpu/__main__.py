@@ -93,14 +93,16 @@ def _measure(name, budget, file, commit, *, tiny, packed):
     import pandas as pd
 
     from study.gpu import sections
+    from study.gpu.torch_steps import TF32, multiplying_in
 
     function, _ = sections.SECTIONS[name]
     data = _mnist(packed) if name == "mnist" else ()
     rows = []
-    for some in function(budget, *data, tiny=tiny):
-        rows += [row | {"commit": commit} for row in some]
-        pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
-        print(pd.DataFrame(some).to_string(index=False, float_format="%.4g"), flush=True)
+    with multiplying_in(TF32):  # where a section does not say otherwise
+        for some in function(budget, *data, tiny=tiny):
+            rows += [row | {"commit": commit} for row in some]
+            pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
+            print(pd.DataFrame(some).to_string(index=False, float_format="%.4g"), flush=True)
 
 
 def _mnist(packed=None):

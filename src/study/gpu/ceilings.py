@@ -11,7 +11,7 @@ import torch
 
 from study.baselines.workloads import workloads
 from study.gpu.compare import Budget
-from study.gpu.torch_steps import PRECISIONS
+from study.gpu.torch_steps import PRECISIONS, multiplying_in
 from study.measurement import timing
 
 
@@ -22,8 +22,8 @@ def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
     seconds = _best(partial(jax.jit(lambda x: x + 1), x))
     rows.append({"what": "memory, read and written", "value": 2 * x.nbytes / seconds / 1e9, "unit": "GB/s"})
-    for precision, settings in PRECISIONS.items():
-        with jax.default_matmul_precision(settings.jax or "default"):
+    for precision in PRECISIONS:
+        with multiplying_in(precision):
             seconds = _best(partial(jax.jit(lambda x: x @ x), x))
         rows.append({"what": f"products in {precision}", "value": 2 * size**3 / seconds / 1e12, "unit": "TFLOP/s"})
     yield rows

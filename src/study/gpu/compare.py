@@ -3,13 +3,11 @@
 import time
 from typing import Any
 
-import jax
 import numpy as np
-import torch
 
 from study.baselines.workloads import Workload
 from study.gpu.methods import CHECKED, ONE_BY_ONE, methods
-from study.gpu.torch_steps import PRECISIONS, TF32
+from study.gpu.torch_steps import TF32, multiplying_in
 from study.measurement.compilation import compile_seconds
 
 REPEATS = 5
@@ -38,10 +36,11 @@ def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: 
 
     A serial method is timed on one network.
     """
-    settings = PRECISIONS[precision]
-    jax.config.update("jax_default_matmul_precision", settings.jax)
-    torch.set_float32_matmul_precision(settings.torch)
-    torch.backends.cudnn.allow_tf32 = precision == TF32
+    with multiplying_in(precision):
+        return _compare(work, names, precision, repeats)
+
+
+def _compare(work, names, precision, repeats):
     epoch = work.steps // work.epochs
     runs = methods(work, names)
     pace, first, failed = {}, {}, {}

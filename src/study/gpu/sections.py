@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -16,7 +15,7 @@ from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCA
 from study.gpu.ceilings import roofline
 from study.gpu.compare import FLOAT32, Budget, compare
 from study.gpu.methods import ONE_BY_ONE, methods
-from study.gpu.torch_steps import PRECISIONS, TF32
+from study.gpu.torch_steps import TF32, multiplying_in
 
 SUITE = (  # (workload, networks, seconds)
     *(("mnist", 50, 22), ("stocks", 500, 18), ("lenet", 8, 18), ("tabular", 2000, 10), ("stocks", 5000, 12)),
@@ -119,13 +118,13 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
     for members, precision in ((50, TF32), (50, FLOAT32), (500, TF32)) if not tiny else ((2, TF32),):
         if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 50):
             continue
-        jax.config.update("jax_default_matmul_precision", PRECISIONS[precision].jax)
         swarm = tn.TurbaTrainState.swarm(tn.MLP((64, 32, 10)), adam, members, sample_input=x[:1], seed=0)
         settings = {"epochs": epochs, "segment": epochs, "batch_size": 8, "progress": False}
         begin = time.perf_counter()
-        trained, history = tn.fit(swarm, x[:train], y[:train], tn.softmax_cross_entropy, **settings)
-        seconds = time.perf_counter() - begin
-        logits = tn.predict(trained, x[held:])
+        with multiplying_in(precision):
+            trained, history = tn.fit(swarm, x[:train], y[:train], tn.softmax_cross_entropy, **settings)
+            seconds = time.perf_counter() - begin
+            logits = tn.predict(trained, x[held:])
         each = np.asarray(tn.accuracy(logits, y[held:]))
         row = {"method": OURS, "networks": members, "precision": precision, "seconds": seconds, "source": source}
         row |= {"compile_seconds": history.compile_seconds, "epochs": epochs, "rows": train, "accuracy": each.mean()}

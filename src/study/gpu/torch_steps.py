@@ -1,10 +1,12 @@
 """Training in PyTorch of one network or all at once, eager or as a CUDA graph; losses accumulate on the device."""
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
@@ -125,3 +127,17 @@ class Precision:
 
 TF32 = "TF32"
 PRECISIONS = {TF32: Precision(None, "high"), "float32": Precision("highest", "highest")}
+
+
+@contextlib.contextmanager
+def multiplying_in(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices so in both libraries, within a `with` block."""
+    settings, before = PRECISIONS[precision], (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    torch.set_float32_matmul_precision(settings.torch)
+    torch.backends.cudnn.allow_tf32 = precision == TF32
+    try:
+        with jax.default_matmul_precision(settings.jax):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
