@@ -35,7 +35,7 @@ def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Call
     return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **kwargs)
 
 
-def measure(work: Workload, *, plan, peak, repeats=10, names=METHODS, rtol=2e-3, first=None):
+def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, first=None):
     """Time the workload's methods warm and in turn after checking equal losses: a table of COLUMNS, RUNS and COLD.
 
     A method stands by its key. Cold seconds are those of a whole first run with tracing and compilation, but without
@@ -215,7 +215,7 @@ def run(names, *, quick=False, repeats=None, peak=None):
         plan = chosen_plan(work)
         try:
             first = None if quick else in_new_processes(name, quick=quick, processes=5)
-            table = measure(work, plan=plan, peak=peak, repeats=repeats or (1 if quick else 10), first=first)
+            table = measure(work, plan=plan, peak=peak, repeats=repeats or (1 if quick else work.repeats), first=first)
         except AssertionError as error:
             failures[name] = " ".join(str(error).split())
             print(failures[name], file=sys.stderr)

@@ -34,6 +34,7 @@ class Workload:
     loss_fn: Callable = tn.softmax_cross_entropy
     loss: str = "cross_entropy"
     learning_rate: float = 0.001  # Adam
+    repeats: int = 10  # timed runs of each method, in turn
 
     @property
     def rows(self):
@@ -88,7 +89,7 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     lstm = (series[:, :, :-1], series[:, :, -1])
     mlp, mse = twins.mlp_twin, {"loss_fn": tn.mse, "loss": "mse"}
     # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
-    deep = {"batch_size": 32, "learning_rate": 0.00001}
+    deep = {"batch_size": 32, "learning_rate": 0.00001, "repeats": 5}
     listed = [
         Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
