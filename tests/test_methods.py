@@ -145,24 +145,3 @@ def test_time_methods_runs_ours_by_whole_segments():
 def test_full_batch_ways_tell_the_compilation_of_ours_alone(swarm):
     seconds = {way: run(3)[1] for way, run in make(swarm, names=(OURS, LOOP), plan=tn.Plan(1, 2)).items()}
     assert seconds[OURS] > 0 and np.isnan(seconds[LOOP])
-
-
-def test_fit_in_turns_ends_where_fit_ends(swarm):
-    how = {"batch_size": 8, "plan": tn.Plan(1, 2), "progress": False, "segment": 2}
-    whole, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, **how)
-    parts = list(methods.fit_in_turns(swarm, X, Y, tn.softmax_cross_entropy, epochs=5, turn=2, **how))
-    np.testing.assert_allclose(np.concatenate([part.train_loss for _, part in parts]), history.train_loss, rtol=1e-5)
-    assert [len(part.train_loss) for _, part in parts] == [2, 2, 1]
-    np.testing.assert_allclose(tn.predict(parts[-1][0], X), tn.predict(whole, X), rtol=1e-4)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_loop_in_turns_trains_copies_to_where_the_loop_ends(swarm, fused):
-    networks = [twins.mlp_twin(state.params) for state in swarm]
-    order = np.random.default_rng(0).integers(len(X), size=(2, 3, 4, 8))
-    job = {"loss": "cross_entropy", "learning_rate": RATE, "threads": 1}
-    parts = list(methods.loop_in_turns(networks, X, Y, order=order, turn=2, fused=fused, **job))
-    expected = trainers.train_loop(networks, X, Y, order=order, epochs=3, fused=fused, **job)
-    np.testing.assert_array_equal(np.concatenate([losses for _, losses in parts]), expected)
-    for trained, network in zip(parts[-1][0], networks, strict=True):
-        np.testing.assert_array_equal(trainers.torch_predict(trained, X), trainers.torch_predict(network, X))

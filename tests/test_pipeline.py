@@ -97,7 +97,6 @@ METRICS = {
     "stocks": {
         "tickers",
         "turbanet_seconds_per_ticker",
-        "torch_seconds_per_ticker",
         "turbanet_mae_median",
         "torch_mae_median",
         "persistence_mae_median",

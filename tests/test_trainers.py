@@ -153,21 +153,6 @@ def test_train_keeps_input_bias_at_zero(lstm, way):
     assert all(not twin.lstm.bias_ih_l0.any() and twin.lstm.bias_hh_l0.any() for twin in twins)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_train_loop_goes_on_where_it_ended(mlp, fused):
-    at_once, in_turns = ([mlp.make_twin(params) for params in mlp.params] for _ in range(2))
-    job = {"loss": mlp.loss, "learning_rate": RATE, "threads": 1}
-    expected = trainers.train_loop(at_once, mlp.x, mlp.y, order=mlp.order, epochs=EPOCHS, fused=fused, **job)
-    job["optimizers"] = trainers.adams(in_turns, learning_rate=RATE, fused=fused)
-    parts = [
-        trainers.train_loop(in_turns, mlp.x, mlp.y, order=mlp.order[:, [epoch]], epochs=1, **job)
-        for epoch in range(EPOCHS)
-    ]
-    np.testing.assert_array_equal(np.concatenate(parts), expected)
-    for one, other in zip(at_once, in_turns, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
 def test_train_restores_threads(mlp, monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)

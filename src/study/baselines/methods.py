@@ -115,23 +115,6 @@ def runs(
     return {name: table[name] for name in names if name in table}
 
 
-def fit_in_turns(swarm, x, y, loss_fn, *, epochs, turn, **settings):
-    """Call `fit` for `turn` epochs at a time and yield (swarm, History) until `epochs` are trained."""
-    for start in range(0, epochs, turn):
-        swarm, history = fit(swarm, x, y, loss_fn, epochs=min(turn, epochs - start), **settings)
-        yield swarm, history
-
-
-def loop_in_turns(twins, x, y, *, order, turn, learning_rate, fused=False, **settings):
-    """Call `train_loop` on copies of the twins for `turn` epochs at a time and yield (networks, losses)."""
-    networks = copy.deepcopy(twins)
-    optimizers = trainers.adams(networks, learning_rate=learning_rate, fused=fused)
-    kwargs = {"learning_rate": learning_rate, "optimizers": optimizers, **settings}
-    for start in range(0, order.shape[1], turn):
-        part = order[:, start : start + turn]
-        yield networks, trainers.train_loop(networks, x, y, order=part, epochs=part.shape[1], **kwargs)
-
-
 def restored(swarm, twin, device="cpu"):
     """Return a function that resets the members' PyTorch networks to the swarm's weights and returns them."""
     networks = [twin(state.params).to(device) for state in swarm]

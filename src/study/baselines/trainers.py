@@ -30,7 +30,6 @@ def train_loop(
     per_member: bool = False,
     fused: bool = False,
     threads: int | None = None,
-    optimizers: Sequence[torch.optim.Adam] | None = None,
 ) -> np.ndarray:
     """Train one network after the other in place with Adam.
 
@@ -41,7 +40,6 @@ def train_loop(
     order : int [member, epoch, step, batch], the rows of each step; None takes all rows in one step per epoch
     fused : PyTorch's fused Adam instead of its default
     threads : PyTorch's threads during the call; None leaves them
-    optimizers : from `adams`, to continue an earlier call; None starts anew
 
     Returns
     -------
@@ -54,8 +52,8 @@ def train_loop(
     loss_fn, x, y, order = prepare(twins, x, y, loss, order, epochs, per_member)
     losses = np.empty((epochs, len(twins)))
     with torch_threads(threads):
-        optimizers = optimizers or adams(twins, learning_rate=learning_rate, fused=fused)
-        for member, (twin, optimizer) in enumerate(zip(twins, optimizers, strict=True)):
+        for member, twin in enumerate(twins):
+            optimizer = _adam(twin.parameters(), learning_rate, fused)
             own_x, own_y = (x[member], y[member]) if per_member else (x, y)
             for epoch in range(epochs):
                 steps = []
@@ -67,11 +65,6 @@ def train_loop(
                     steps.append(value.detach())
                 losses[epoch, member] = torch.stack(steps).double().mean().item()
     return losses
-
-
-def adams(twins: Sequence[nn.Module], *, learning_rate: float, fused: bool = False) -> list[torch.optim.Adam]:
-    """Make an Adam for each network, PyTorch's default or its fused one; `train_loop` can continue with them."""
-    return [_adam(twin.parameters(), learning_rate, fused) for twin in twins]
 
 
 def train_func(
