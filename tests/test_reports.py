@@ -186,7 +186,7 @@ def test_published_names_a_metric_that_its_stage_lacks():
 
 def test_published_has_a_ratio_where_a_stage_measures_the_same():
     got, all_of = reports.published(measured(1.0)), table()
-    assert len(got) == len(all_of) - (all_of.why == "their setting").sum() and (got.published.abs() > 0).all()
+    assert len(got) == len(all_of) - (all_of.stage == "setting").sum() and (got.published.abs() > 0).all()
     assert set(got.what[got.ratio.notna()]) == set(all_of.what[all_of.stage.notna()])
 
 

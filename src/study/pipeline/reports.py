@@ -149,11 +149,11 @@ def published(metrics):
     """Compare published numbers with ours: a table of study, what, published, here, ratio, why, source.
 
     metrics : {stage: {name: number}}. The published numbers are in published.csv beside this module; those without a
-    stage are only quoted, as are those of a GPU where none was measured. Where a line names epochs, our number is
-    scaled from our epochs to them.
+    stage are only quoted, as are those of a GPU where none was measured; settings of a study are left out. Where a line
+    names epochs, our number is scaled from our epochs to them.
     """
     table = _published()
-    table = table[table.why != "their setting"]
+    table = table[table.stage != "setting"]
     here = []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
         if isinstance(stage, float) or (stage == "gpu" and metric not in metrics.get(stage, {})):

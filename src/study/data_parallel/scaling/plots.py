@@ -1,5 +1,7 @@
 """Figures of data-parallel training by several frameworks: throughput, efficiency, accuracy; they take an Axes."""
 
+import itertools
+
 import numpy as np
 import seaborn as sns
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
@@ -29,13 +31,14 @@ def throughput(ax, table, predicted=None):
 
 
 def by_framework(ax, table, column):
-    """Plot a column of a table of framework, workers and oversubscribed: a row a framework, shades of grey by workers.
+    """Plot a column of a table of framework, workers and oversubscribed: a row a framework, a colour and mark by workers.
 
     Marks are open where workers share cores.
     """
     names = list(table.framework.unique())
     counts = sorted(table.workers.unique())
-    for workers, shade, marker in zip(counts, ("0.65", "C0", "0.2"), ("o", "D", "s"), strict=False):
+    colours = sns.color_palette("crest", len(counts))
+    for workers, shade, marker in zip(counts, colours, itertools.cycle("oDs^v"), strict=False):
         own = table[(table.workers == workers) & table[column].notna()]
         face = "white" if own.oversubscribed.any() else shade
         position = [names.index(name) for name in own.framework]
