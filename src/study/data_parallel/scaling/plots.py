@@ -31,7 +31,7 @@ def throughput(ax, table, predicted=None):
 
 
 def by_framework(ax, table, column):
-    """Plot a column of a table of framework, workers and oversubscribed: a row a framework, a colour and mark by workers.
+    """Plot a column of a table of framework, workers and oversubscribed: a row a framework, marks by workers.
 
     Marks are open where workers share cores.
     """
