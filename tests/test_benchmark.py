@@ -104,7 +104,7 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
     monkeypatch.setattr(benchmark, "LOOPED", 2)
     firsts = [{OURS: (7.0, 10.0 + number), LOOP: (0.0, 5.0 + number)} for number in range(3)]  # compiling; in all
     work = replace(shrunk("mnist"), members=6)
-    kwargs = {"plan": PLAN, "peak": 1.0, "names": (OURS, LOOP), "first": lambda names, threads: firsts}
+    kwargs = {"plan": PLAN, "peak": 1.0, "repeats": 3, "names": (OURS, LOOP), "first": lambda names, threads: firsts}
     table = benchmark.measure(work, **kwargs).set_index("way")
     assert networks[-1] == 2 and list(table.members) == [6, 6]
     expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # of each repeat; the loop's three times as long
@@ -169,6 +169,7 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
     monkeypatch.setattr(benchmark.roofline, "ceilings", lambda: CEILINGS)
     monkeypatch.delenv("TURBANET_REPORTS", raising=False)
+    monkeypatch.setenv("TURBANET_COMMIT", "1a2b3c4")
     failures = {"lenet": "torch_loop trains something else"}
     monkeypatch.setattr(benchmark, "run", lambda names, quick, peak: (FRAME, {"mnist": PLAN}, failures))
     assert benchmark.main([]) == 1
@@ -189,7 +190,8 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
         "seconds_per_step": [0.25, 0.5],
     }
     assert pd.read_csv(folder / "cold.csv").cold_seconds.tolist() == [3.0, 4.0]
-    assert json.loads((folder / "machine.json").read_text()).items() >= CEILINGS.items()
+    here = json.loads((folder / "machine.json").read_text())
+    assert here.items() >= CEILINGS.items() and here["commit"] == "1a2b3c4" and "date" in here
 
 
 def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):

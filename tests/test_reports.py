@@ -133,10 +133,12 @@ def test_read_peers_gives_a_table_and_when_and_where_it_was_measured(root):
     folder = root / "reports/peers"
     folder.mkdir(parents=True)
     FRAME.to_csv(folder / "sums.csv", index=False)
-    (folder / "sums.json").write_text(json.dumps({"date": "2026-11-24", "machine": "one core", "cores": 1}))
+    record = {"date": "2026-11-24", "commit": "1a2b3c4", "machine": "one core", "cores": 1}
+    (folder / "sums.json").write_text(json.dumps(record))
     table, here = reports.read_peers("sums")
     pd.testing.assert_frame_equal(table, FRAME)
-    assert here["cores"] == 1 and here["measured"] == "measured on 2026-11-24 by make peers on one core"
+    said = "measured on 2026-11-24 by make peers on one core, of commit 1a2b3c4"
+    assert here["cores"] == 1 and here["measured"] == said
     with pytest.raises(FileNotFoundError, match="peers/depths.csv; `make peers ARGS=depths` makes it"):
         reports.read_peers("depths")
 

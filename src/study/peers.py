@@ -14,7 +14,7 @@ from study.data_parallel.scaling import suite
 from study.federated import peers as federated_peers
 from study.forecasting import peers as forecasting_peers
 from study.pipeline.environments import build
-from study.pipeline.paths import repository
+from study.pipeline.paths import commit, repository
 
 PARTS = suite.PARTS | workers_suite.PARTS | agents_suite.PARTS | federated_peers.PARTS | cluster_costs.PARTS
 PARTS |= forecasting_peers.PARTS
@@ -50,7 +50,8 @@ def main(arguments=None):
         table = PARTS[part]()
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
-        here = {"machine": machine_line(), "date": datetime.date.today().isoformat(), **machine()}
+        when = {"date": datetime.date.today().isoformat(), "commit": commit()}
+        here = {"machine": machine_line(), **when, **machine()}
         (folder / f"{part}.json").write_text(json.dumps(here, indent=2) + "\n")
         print(f"{machine_line()}; written to {folder / part}.csv", flush=True)
     return 1 if failures else 0

@@ -1,6 +1,7 @@
 """The benchmark suite: every workload by every method, from the same weights on the same rows in the same order."""
 
 import argparse
+import datetime
 import gc
 import json
 import os
@@ -22,7 +23,7 @@ from study.measurement import roofline, timing
 from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
 from study.pipeline import programs
-from study.pipeline.paths import repository
+from study.pipeline.paths import commit, repository
 
 LOOPS = LOOP, FUSED, COMPILED  # train one network after the other, ...
 LOOPED = 8  # ... so many of them at most
@@ -179,7 +180,8 @@ def main(arguments=None):
     if unknown := set(options.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
     device = jax.devices()[0].platform
-    here = {"machine": machine_line(), **roofline.ceilings()}
+    when = {"date": datetime.date.today().isoformat(), "commit": commit()}
+    here = {"machine": machine_line(), **when, **roofline.ceilings()}
     peak = 1e9 * here["matmul_peak_gflops"]
     table, plans, failures = run(list(options.workloads or suite), quick=options.quick, peak=peak)
     runner = os.environ.get("TURBANET_REPORTS")  # set by the notebook runner, which publishes itself

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from study.pipeline.paths import repository
+from study.pipeline.paths import commit, repository
 
 
 def main(arguments=None):
@@ -49,7 +49,7 @@ def main(arguments=None):
     card = re.sub(r"[^a-z0-9]+", "-", (here["gpu"] if is_gpu else "cpu").lower()).strip("-")
     folder = options.out or repository() / ("reports" if is_gpu and not options.tiny else "build") / "gpu" / card
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"card": here["gpu"], **here, "driver": _driver(), "commit": _commit(), "tiny": options.tiny}
+    about = {"card": here["gpu"], **here, "driver": _driver(), "commit": commit(), "tiny": options.tiny}
     about |= {"date": datetime.date.today().isoformat(), "left_out": [], "failed": {}, "seconds": {}}
     about = _with_others(about, folder / "about.json", options.sections or sections.SECTIONS)
     for name in options.sections or sections.SECTIONS:
@@ -127,17 +127,6 @@ def _driver():
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "none"
-
-
-def _commit():
-    """Return git's commit of the code, or TURBANET_COMMIT for a copy without git."""
-    if known := os.environ.get("TURBANET_COMMIT"):
-        return known
-    try:
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, cwd=repository(), capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

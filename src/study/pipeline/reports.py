@@ -92,7 +92,8 @@ def read_peers(part):
 
     table, record = (_existing("peers", f"{part}.{kind}", f"make peers ARGS={part}") for kind in ("csv", "json"))
     here = json.loads(record.read_text())
-    return pd.read_csv(table), here | {"measured": f"measured on {here['date']} by make peers on {here['machine']}"}
+    measured = f"measured on {here['date']} by make peers on {here['machine']}, of commit {here['commit']}"
+    return pd.read_csv(table), here | {"measured": measured}
 
 
 def machines(root):
