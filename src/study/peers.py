@@ -47,10 +47,10 @@ def main(arguments=None):
     tn.use_cores(cache=False)  # cold timings compile
     folder = Path(root / "reports/peers")
     for part in options.parts or PARTS:
+        when = {"date": datetime.date.today().isoformat(), "commit": commit()}
         table = PARTS[part]()
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(folder / f"{part}.csv", index=False, float_format="%.5g")
-        when = {"date": datetime.date.today().isoformat(), "commit": commit()}
         here = {"machine": machine_line(), **when, **machine()}
         (folder / f"{part}.json").write_text(json.dumps(here, indent=2) + "\n")
         print(f"{machine_line()}; written to {folder / part}.csv", flush=True)

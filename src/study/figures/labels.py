@@ -36,7 +36,7 @@ DDP = "DistributedDataParallel"
 DOWNPOUR = "parameter server"
 LOCAL = "TurbaNet, local SGD"
 DILOCO = "TurbaNet, DiLoCo"
-SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep stage; the suite measures the others
+SWEPT = (OURS, SCAN, STEPS, FUNC, LOOP, FUSED, PROCESSES)  # of the sweep stage; the suite measures all
 IN_JAX = OURS, SCAN, SCAN_ALL, SCAN_PROCESSES, STEPS
 METHODS = (*IN_JAX, FUNC, COMPILED, LOOP, FUSED, PROCESSES, SKLEARN)  # of `methods.runs`
 

@@ -98,7 +98,7 @@ def read_peers(part):
 
 def machines(root):
     """List the machines of what was measured before, by hand: {line on a machine: what}."""
-    records = {"`make bench`": [root / "reports/benchmark/cpu/machine.json"]}
+    records = {"`make bench`": sorted((root / "reports/benchmark").glob("*/machine.json"))}
     records["`make peers`"] = sorted((root / "reports/peers").glob("*.json"))
     found = {}
     for what, files in records.items():
