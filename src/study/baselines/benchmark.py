@@ -47,6 +47,7 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
     """
     import pandas as pd
 
+    when = {"machine": machine_line(), "date": datetime.date.today().isoformat(), "commit": commit()}
     brief = runs(work.first(2), plan=plan, names=(LOOP,))[LOOP]
     threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) & methods.IN_PYTORCH else None
     every, scale = _every(work, plan, names, threads)
@@ -72,6 +73,8 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
         compile_seconds=compiled,
         peak_fraction=operations / table.seconds_per_step / peak,
         peak_memory_mb=np.where(scale > 1, np.nan, [memory[method] for method in every]),
+        plan=np.where(ours, "; ".join(str(plan).splitlines()), ""),
+        **when,
     )
     table[RUNS] = [list(np.multiply(seconds[method], by / work.steps)) for method, by in zip(every, scale, strict=True)]
     table[COLD] = cold_runs
@@ -166,10 +169,10 @@ def chosen_plan(work: Workload, *, devices=None):
 
 
 def main(arguments=None):
-    """Measure the suite and print its table; a whole run writes to reports/benchmark/<device>/, others to build/."""
+    """Measure the suite, or some of it, into reports/benchmark/<device>/; --quick writes to build/."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps, one repeat, cold in this process")
-    parser.add_argument("--workloads", nargs="+", help="some of them", metavar="NAME")
+    parser.add_argument("--workloads", nargs="+", help="some; the others' results stay", metavar="NAME")
     parser.add_argument("--first", help=argparse.SUPPRESS)  # what `in_new_processes` asks of a process
     options = parser.parse_args(arguments)
     tn.use_cores(cache=False)  # cold timings compile
@@ -180,15 +183,15 @@ def main(arguments=None):
     if unknown := set(options.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
     device = jax.devices()[0].platform
-    when = {"date": datetime.date.today().isoformat(), "commit": commit()}
-    here = {"machine": machine_line(), **when, **roofline.ceilings()}
+    here = {"machine": machine_line(), **roofline.ceilings()}
     peak = 1e9 * here["matmul_peak_gflops"]
-    table, plans, failures = run(list(options.workloads or suite), quick=options.quick, peak=peak)
+    table, failures = run(list(options.workloads or suite), quick=options.quick, peak=peak)
     runner = os.environ.get("TURBANET_REPORTS")  # set by the notebook runner, which publishes itself
     folder = Path(runner or repository() / "build/benchmark" / device)
     print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
-    benchmark_results.write(folder, table, plans, here)
-    if not (runner or options.quick or options.workloads or failures):
+    kept = repository() / "reports/benchmark" / device
+    benchmark_results.write(folder, table, here, before=kept if options.workloads and not options.quick else None)
+    if not (runner or options.quick or failures):
         from study.pipeline import notebook
 
         folder = notebook.publish(folder, f"benchmark/{device}", root=repository())
@@ -199,7 +202,7 @@ def main(arguments=None):
 
 
 def run(names, *, quick=False, repeats=None, peak=None):
-    """Measure some workloads: (their concatenated tables, {name: plan}, {name: reason for a missing table}).
+    """Measure some workloads: (their concatenated tables, {name: reason for a missing table}).
 
     peak : the machine's peak in operations a second; None measures it
 
@@ -209,7 +212,6 @@ def run(names, *, quick=False, repeats=None, peak=None):
 
     peak = peak or roofline.matmul_peak()
     tables = []
-    plans = {}
     failures = {}
     for name in names:
         work = workloads(quick)[name]
@@ -223,11 +225,10 @@ def run(names, *, quick=False, repeats=None, peak=None):
             print(failures[name], file=sys.stderr)
             continue
         tables.append(table)
-        plans[name] = plan
         text = table.to_string(index=False, float_format="%.4g")
         print(f"{text}\n{name}: {time.perf_counter() - begin:.0f} s\n{plan}", file=sys.stderr, flush=True)
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*COLUMNS, RUNS, COLD])
-    return table, plans, failures
+    return table, failures
 
 
 if __name__ == "__main__":

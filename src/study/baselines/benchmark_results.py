@@ -21,27 +21,44 @@ COLUMNS = (
     "compile_seconds",
     "peak_fraction",
     "peak_memory_mb",
+    "plan",  # that TurbaNet chose
+    "machine",
+    "date",
+    "commit",
 )
-
 
 RUNS = "runs"  # seconds a step of each repeat, in turn with the other methods'
 COLD = "cold_runs"  # seconds of a whole first run in each new process
 
 
-def write(folder, table, plans, machine) -> None:
-    """Write a table of COLUMNS, RUNS and COLD, the plans {workload: plan} and the machine's facts into the folder."""
+def write(folder, table, machine, before=None) -> None:
+    """Write a table of COLUMNS, RUNS and COLD and the machine's facts into the folder.
+
+    before : a folder of earlier results; those of workloads that the table does not have are kept
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    table[list(COLUMNS)].to_csv(folder / "ratios.csv", index=False, float_format="%.4g")
+    _write(folder / "ratios.csv", table[list(COLUMNS)], before)
     for runs, name, column in ((RUNS, "repeats", "seconds_per_step"), (COLD, "cold", "cold_seconds")):
         repeats = table[["workload", "way", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
         repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
-        repeats.to_csv(folder / f"{name}.csv", index=False, float_format="%.4g")
-    (folder / "plans.txt").write_text("\n".join(f"{name}: {plan}" for name, plan in plans.items()) + "\n")
+        _write(folder / f"{name}.csv", repeats, before)
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
 
 
+def _write(file, table, before):
+    """Write a table with the earlier rows of other workloads, in the order of the suite."""
+    import pandas as pd
+
+    if before and (before / file.name).is_file():
+        earlier = pd.read_csv(before / file.name)
+        table = pd.concat([table, earlier[~earlier.workload.isin(table.workload)]])
+    place = {name: number for number, name in enumerate(workloads(True))}
+    table = table.sort_values("workload", key=lambda names: names.map(place), kind="stable")
+    table.to_csv(file, index=False, float_format="%.4g")
+
+
 def read(name: str):
-    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {machine and its peak rates}).
+    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {last machine and its peak rates}).
 
     The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
     paired repeats), cold_ratio, cold_low and cold_high likewise (of new processes, each of which ran all methods), the
@@ -69,7 +86,7 @@ def read(name: str):
     table = table.drop(columns=["ratio_to_ours", "cold_ratio_to_ours"])
     steps = {work.name: work.steps for work in workloads().values()}
     here = json.loads((folder / "machine.json").read_text())
-    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps), machine=here["machine"])
+    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps))
     return table.astype({"repeats": int}), here
 
 
