@@ -219,8 +219,8 @@ def results():
     devices, processes = (f"{min(each):.3g} to {max(each):.3g}" for each in by_hand.values())
     lines += [
         "",
-        f"A `scan` over `vmap` written by hand takes {devices} times as long as TurbaNet on both cores, and {processes}",
-        f"times in a process per core, over the {len(by_hand['all'])} workloads where it was measured.",
+        f"A `scan` over `vmap` by hand takes {devices} times as long as TurbaNet on both cores, and {processes} times",
+        f"in a process per core, over the {len(by_hand['all'])} workloads where it was measured.",
     ]
     return "\n".join([*head, *lines])
 
