@@ -1,13 +1,17 @@
 """The cluster's study: series decided by their ids, the usual ways learn what a swarm learns, a node that dies."""
 
+import contextlib
 import dataclasses
 import os
+import subprocess
+import time
 from functools import partial
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 import turbanet as tn
@@ -129,8 +133,29 @@ def test_attempts_name_who_was_killed_and_until_when(tmp_path):
 
 
 def test_a_run_that_ends_too_early_to_be_killed_says_so(tmp_path):
-    there = SimpleNamespace(nodes=[1, 2], replace_one=pytest.fail)
+    there = SimpleNamespace(nodes=[1, 2], suspend_one=lambda condition: condition(), replace_one=pytest.fail)
     with pytest.raises(RuntimeError, match="The run ended before 3 shards were done"):
         cluster_suite.killed(there, lambda: None, tmp_path, done=3)
     with pytest.raises(OSError, match="the run's own"):
         cluster_suite.killed(there, (tmp_path / "the run's own").read_text, tmp_path, done=3)
+
+
+def test_a_node_is_suspended_only_where_its_shard_is_still_under_way():
+    nodes = cluster_suite.Nodes.__new__(cluster_suite.Nodes)
+    nodes.suspended = []
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE))
+        stack.callback(nodes._each_suspended, "kill")
+        assert parent.stdout.read(1) == b"\n"
+        nodes.nodes = [None, SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=parent)]})]
+        (worker,) = nodes.suspended = psutil.Process(parent.pid).children()
+        stops = partial(_is_within_a_second, lambda: worker.status() == psutil.STATUS_STOPPED)
+        runs = partial(_is_within_a_second, lambda: worker.status() != psutil.STATUS_STOPPED)
+        assert not nodes.suspend_one(lambda: False) and not stops()
+        conditions = iter([lambda: True, lambda: not stops()])  # the shard ended meanwhile
+        assert not nodes.suspend_one(lambda: next(conditions)()) and runs()
+        assert nodes.suspend_one(lambda: True) and stops()
+
+
+def _is_within_a_second(condition):
+    return any(condition() or time.sleep(0.02) for _ in range(50))

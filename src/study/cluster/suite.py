@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from turbanet.cluster.engine import started
 
@@ -98,7 +100,8 @@ def killed(cluster: "Nodes", run: Callable, folder: Path, *, done: int) -> tuple
     """
     with contextlib.redirect_stdout(io.StringIO()), ThreadPoolExecutor() as pool:  # Ray prints a dead node's last lines
         future = pool.submit(run)  # Ray changes a test cluster only in the main thread
-        while not future.done() and not _is_in_the_middle(folder, done, len(cluster.nodes)):
+        hit = partial(_is_in_the_middle, folder, done, len(cluster.nodes))
+        while not future.done() and not cluster.suspend_one(hit):
             time.sleep(0.02)
         if future.done():
             future.result()
@@ -153,6 +156,7 @@ class Nodes:
     """A Ray cluster on this machine: the driver's node without a CPU, and nodes with one worker each.
 
     startup_seconds : seconds to start it
+    suspended : processes of the node that `suspend_one` chose
     """
 
     def __init__(self, count: int):
@@ -160,6 +164,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         begin = time.perf_counter()
+        self.suspended: list[psutil.Process] = []
         self.cluster = started(Cluster, initialize_head=True, head_node_args=DRIVER | STORE)
         self.nodes = [self._another() for _ in range(count)]
         ray.init(self.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
@@ -168,9 +173,25 @@ class Nodes:
     def _another(self):
         return started(self.cluster.add_node, num_cpus=1, **STORE)
 
+    def suspend_one(self, condition: Callable[[], bool]) -> bool:
+        """Suspend the last node's workers where `condition()` is true before and after; return whether it is.
+
+        No shard there ends between the condition and `replace_one`.
+        """
+        if not condition():
+            return False
+        raylet = self.nodes[-1].all_processes["raylet"][0].process.pid
+        self.suspended = psutil.Process(raylet).children(recursive=True)
+        self._each_suspended("suspend")
+        if condition():
+            return True
+        self._each_suspended("resume")
+        return False
+
     def replace_one(self) -> None:
-        """Kill a node and add another one."""
+        """Kill the last node, with its suspended workers, and add another one."""
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+        self._each_suspended("kill")  # they do not see that their node has gone
         self.nodes.append(self._another())
 
     def close(self) -> None:
@@ -179,3 +200,9 @@ class Nodes:
 
         ray.shutdown()
         self.cluster.shutdown()
+        self._each_suspended("kill")
+
+    def _each_suspended(self, name):
+        for process in self.suspended:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                getattr(process, name)()
