@@ -80,7 +80,7 @@ def test_figures_and_tables_are_numbered_and_mentioned_before_they_stand(folder)
 def test_a_stage_that_was_not_run_is_marked_in_the_text_and_in_its_captions(folder):
     more = '{{ as_committed("stocks") }}|{{ as_committed("sweep", "mnist") }}|{{ not_run | join(", ") }}'
     text = render(folder, TEXT + more, not_run=["mnist", "kfold"])
-    sentence = "**Not run here: mnist. Its results are those that were committed.**"
+    sentence = "**Not run here: mnist. The results shown are those that were committed.**"
     assert text.endswith(f"|{sentence}|mnist, kfold") and f"Three repeats. {sentence} ([notebook]" in text
     assert "Not run" not in render(folder, not_run=["kfold"])
 

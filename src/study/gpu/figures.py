@@ -27,7 +27,7 @@ def growth(ax, card: Path):
         ax.annotate(label, end, (7, 0), textcoords="offset points", va="center", color=colours[name], fontsize=8)
     one = table[list(chapter.LOOPS)].min(axis=1).iloc[0]
     ax.axhline(one, color=COLOURS[LOOP], lw=0.6, ls=":")
-    ax.set(xlabel="networks 2-16-2", ylabel=f"seconds for {STEPS:,} steps")
+    ax.set(xlabel="number of 2-16-2 networks", ylabel=f"seconds for {STEPS:,} steps")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 

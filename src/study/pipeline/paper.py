@@ -145,7 +145,7 @@ def _linked(text, kind):
 def _as_committed(not_run, *stages):
     """Return a note for results of these stages if some were not run, else ""."""
     found = [stage for stage in stages if stage in not_run]
-    return f"**Not run here: {', '.join(found)}. Its results are those that were committed.**" if found else ""
+    return f"**Not run here: {', '.join(found)}. The results shown are those that were committed.**" if found else ""
 
 
 def _figure(numbers, pictures, not_run, name, caption, width=100):
