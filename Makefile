@@ -7,7 +7,7 @@ IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help report test lint lab data bench gpu peers book smoke published doctor lock which-python unusable
+.PHONY: help report test test-all lint lab data bench gpu peers book smoke published doctor lock which-python unusable
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -17,10 +17,13 @@ report: .venv/.installed ## rebuild what is stale of the study; STAGE=mnist: tha
 
 # A test that waits for a process or a port in vain ends after ten minutes and is tried once more; one that ends its
 # process ends the run, as xdist would begin its file again and again.
-test: lint ## lint, then all tests, the slow ones too
+test: lint ## lint, then every behaviour's tests, the slow ones too
+test-all: lint ## the same, and the tests that repeat a behaviour on more models, methods and processes
+test: ONCE = and not thorough
+test test-all:
 	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
-	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(or $(ARGS),-m 'not optimized')
-	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load)
+	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(or $(ARGS),-m 'not optimized $(ONCE)')
+	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load -m 'optimized $(ONCE)')
 
 lint: .venv/.installed ## ruff and the types of the library, without changing a file
 	$(IN_VENV) ruff check

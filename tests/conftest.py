@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 import jax
+import jaxlib
 import pytest
 from jax._src.lru_cache import LRUCache
 
@@ -24,7 +25,9 @@ if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth b
 elif not OPTIMIZED:  # nor being fast: on a CPU this compiles four times as fast
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # in the processes that tests start
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_parallel_codegen_split_count=1"]
+    flags += ["--xla_cpu_use_fusion_emitters=false"] * jaxlib.__version__.startswith("0.10.")  # gone in 0.11
+    os.environ["XLA_FLAGS"] = " ".join(flags)
 jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads at which line an operation was traced
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 turbanet.use_cores(2, cache=False)

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 import turbanet as tn
 from study.agents import suite as agents_suite
@@ -23,6 +24,7 @@ def test_cart_poles_stand_still_after_their_end():
     assert abs(states[0][1]) < 0.05 and states[2] == states[3] and abs(states[2][1]) > 0.2
 
 
+@pytest.mark.thorough
 def test_ways_are_timed_in_processes_of_their_own():
     *_, last = agents_suite.METHODS
     table = agents_suite.methods(members=2, timesteps=1024, repeats=1, names=[last])

@@ -12,6 +12,7 @@ SETTINGS = {"members": 3, "hidden": [5], "epochs": 4, "batch_size": 50}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.thorough
 def test_every_way_trains_the_same_networks_for_as_many_epochs():
     trained = {way: estimator.fit(X, Y) for way, estimator in bagging.estimators(**SETTINGS).items()}
     assert list(trained) == list(bagging.METHODS)

@@ -59,6 +59,7 @@ def test_the_suite_has_the_workloads_of_the_study():
 
 
 @pytest.mark.parametrize("name", ["sweep-small", "stocks", "lenet"])  # `test_twins` has the other networks
+@pytest.mark.thorough
 def test_every_way_trains_the_same_networks(name):
     work = shrunk(name)
     names = (OURS, LOOP) if name in SMALL else [way for way in METHODS if way != COMPILED]

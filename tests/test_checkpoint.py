@@ -179,6 +179,7 @@ train(made(), sys.argv[1], epochs=120)
 """
 
 
+@pytest.mark.thorough
 def test_killed_at_random_moments_it_ends_where_it_would_have_ended(tmp_path):
     code = KILLED.format(tests=os.path.dirname(__file__))
     command = [sys.executable, "-c", code, str(tmp_path / "killed")]

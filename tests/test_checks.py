@@ -92,7 +92,7 @@ binary = {"loss": tn.binary_cross_entropy, "outputs": 1}
         ({"validation": (X, CLASSES, CLASSES)}, r"the pair \(x, y\) of held-out rows, got 3 of them"),
         ({"loss": tn.weighted(tn.mse), "y": X}, r"takes y as \(y, weight\), in validation too; got (ndarray|Array) "),
         ({"loss": "softmax"}, r"A loss is loss\(params, x, y, apply_fn\), such as turbanet.mse; got 'softmax'"),
-        ({"per_member": (True,)}, r"per_member says it of x and y, True or a pair of them; got \(True,\)"),
+        ({"per_member": (True,)}, r"per_member must be a bool or a pair \(of x, of y\), got \(True,\)"),
         ({"y": (CLASSES, np.ones(12))}, r"takes y as one array, got a tuple: for \(y, weight\) take weighted"),
     ],
 )

@@ -69,6 +69,7 @@ def slept():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_shards_sleep_on_workers_that_have_started(slept):
     table, _ = slept
     assert table.kind.tolist() == [idle.SLEEP, idle.INSTANT] and table.shards.tolist() == [5, 20]
@@ -77,6 +78,7 @@ def test_shards_sleep_on_workers_that_have_started(slept):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_unit_costs_are_what_the_projection_takes(slept, monkeypatch):
     apart = cluster_costs._apart
 

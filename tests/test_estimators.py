@@ -36,11 +36,18 @@ EXPECTED_TO_FAIL = {
 }
 
 
-@parametrize_with_checks(
-    [TurbaClassifier(2, hidden=(16,), epochs=60), TurbaRegressor(2, hidden=(16,), epochs=60)],
-    expected_failed_checks=lambda estimator: EXPECTED_TO_FAIL,
-)
+def checks_of(estimator):
+    return parametrize_with_checks([estimator], expected_failed_checks=lambda estimator: EXPECTED_TO_FAIL)
+
+
+@checks_of(TurbaClassifier(2, hidden=(16,), epochs=60))
 def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.thorough  # most of them are those of a classifier
+@checks_of(TurbaRegressor(2, hidden=(16,), epochs=60))
+def test_scikit_learns_own_checks_of_a_regressor(estimator, check):
     check(estimator)
 
 
@@ -474,7 +481,7 @@ def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind, monkeypat
         ({"loss": "mae"}, {}, "loss is .squared_error., .quantile. or a function; got 'mae'"),
         ({"loss": "quantile", "quantile": 90}, {}, "A quantile's level is between 0 and 1; got 90"),
         ({}, {"X_val": np.ones((2, 10)), "y_val": [1, 2]}, "are what early_stopping=True follows"),
-        ({"early_stopping": True}, {"X_val": np.ones((2, 10))}, "X_val and y_val come together"),
+        ({"early_stopping": True}, {"X_val": np.ones((2, 10))}, "X_val and y_val must be passed together"),
     ],
 )
 def test_settings_that_would_be_ignored_or_are_unknown_are_refused(how, fitted, message):

@@ -216,7 +216,7 @@ def test_what_cannot_evolve_is_refused_at_once(how, says):
 def test_a_history_of_another_swarm_is_refused():
     swarm, history = run()
     for other in (make(), swarm.replace(params=jax.tree.map(jnp.zeros_like, swarm.params))):
-        with pytest.raises(ValueError, match="history is of another swarm, or of this one as it was before"):
+        with pytest.raises(ValueError, match="history does not end with this swarm"):
             run(other, history=history)
 
 

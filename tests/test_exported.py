@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from conftest import DEVICES
 from scipy.special import softmax
+from tiers import first
 
 import turbanet as tn
 from turbanet.estimators import TurbaClassifier, TurbaRegressor
@@ -72,7 +73,7 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first(3, ["MLP", "LSTM", "Normed", "LeNet", "VGG", "MobileNet", "ResNet"]))
 def test_a_loaded_program_predicts_as_the_swarm_in_another_process(elsewhere, name):
     swarms, folder = elsewhere
     swarm, x = swarms[name]
@@ -205,7 +206,7 @@ def test_a_regressor_is_exported_in_the_unit_of_y_without_members_that_diverged(
         tn.export(far)
 
 
-@pytest.mark.parametrize(("kind", "direct"), [("local", False), ("global", True), ("both", False)])
+@pytest.mark.parametrize(("kind", "direct"), first(1, [("global", True), ("local", False), ("both", False)]))
 def test_a_forecaster_is_exported_as_a_function_of_windows_and_their_series(kind, direct):
     values = 100 + rng.normal(size=(3, 30)).cumsum(1)
     table = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c"], 30), "ds": [*range(30)] * 3, "y": values.ravel()})

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from tiers import first
 
 from study.federated import (
     comparison,
@@ -39,7 +40,7 @@ def test_rows_are_dealt_as_the_protocol_says():
     assert (ragged >= 0).sum() == 400 and len(set((ragged >= 0).sum(1).tolist())) > 1
 
 
-@pytest.mark.parametrize("network", [LOGISTIC, TWO])
+@pytest.mark.parametrize("network", first(1, [LOGISTIC, TWO]))
 def test_pytorch_ends_with_the_same_weights(network):
     protocol = Protocol(network, **SMALL)
     swarm, theirs, *_ = comparison._both(protocol, DATA, rounds=1, processes=1)
@@ -63,6 +64,7 @@ def test_a_rate_is_tuned_on_rows_that_are_held_apart(monkeypatch):
     assert found == (0.2, {0.1: 0.5, 0.2: 0.7, 0.4: 0.0}) and used == [(300, 100, 0.1)] * 3
 
 
+@pytest.mark.thorough
 def test_both_are_timed_in_turn(monkeypatch):
     checked = []
     monkeypatch.setattr(comparison, "_check_equal", lambda *networks: checked.append(networks))

@@ -413,6 +413,7 @@ def test_naive_forecasts_are_those_of_statsforecast(series):
         np.testing.assert_allclose(errors, [naive_error, seasonal_error], rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_networks_forecast_a_year_of_co2_better_than_the_year_before():
     data = monthly().query("unique_id == 'co2'")
     found = Forecaster(horizon=12, window=24, progress=False).cross_validation(data, windows=3)

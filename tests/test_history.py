@@ -96,7 +96,7 @@ def test_a_member_that_stopped_early_goes_on_where_it_stopped():
     [
         (history([[1.0, 1.0]]), "member 0 ended the first after 2 epochs and began the second after 0"),
         (history([[1.0]], begun=2), "of other members"),
-        (history([[1.0, 1.0]], begun=2, validation_metric=np.zeros((1, 2))), "ask for the same"),
+        (history([[1.0, 1.0]], begun=2, validation_metric=np.zeros((1, 2))), "must hold the same metrics"),
     ],
 )
 def test_histories_that_do_not_follow_one_another_are_refused(second, message):

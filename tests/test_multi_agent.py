@@ -76,7 +76,7 @@ def test_a_member_whose_rewards_are_nan_is_named_and_the_others_go_on(caplog):
 
     with caplog.at_level(logging.WARNING, "turbanet"):
         swarm, _ = train(world=Unfair(**vars(WORLD)))
-    assert "member 4 are no numbers from update 0 on" in caplog.text and "its weights are lost" in caplog.text
+    assert "member 4 are NaN or infinite from update 0 on" in caplog.text and "its weights are lost" in caplog.text
     finite = np.isfinite(jax.tree.leaves(swarm.params)[0]).reshape(6, -1).all(1)
     assert finite.tolist() == [True, True, True, True, False, True]
 

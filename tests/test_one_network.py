@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiers import first
 
 import turbanet as tn
 from study.baselines.twins import mlp_twin
@@ -25,7 +26,7 @@ def serial():
     return one_network.run(SERIAL_ONE, task())
 
 
-@pytest.mark.parametrize("way", [SERIAL, HOGWILD, DDP, DOWNPOUR, LOCAL])
+@pytest.mark.parametrize("way", first(2, [SERIAL, LOCAL, HOGWILD, DDP, DOWNPOUR]))
 def test_with_one_worker_every_way_is_the_serial_one(way, serial):
     found = one_network.run(way, task(), count=1)
     np.testing.assert_allclose(found.losses.loss, serial.losses.loss, rtol=1e-3)
@@ -33,7 +34,7 @@ def test_with_one_worker_every_way_is_the_serial_one(way, serial):
     assert found.startup_seconds >= 0 and found.score(X, Y)[0] == pytest.approx(serial.score(X, Y)[0], abs=0.02)
 
 
-@pytest.mark.parametrize("way", [SHARED, LOCAL, DILOCO])
+@pytest.mark.parametrize("way", first(1, [SHARED, LOCAL, DILOCO]))
 def test_two_workers_learn(way):
     rate = 0.005 if way == DILOCO else 0.05  # an outer rate and momentum make its steps seven times as long
     found = one_network.run(way, task(epochs=20, learning_rate=rate), count=2)

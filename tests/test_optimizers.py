@@ -102,7 +102,7 @@ def test_who_averages_members_refuses_averages_of_the_optimizer(train):
     if train is tn.federated.train:
         how = {"clients": [[0, 1]], "rounds": 1, "sampled": 1}
     with pytest.raises(
-        ValueError, match=rf"{train.__name__} goes by what is trained, .* take an optimizer without averages"
+        ValueError, match=rf"{train.__name__} uses the trained parameters, .* take an optimizer without averages"
     ):
         train(made(AVERAGING["chain"][0], 1), X, Y, tn.mse, **how)
 

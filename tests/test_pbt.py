@@ -117,7 +117,7 @@ def test_the_training_goes_on_bit_for_bit():
 
 def test_a_history_of_another_run_is_refused():
     swarm, history = run()
-    with pytest.raises(ValueError, match="history is of another swarm, or of this one as it was before"):
+    with pytest.raises(ValueError, match="history does not end with this swarm"):
         run(make(), history=history)
     with pytest.raises(ValueError, match="history has values of learning_rate"):
         run(swarm, values={"weight_decay": RATES}, history=history)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import psutil
 import pytest
+from tiers import first
 
 import turbanet as tn
 from study.data_parallel.scaling import launch
@@ -68,7 +69,7 @@ def by_hand(workers, steps=5, rates=None, only=None):
     return np.array(losses)
 
 
-@pytest.mark.parametrize(("name", "workers"), [*((name, 2) for name in HERE), ("pytorch_ddp", 1), ("jax", 1)])
+@pytest.mark.parametrize(("name", "workers"), first(1, [*((name, 2) for name in HERE), ("pytorch_ddp", 1), ("jax", 1)]))
 def test_every_framework_trains_as_plain_jax_by_hand(name, workers):
     found = launch.train(name, job(), workers=workers)
     expected = by_hand(workers)
@@ -100,7 +101,7 @@ def by_fit():
     return history.train_loss.mean(1), (np.asarray(tn.predict(swarm, X[:20])).argmax(-1) == Y[:20]).mean()
 
 
-@pytest.mark.parametrize("name", ["swarm", "swarm_processes"])
+@pytest.mark.parametrize("name", first(1, ["swarm", "swarm_processes"]))
 def test_a_swarm_trains_a_network_a_core(name, by_fit):
     found = launch.train(name, job(steps=24, evaluate_every=8), workers=2)
     assert found.loss.shape == (24,) and found.loss[-1] < found.loss[0]

@@ -103,5 +103,5 @@ def test_halving_leaves_out_who_has_no_finite_score():
     score = np.array([np.nan, 3.0, np.inf, np.nan, np.nan, -np.inf, 1.0, np.nan])
     best, table = tn.halving(swarm(), lambda members, rung: (members, score[np.asarray(members.id)]), rungs=2)
     assert best.id.tolist() == [1, 6] and len(table) == 10
-    with pytest.raises(ValueError, match="All 8 members of rung 0 have a NaN or infinite score: nobody can go on"):
+    with pytest.raises(ValueError, match="All 8 members of rung 0 have a NaN or infinite score, so none can continue"):
         tn.halving(swarm(), lambda members, rung: (members, np.full(8, np.nan)), rungs=1)

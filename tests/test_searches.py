@@ -32,6 +32,7 @@ def test_every_way_searches_the_same_candidates_folds_and_networks():
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.thorough
 def test_compare_gives_seconds_and_scores_of_each_way():
     table = searches.compare(X, Y, repeats=2, **SETTINGS | {"members": [1]})
     assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, ALONE, NETWORK] and table.networks.eq(1).all()

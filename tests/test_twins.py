@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from tiers import first
 
 import turbanet as tn
 from study.baselines import twins
@@ -30,7 +31,7 @@ PLAIN = {
 }
 
 
-@pytest.fixture(scope="module", params=PAIRS)
+@pytest.fixture(scope="module", params=first(3, PAIRS))
 def pair(request):
     """(a swarm of one after one step, its PyTorch twin after the same step, their losses, images, the maker)."""
     model, make = PAIRS[request.param]

@@ -166,7 +166,9 @@ def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = Non
 
 
 def uncertainty(logits: ArrayLike, y: ArrayLike, *, ax: Any = None) -> Any:
-    """Plot the ensemble's accuracy on the share of rows of which it is surest: it rises to the left if doubt is right.
+    """Plot the ensemble's accuracy on its most confident rows against their share of all rows.
+
+    The curve rises to the left if low confidence marks wrong predictions.
 
     logits : [member, row, class]; y : int [row]
     """

@@ -150,8 +150,10 @@ class TurbaTrainState(State):
             if on_accelerator():
                 return jax.jit(jax.vmap(create))
             # One after the other: batched QR (orthogonal initialisers) can deadlock XLA's CPU threads (jaxlib 0.10.2).
-            # Level 1 compiles in half the time and gives the same bits; the program runs only once.
-            options = {"xla_backend_optimization_level": 1}
+            # Level 1 compiles in half the time and gives the same bits; the program runs only once. It would override
+            # level 0, which JAX has a setting for.
+            quick = jax.config.read("jax_disable_most_optimizations")
+            options = {} if quick else {"xla_backend_optimization_level": 1}
             return jax.jit(partial(jax.lax.map, create), compiler_options=options)
 
         leaves, tree = jax.tree.flatten(sample)
@@ -320,7 +322,7 @@ class TurbaTrainState(State):
         return (both, np.array(ids[len(self) :])) if return_ids else both
 
     def merge(self) -> Self:
-        """Merge the members to a swarm of one: mean weights and moments, the largest count, the first random key."""
+        """Merge the members into a swarm of one: mean weights and moments, the largest count, the first random key."""
         check_next_ids(self.id, 1)
 
         def mean(leaf):

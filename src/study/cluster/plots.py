@@ -39,7 +39,8 @@ def seconds(ax, table):
         value = 1000 * line.seconds / line.networks
         ax.plot([value], [position], "o", color=METHODS.get(line.way, COLOURS[OURS]), ms=5)
         ax.annotate(f"{value:.3g}", (value, position), (0, 5), textcoords="offset points", fontsize=SMALL, ha="center")
-    ax.set(yticks=range(len(table)), yticklabels=names, xlabel="milliseconds per network", ylim=(len(table) - 0.5, -0.7))
+    ax.set(yticks=range(len(table)), yticklabels=names, xlabel="milliseconds per network")
+    ax.set(ylim=(len(table) - 0.5, -0.7))
     plots.logarithmic(ax, "x")
     ax.margins(x=0.15)
     return ax

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -56,8 +57,9 @@ def repro(folder, *arguments, quick=False, **kwargs):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "src")}
     if quick:
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
-        environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": flags}
+        flags = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_parallel_codegen_split_count=1"]
+        flags += ["--xla_cpu_use_fusion_emitters=false"] * version("jaxlib").startswith("0.10.")  # gone in 0.11
+        environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": " ".join(flags)}
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, **kwargs)
 

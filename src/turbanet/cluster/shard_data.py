@@ -27,9 +27,9 @@ def states(make_swarm: Any, members: Any) -> tuple[Any, Callable | None]:
     requested = np.asarray(ids if np.ndim(members) == 0 else members).tolist()
     position_of = {id: position for position, id in enumerate(ids)}
     if unknown := [id for id in requested if id not in position_of]:
-        raise ValueError(f"make_swarm has no member {unknown[0]}: name as members ids of its own.")
+        raise ValueError(f"make_swarm has no member {unknown[0]}: members must be ids of that swarm.")
     if np.ndim(members) and len(position_of) < len(ids):
-        raise ValueError("make_swarm has members of equal ids: name as members how many it has, for all of them.")
+        raise ValueError(f"make_swarm has members with equal ids: pass their number, members={len(ids)}, not ids.")
     order = np.arange(len(ids)) if np.ndim(members) == 0 else np.asarray([position_of[id] for id in requested])
     leaves, tree = jax.tree.flatten(make_swarm)
     return tree, lambda positions: [_as_numbers(leaf, order[positions]) for leaf in leaves]

@@ -59,7 +59,7 @@ def has_averages(opt_state: Any) -> bool:
 def check_plain(swarm: State, caller: str) -> None:
     """Raise ValueError, in the name of `caller`, if a swarm predicts by other parameters than those that it trains."""
     if has_averages(swarm.opt_state):
-        problem = f"{caller} goes by what is trained, and this swarm predicts by what its optimizer keeps beside it"
+        problem = f"{caller} uses the trained parameters, but this swarm predicts with parameters of its optimizer"
         raise ValueError(f"{problem}: take an optimizer without averages, such as optax.adam(0.001).")
 
 

@@ -92,9 +92,9 @@ class Plan:
     the swarm, or as much of it as fits in memory. deterministic: whether a GPU gives equal bits as well in another
     process, and for models that add up by index (embeddings). It costs time, most of all in convolutions, which took
     two to nine times as long on an H100. kernel: whether `fit` trains each member in one GPU kernel, which holds a
-    small network from the first step of a call to the last. None: where that is possible; True: or raise ValueError;
-    False: never. It changes rounding only. The plan of a history says whether it was so, `in_kernel`, and if not, why,
-    `reason`.
+    small network from the first step of a call to the last. None: where possible; True: always, with a ValueError where
+    it is impossible; False: never. It changes rounding only. The plan of a history records whether a kernel was used
+    (`in_kernel`) and, if not, why (`reason`).
     """
 
     devices: int | str | Sequence | None = None
@@ -176,9 +176,7 @@ class Plan:
 
     def __str__(self):
         kinds = ", ".join(sorted({device.device_kind for device in self.devices}))
-        blocks = (
-            f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'as many as the rule says'} members"
-        )
+        blocks = f"{len(self.devices)} device(s) ({kinds}), blocks of {self.block or 'the default number of'} members"
         return f"{blocks}, one kernel" if self.in_kernel else blocks
 
     @property

@@ -12,7 +12,7 @@ from flax.training.train_state import TrainState
 
 
 class State(TrainState):
-    """What all that trains, scores and keeps a swarm knows of it; users have `TurbaTrainState`, which adds methods.
+    """The fields of a swarm that training, scoring and saving share; users work with the subclass `TurbaTrainState`.
 
     Shapes are those of a swarm; `get_state` returns one network, whose leaves lack the member axis.
 
@@ -28,8 +28,8 @@ class State(TrainState):
     loss_fn : the loss of one member, if set
     sample : shape and type of an input of one network, or of its parts, if known
 
-    `_stopping` and `_underway` are there while `fit` trains, trees of [member, ...]: who trains on with which best
-    weights, and how far an epoch is that is trained in parts.
+    `_stopping` and `_underway`, trees of [member, ...], are set only while `fit` runs: which members still train and
+    their best weights, and the progress of an epoch that is trained in parts.
     """
 
     step: Any

@@ -50,7 +50,7 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
         x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
     if isinstance(per_member, tuple) and len(per_member) != 2:
-        raise ValueError(f"per_member says it of x and y, True or a pair of them; got {per_member}.")
+        raise ValueError(f"per_member must be a bool or a pair (of x, of y), got {per_member}: give both entries.")
     is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(per_member, tuple(examples.values())))))
     lengths = set()
     for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):

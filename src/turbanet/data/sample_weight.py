@@ -101,8 +101,8 @@ def weighted(loss_fn: Callable) -> Callable:
     def loss(params, x, y, apply_fn, *, mask=None, **constants):
         y, weight = _with_weight(y)
         if getattr(apply_fn, "train", False) and apply_fn.state.collections:
-            statistics = f"{sorted(apply_fn.state.collections)} are of all rows of a batch, of weight 0 too"
-            raise ValueError(f"The model's {statistics}: train with weights a model without, as with GroupNorm.")
+            statistics = f"{sorted(apply_fn.state.collections)} would also count the rows of weight 0"
+            raise ValueError(f"The model's {statistics}: use a model without them, with GroupNorm for example.")
         weight = weight if mask is None else jnp.where(mask, weight, 0)
         return loss_fn(params, x, y, apply_fn, weight=weight, **constants)
 

@@ -77,7 +77,7 @@ def bootstrap(seed: int | jax.Array, *, members: int, rows: int, size: int | Non
 
 @seeded
 def k_fold(seed: int | jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Split `rows` rows in shuffled folds: -> (train, held-out) rows, each int32 [fold, row].
+    """Split `rows` rows into shuffled folds: -> (train, held-out) rows, each int32 [fold, row].
 
     seed: an int or a JAX random key. The first `rows % folds` folds hold out one row more. Raises ValueError for fewer
     than 2 folds or more than rows.
@@ -156,7 +156,7 @@ def dirichlet(seed: int | jax.Array, *, labels: Any, clients: int, alpha: float)
 
 
 def ragged(rows: Iterable[Any]) -> jax.Array:
-    """Join `rows`, an index array for each member (as from scikit-learn's splitters), to one: int32 [member, row].
+    """Join `rows`, an index array for each member (as from scikit-learn's splitters), into one: int32 [member, row].
 
     Shorter ones are padded at the end with -1. Raises ValueError for a member without rows.
     """

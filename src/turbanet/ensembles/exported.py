@@ -100,8 +100,8 @@ def export(
     kind : "members" for each member's prediction [member, row, ...], "mean" for their mean [row, ...] (regression),
         "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`. Of a classifier None is
         "probability" (columns as `classes_`), and "members" are probabilities; of a regressor None is "mean", and
-        both are in y's unit. A forecaster has one kind, "forecast": a dict of "window" [row, time], the last values,
-        and "series" int [row], places in `series_`, -> [row, step] in y's unit; of no such place NaN
+        both are in y's unit. A forecaster has one kind, "forecast": it maps a dict of "window" [row, time], the last
+        values, and "series" int [row], positions in `series_`, to [row, step] in y's unit; NaN for unknown positions
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
     platforms : such as ("cpu", "cuda"); None: the one of this process
@@ -167,7 +167,7 @@ def load_exported(path: str | os.PathLike) -> Exported:
 def _of_swarm(swarm, kind):
     """Return (kind, function of x, such an x) of a swarm."""
     if not isinstance(swarm, State):
-        advice = "of a pipeline give its last step, which takes what they made of x; of a search its best_estimator_"
+        advice = "for a pipeline, pass its last step, which takes the transformed x; for a search, its best_estimator_"
         raise ValueError(f"export takes a swarm, an estimator or a forecaster, got {type(swarm).__name__}: {advice}.")
     if kind not in KINDS:
         raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")

@@ -93,7 +93,9 @@ class SwarmEstimator(Fitted, BaseEstimator):
         X_val, y_val : the rows that `early_stopping` follows; None: a share of X that no member is trained on
         """
         if (X_val is None) != (y_val is None) or (X_val is not None and not self.early_stopping):
-            raise ValueError("X_val and y_val come together, and are what early_stopping=True follows.")
+            received = ", ".join(name for name, value in (("X_val", X_val), ("y_val", y_val)) if value is not None)
+            needed = "X_val and y_val must be passed together and with early_stopping=True"
+            raise ValueError(f"{needed}; got {received} with early_stopping={self.early_stopping}.")
         return self._fit(X, y, sample_weight, validation=None if X_val is None else (X_val, y_val))
 
     def predict_members(self, X: ArrayLike) -> np.ndarray:

@@ -78,11 +78,11 @@ def check_follows(swarm: Swarm, history: EvolutionHistory | None, *, values: Any
     if history is None:
         return
     if history.fingerprint != _fingerprint(swarm):
-        raise ValueError("history is of another swarm, or of this one as it was before: give the two of one call.")
+        raise ValueError("history does not end with this swarm: pass the swarm and the history that one call returned.")
     if set(history.values or {}) != set(values or {}) or (history.state is not None) != bool(state):
         has = f"values of {', '.join(history.values)}" if history.values else "no values"
         strategy = "no strategy" if history.state is None else "a strategy's state"
-        raise ValueError(f"history has {has} and {strategy}: go on with the rule and values that it is of.")
+        raise ValueError(f"history has {has} and {strategy}: continue with the rule and the values that produced it.")
 
 
 def _fingerprint(swarm):
@@ -106,5 +106,5 @@ def _checked(returned, born):
     if missing.any():
         ids = np.asarray(born.id)[missing]
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-        say_once(f"The fitness of member {ids[0]}{more} is NaN or infinite: the worst, the others go on.")
+        say_once(f"The fitness of member {ids[0]}{more} is NaN or infinite: it ranks last, and evolution continues.")
     return swarm, np.where(missing, np.nan, fitness)

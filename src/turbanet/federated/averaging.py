@@ -109,7 +109,7 @@ def local_sgd(
     check_whole(every=every)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
-        raise ValueError(f"local_sgd trains one network by many workers, got a swarm of {len(swarm)}: swarm[[id]].")
+        raise ValueError(f"local_sgd trains one network by many workers, got a swarm of {len(swarm)}: use swarm[[id]].")
     check_plain(swarm, "local_sgd")
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")

@@ -72,7 +72,8 @@ class FederatedHistory(Shown):
         scores = scores if isinstance(scores, dict) else {None: scores}
         if scores.get(metric) is None:
             names = [name for name, values in scores.items() if name and values is not None]
-            raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: see metric.")
+            advice = "name one of them, or train with metric="
+            raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: {advice}.")
         best = np.maximum.accumulate(np.asarray(scores[metric], float))
         above = np.flatnonzero(best >= score)
         if not len(above):
@@ -170,10 +171,10 @@ def train(
     score_every = score_every or max(1, rounds // 20)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
-        raise ValueError(f"federated.train trains one network, the server's, got a swarm of {len(swarm)}: swarm[[id]].")
+        raise ValueError(f"federated.train trains one network, got a swarm of {len(swarm)}: pass one, swarm[[id]].")
     check_plain(swarm, "federated.train")
     if schedules.needs_validation(swarm):
-        raise ValueError('The schedule "reduce" follows a validation loss after each epoch, which clients have not.')
+        raise ValueError('The schedule "reduce" needs a validation loss, which clients do not have: use another one.')
     loss_fn = swarm.loss(loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     rows, counts = _rows(clients, data.length)
@@ -187,7 +188,7 @@ def train(
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
     if noise and swarm.collections:
         names = sorted(swarm.collections)
-        raise ValueError(f"The model's {names} would leave the clients without noise: take one without, as GroupNorm.")
+        raise ValueError(f"The model's {names} would leave the clients without noise: use GroupNorm, for example.")
     held_out, scores = _validation(swarm, loss_fn, validation, metric, own_names, allow_nan)
     program = Rounds(
         loss_fn=loss_fn,

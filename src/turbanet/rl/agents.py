@@ -149,7 +149,7 @@ def train_agents(
     if on_interrupt not in ("raise", "return"):
         raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
     if solved is not None and not evaluations:
-        raise ValueError("An agent is solved by an evaluation: give evaluations=, how many there are in the training.")
+        raise ValueError(f"solved={solved} needs evaluations, got {evaluations=}: give evaluations= of at least 1.")
     check_whole(episodes=episodes)
     if evaluations:
         check_whole(evaluations=evaluations)
@@ -296,6 +296,6 @@ def warn_of_diverged(history: AgentHistory, outcome: str) -> None:
     for position in np.flatnonzero(diverged.any(0)):
         since = f"from update {diverged[:, position].argmax()} on"
         say_once(
-            f"The losses of member {history.member[position]} are no numbers {since}, as where rewards are NaN: "
-            f"{outcome}, the others went on."
+            f"The losses of member {history.member[position]} are NaN or infinite {since}, as when rewards are NaN: "
+            f"{outcome}; the other members continued."
         )

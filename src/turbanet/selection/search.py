@@ -117,7 +117,7 @@ def halving(
         finite = np.isfinite(score)
         if not finite.any():
             problem = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
-            raise ValueError(f"{problem}: nobody can go on, take smaller learning rates.")
+            raise ValueError(f"{problem}, so none can continue: use smaller learning rates.")
         if rung < rungs - 1:
             survivors = min(int(np.ceil(keep * len(swarm))), finite.sum())
             best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:survivors]

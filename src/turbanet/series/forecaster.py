@@ -41,7 +41,7 @@ class Forecaster(Fitted):
     kind : "local", "global" or "both"
     direct : whether the model returns all steps of the horizon at once; else it returns the next step, and forecasts
         are recursive
-    hist_exog_list : columns of the table that are known up to the origin only, which takes direct=True for h > 1
+    hist_exog_list : columns of the table that are known only up to the origin; requires direct=True for h > 1
     futr_exog_list : columns that are known ahead: a network sees them at each value, and as many steps later
     stat_exog_list : columns of static_df, for a global network, which never change
         Columns of all three are numbers, bool or categories. Numbers are standardised for each series, static ones over
@@ -49,7 +49,7 @@ class Forecaster(Fitted):
     loss : "squared_error", or a loss of your own; "poisson" or "negative_binomial" of counts
     nonnegative : whether no forecast is below 0, by a softplus after the model
     quantiles : levels to forecast beside the point, 0.5 among them, such as (0.1, 0.5, 0.9); the point is then their
-        median. Of counts any levels, of the distribution; the point is its mean. Takes direct=True for h > 1
+        median. Of counts any levels, of the distribution; the point is its mean. Requires direct=True for h > 1
     season : steps of a season, for the seasonal naive forecast; None: by the calendar
     freq : the calendar of times to come: a pandas offset or its name, a whole number, or a list of all times; None:
         learned from the times up to the origin

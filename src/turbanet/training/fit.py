@@ -65,7 +65,7 @@ def fit(
     ----------
     swarm : TurbaTrainState
     x, y : arrays or pytrees of arrays: [row, ...], shared by all members, or [member, row, ...] with `per_member`.
-        A CPU reads memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in where they lie
+        On a CPU, memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in are read in place
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
     epochs : int, passes over the rows of a member
     batch_size : rows of one step; a member with fewer rows uses all of its own; None: all rows
@@ -80,7 +80,7 @@ def fit(
         own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
         expects
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
-        with its best weights. Stopped members cost nothing from the next segment on that needs half as many blocks
+        with its best weights. Stopped members are set aside between segments, as soon as that halves the work
     min_delta : a validation loss is better if it is lower than the best one by more than this
     monitor : the name of a metric that patience follows instead of the validation loss ("validation_metric" for one
         given without a name)

@@ -115,7 +115,8 @@ class History(Shown):
             gap = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
             raise ValueError(f"These histories do not follow one another: {gap}.")
         if self.seen().keys() != other.seen().keys():
-            raise ValueError(f"These histories saw {list(self.seen())} and {list(other.seen())}: ask for the same.")
+            names = f"{list(self.seen())} and {list(other.seen())}"
+            raise ValueError(f"Histories to be added must hold the same metrics, got {names}: pass equal metric=.")
 
         length = max(len(self.train_loss), int((self.epochs + other.epochs).max(initial=0)))
 
