@@ -42,7 +42,7 @@ def seconds_per_agent(ax, table):
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(plots.FuncFormatter(lambda value, _: f"{value:g}"))
     plots.logarithmic(ax, "y")
-    ax.set(xlabel="agents trained", ylabel="seconds an agent")
+    ax.set(xlabel="agents trained", ylabel="seconds per agent")
     ax.legend(fontsize=SMALL)
     return ax
 
@@ -55,7 +55,7 @@ def costs(ax, table):
         above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
         ax.annotate(f"{row.seconds:.3g}", (row.seconds, position), **above)
     plots.logarithmic(ax, "x")
-    ax.set(xlabel="seconds an agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
+    ax.set(xlabel="seconds per agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
     ax.set(yticks=range(len(table)), yticklabels=table.way[::-1], ylim=(-0.5, len(table) - 0.2))
     ax.tick_params(axis="y", labelsize=SMALL)
     return ax
@@ -104,7 +104,7 @@ def foraging(ax, steps, own, one, *, at_random):
     ax.plot(steps, mean, color=COLOURS[OURS], lw=1.2, label="a network each")
     ax.plot(steps, one, color=COLOURS["PyTorch"], lw=1.2, label="one network")
     ax.axhline(at_random, color="0.4", ls=":", lw=1, label="at random")
-    ax.set(xlabel="steps", ylabel="eaten by each", ylim=(0, None))
+    ax.set(xlabel="steps", ylabel="food eaten per agent", ylim=(0, None))
     ax.legend(fontsize=SMALL)
     return ax
 

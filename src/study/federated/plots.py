@@ -54,7 +54,7 @@ def seconds(ax, table):
             each = 1000 * table[(table.network == network) & (table.way == method)].seconds
             label = None if position else method
             ax.plot(each, [position + shift] * len(each), "o", color=colour, ms=4, label=label)
-    ax.set(yticks=range(table.network.nunique()), yticklabels=table.network.unique(), xlabel="milliseconds a round")
+    ax.set(yticks=range(table.network.nunique()), yticklabels=table.network.unique(), xlabel="milliseconds per round")
     ax.invert_yaxis()
     plots.logarithmic(ax, "x")
     ax.legend(fontsize=SMALL)

@@ -77,7 +77,7 @@ def ratio_against_size(ax, table, base=OURS):
             label=method,
         )
     ax.axhline(1, color=COLOURS[base], lw=1, label=base)
-    ax.set(xlabel="networks trained", ylabel=f"time over {base}'s")
+    ax.set(xlabel="networks trained", ylabel=f"time relative to {base}")
     return _against_size(ax)
 
 
@@ -138,7 +138,7 @@ def ratios_by_workload(axes, table):
         logarithmic(ax, "x").tick_params(labelsize=SMALL)
     for ax in list(axes.flat)[table.workload.nunique() :]:
         ax.set_axis_off()
-    axes.flat[0].get_figure().supxlabel(f"time over {OURS}'s: filled warm, hollow cold", fontsize=SMALL + 1)
+    axes.flat[0].get_figure().supxlabel(f"time relative to {OURS} (filled: warm, hollow: cold)", fontsize=SMALL + 1)
     return axes
 
 
