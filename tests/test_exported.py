@@ -227,5 +227,5 @@ def test_what_is_not_fitted_is_not_exported():
         tn.export(TurbaClassifier())
     with pytest.raises(ValueError, match="Nothing is trained yet"):
         tn.export(Forecaster(horizon=1, window=2))
-    with pytest.raises(ValueError, match="export takes a swarm, an estimator or a forecaster, got dict: of a pipeline"):
+    with pytest.raises(ValueError, match="export takes a swarm, an estimator or a forecaster, got dict: for a pipeline"):
         tn.export({})
