@@ -57,11 +57,11 @@ assert not {name for name in sys.modules if name.startswith("turbanet.networks")
 """
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
+@pytest.fixture(scope="module", params=first(1, [["MLP", "LSTM", "Normed"], ["LeNet", "VGG", "MobileNet", "ResNet"]]))
+def elsewhere(tmp_path_factory, request):
     """{name: (swarm, x)}, and the folder where another process left its predictions."""
     folder = tmp_path_factory.mktemp("exported")
-    swarms = {name: made(name) for name in MODELS}
+    swarms = {name: made(name) for name in request.param}
     for name, (swarm, x) in swarms.items():
         tn.export(swarm, kind="members").save(folder / f"{name}.tn")
         np.save(folder / f"{name}.npy", x)
@@ -73,15 +73,14 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", first(3, ["MLP", "LSTM", "Normed", "LeNet", "VGG", "MobileNet", "ResNet"]))
-def test_a_loaded_program_predicts_as_the_swarm_in_another_process(elsewhere, name):
+def test_a_loaded_program_predicts_as_the_swarm_in_another_process(elsewhere):
     swarms, folder = elsewhere
-    swarm, x = swarms[name]
-    expected = np.asarray(tn.predict(swarm, x))
-    with np.load(folder / f"{name}.npz") as found:
-        for rows in ROWS:
-            scale = np.abs(expected).max()
-            np.testing.assert_allclose(found[str(rows)], expected[:, :rows], rtol=1e-5, atol=1e-5 * scale)
+    for name, (swarm, x) in swarms.items():
+        expected = np.asarray(tn.predict(swarm, x))
+        with np.load(folder / f"{name}.npz") as found:
+            for rows in ROWS:
+                scale = np.abs(expected).max()
+                np.testing.assert_allclose(found[str(rows)], expected[:, :rows], rtol=1e-5, atol=1e-5 * scale)
 
 
 def test_running_statistics_are_as_they_were_trained():
@@ -227,5 +226,7 @@ def test_what_is_not_fitted_is_not_exported():
         tn.export(TurbaClassifier())
     with pytest.raises(ValueError, match="Nothing is trained yet"):
         tn.export(Forecaster(horizon=1, window=2))
-    with pytest.raises(ValueError, match="export takes a swarm, an estimator or a forecaster, got dict: for a pipeline"):
+    with pytest.raises(
+        ValueError, match="export takes a swarm, an estimator or a forecaster, got dict: for a pipeline"
+    ):
         tn.export({})

@@ -29,7 +29,6 @@ def compared():
 
 
 @pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
-@pytest.mark.thorough
 def test_every_way_trains_the_same_networks(compared, way):
     for part in range(3):  # training loss, validation loss, accuracy: [epoch, member]
         theirs = compared.results[way][part]
