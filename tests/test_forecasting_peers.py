@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from study.forecasting import peers
 from study.sources import store
 
 
-@pytest.mark.thorough
 def test_neuralforecast_is_asked_for_the_same_training(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     close = np.exp(rng.normal(size=(120, 3)).cumsum(axis=0) / 100)

@@ -258,7 +258,6 @@ def late_listings(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_stocks_goes_on_without_tickers_that_are_listed_too_late_and_names_them(late_listings):
     left_out = pd.read_csv(late_listings / "tables/left_out.csv", keep_default_na=False)
     assert left_out["ticker"].tolist() == ["EE", "NA"]
