@@ -32,7 +32,7 @@ def test_seconds_per_agent_are_warm_and_cold():
 
 
 def test_costs_are_points_with_their_numbers():
-    table = pd.DataFrame({"way": ["TurbaNet, 4 agents", "other"], "seconds": [1.5, 84.2]})
+    table = pd.DataFrame({"method": ["TurbaNet, 4 agents", "other"], "seconds": [1.5, 84.2]})
     ax = agent_plots.costs(plt.subplots()[1], table)
     assert [text.get_text().strip() for text in ax.texts] == ["84.2", "1.5"]
     assert [line.get_xydata().tolist() for line in ax.get_lines()] == [[[84.2, 0]], [[1.5, 1]]]

@@ -25,8 +25,8 @@ def test_cart_poles_stand_still_after_their_end():
 
 
 @pytest.mark.thorough
-def test_ways_are_timed_in_processes_of_their_own():
+def test_methods_are_timed_in_processes_of_their_own():
     *_, last = agents_suite.METHODS
     table = agents_suite.methods(members=2, timesteps=1024, repeats=1, names=[last])
-    assert table.way.tolist() == [last]
+    assert table.method.tolist() == [last]
     assert np.isfinite(table.seconds).all() and (table.seconds > 0).all() and (table.megabytes > 50).all()

@@ -13,8 +13,8 @@ SETTINGS = {"members": 3, "hidden": [5], "epochs": 4, "batch_size": 50}
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.thorough
-def test_every_way_trains_the_same_networks_for_as_many_epochs():
-    trained = {way: estimator.fit(X, Y) for way, estimator in bagging.estimators(**SETTINGS).items()}
+def test_every_method_trains_the_same_networks_for_as_many_epochs():
+    trained = {method: estimator.fit(X, Y) for method, estimator in bagging.estimators(**SETTINGS).items()}
     assert list(trained) == list(bagging.METHODS)
     ours, *theirs = trained.values()
     layers = ours.swarm_.params
@@ -30,18 +30,18 @@ def test_compare_gives_seconds_and_accuracy_of_each_way():
     table = bagging.compare(
         (X[::2], Y[::2]), (X[1::2], Y[1::2]), repeats=2, learning_rate=0.03, **SETTINGS | {"epochs": 60}
     )
-    assert table.way.tolist() == list(bagging.METHODS)
+    assert table.method.tolist() == list(bagging.METHODS)
     assert (table["median"] > 0).all() and (table.repeats == 2).all()
     assert (table.accuracy > 0.5).all() and table.accuracy[1] == table.accuracy[2]  # one seed: the same networks
 
 
-def test_speedup_is_over_the_faster_way_and_the_more_accurate_one():
-    table = pd.DataFrame({"way": bagging.METHODS, "median": [2.0, 30.0, 20.0], "accuracy": [0.9, 0.85, 0.8]})
+def test_speedup_is_over_the_faster_method_and_the_more_accurate_one():
+    table = pd.DataFrame({"method": bagging.METHODS, "median": [2.0, 30.0, 20.0], "accuracy": [0.9, 0.85, 0.8]})
     assert bagging.speedup(table) == (10.0, pytest.approx(0.05))
     assert np.isclose(bagging.speedup(table.assign(median=[2.0, 1.0, 20.0]))[0], 0.5)
 
 
-def test_each_repeat_has_a_seed_of_its_own_and_the_ways_share_it(monkeypatch):
+def test_each_repeat_has_a_seed_of_its_own_and_the_methods_share_it(monkeypatch):
     seen = []
 
     def fit(estimator, data):
@@ -50,7 +50,7 @@ def test_each_repeat_has_a_seed_of_its_own_and_the_ways_share_it(monkeypatch):
 
     monkeypatch.setattr(bagging, "fitted", fit)
     bagging.compare((X, Y), (X, Y), repeats=2, seed=5, **SETTINGS)
-    assert seen[3:] == [5, 5, 5, 6, 6, 6]  # after the three that start the ways
+    assert seen[3:] == [5, 5, 5, 6, 6, 6]  # after the three that start the methods
 
 
 def test_one_process_is_read_off_a_few_of_its_networks(monkeypatch):
@@ -63,7 +63,7 @@ def test_one_process_is_read_off_a_few_of_its_networks(monkeypatch):
 
     monkeypatch.setattr(bagging, "fitted", fit)
     monkeypatch.setattr(bagging.timing.time, "perf_counter", lambda: now[0])
-    table = bagging.compare((X, Y), (X, Y), repeats=2, **SETTINGS | {"members": 20}).set_index("way")
+    table = bagging.compare((X, Y), (X, Y), repeats=2, **SETTINGS | {"members": 20}).set_index("method")
     assert table["median"].tolist() == pytest.approx([10, 10, 10])
     assert table.networks_timed.tolist() == [20, 2, 20]
 

@@ -1,4 +1,4 @@
-"""The benchmark suite: every way trains the same networks, the table is whole; no time is asserted."""
+"""The benchmark suite: every method trains the same networks, the table is whole; no time is asserted."""
 
 import json
 from dataclasses import replace
@@ -60,14 +60,14 @@ def test_the_suite_has_the_workloads_of_the_study():
 
 @pytest.mark.parametrize("name", ["sweep-small", "stocks", "lenet"])  # `test_twins` has the other networks
 @pytest.mark.thorough
-def test_every_way_trains_the_same_networks(name):
+def test_every_method_trains_the_same_networks(name):
     work = shrunk(name)
-    names = (OURS, LOOP) if name in SMALL else [way for way in METHODS if way != COMPILED]
+    names = (OURS, LOOP) if name in SMALL else [method for method in METHODS if method != COMPILED]
     runs = benchmark.runs(work, plan=PLAN, threads=1, names=names)
-    losses = {way: run()[0] for way, run in runs.items()}
+    losses = {method: run()[0] for method, run in runs.items()}
     assert losses[OURS].shape == (work.epochs, 2)
-    for way, loss in losses.items():
-        np.testing.assert_allclose(loss, losses[OURS], rtol=1e-3, err_msg=way)
+    for method, loss in losses.items():
+        np.testing.assert_allclose(loss, losses[OURS], rtol=1e-3, err_msg=method)
     again = runs[LOOP]()[0]
     np.testing.assert_array_equal(again, losses[LOOP])  # from the same start each time
 
@@ -84,7 +84,7 @@ def test_measure_gives_one_whole_row_a_way(monkeypatch):
     monkeypatch.setenv("TURBANET_COMMIT", "1a2b3c4")
     table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1e9, repeats=2, names=names)
     assert table.plan.tolist() == [str(PLAN)] + [""] * (len(table) - 1) and set(table.commit) == {"1a2b3c4"}
-    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS and list(table.way) == [KEYS[name] for name in names]
+    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS and list(table.method) == [KEYS[name] for name in names]
     assert (table.ratio_to_ours.iloc[0], table.members.iloc[0]) == (1, 2)
     np.testing.assert_allclose(table.ratio_to_ours, table.seconds_per_step / table.seconds_per_step[0])
     work = shrunk("mnist")
@@ -108,7 +108,7 @@ def test_a_loop_over_few_networks_is_read_as_one_over_all(monkeypatch):
     firsts = [{OURS: (7.0, 10.0 + number), LOOP: (0.0, 5.0 + number)} for number in range(3)]  # compiling; in all
     work = replace(shrunk("mnist"), members=6)
     kwargs = {"plan": PLAN, "peak": 1.0, "repeats": 3, "names": (OURS, LOOP), "first": lambda names, threads: firsts}
-    table = benchmark.measure(work, **kwargs).set_index("way")
+    table = benchmark.measure(work, **kwargs).set_index("method")
     assert networks[-1] == 2 and list(table.members) == [6, 6]
     expected = np.array([[3, 6, 9], [9, 18, 27]]) / work.steps  # of each repeat; the loop's three times as long
     np.testing.assert_allclose(np.stack(table.runs), expected)
@@ -134,20 +134,20 @@ def test_first_runs_compare_the_networks_that_a_loop_trains_in_any_order(names, 
     assert tuple(benchmark._first_runs(work, every, 1e-3)[0]) == names and scale == {OURS: 1, LOOP: 2}
 
 
-def test_measure_refuses_ways_that_train_something_else(monkeypatch):
+def test_measure_refuses_methods_that_train_something_else(monkeypatch):
     train = swarm_trainers.train_steps
     monkeypatch.setattr(swarm_trainers, "train_steps", lambda *args, **how: (None, 1.1 * train(*args, **how)[1]))
     with pytest.raises(AssertionError, match="mnist: one step per dispatch trains something else"):
         benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, STEPS))
 
 
-def test_a_way_that_cannot_is_left_out_and_named(monkeypatch, capsys):
+def test_a_method_that_cannot_is_left_out_and_named(monkeypatch, capsys):
     def cannot(*args, **how):
         raise NotImplementedError("no rule for this")
 
     monkeypatch.setattr(benchmark.trainers, "train_func", cannot)
     table = benchmark.measure(shrunk("mnist"), plan=PLAN, peak=1.0, repeats=1, names=(OURS, FUNC))
-    assert list(table.way) == ["turbanet"] and "torch.func vmap cannot: no rule for this" in capsys.readouterr().err
+    assert list(table.method) == ["turbanet"] and "torch.func vmap cannot: no rule for this" in capsys.readouterr().err
 
 
 def test_operations_of_the_mnist_network_by_hand():
@@ -187,7 +187,7 @@ def test_the_command_writes_quick_results_beside_the_committed_ones(tmp_path, mo
     repeats = pd.read_csv(folder / "repeats.csv")
     assert repeats.to_dict("list") == {
         "workload": [1, 1],
-        "way": [1, 1],
+        "method": [1, 1],
         "repeat": [0, 1],
         "seconds_per_step": [0.25, 0.5],
     }
@@ -224,7 +224,7 @@ def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_workload_whose_ways_differ_keeps_no_other_from_being_measured(monkeypatch):
+def test_a_workload_whose_methods_differ_keeps_no_other_from_being_measured(monkeypatch):
     def measured(work, **how):
         assert work.name != "mnist", "mnist: torch_loop\ntrains something else"
         return pd.DataFrame({"workload": [work.name]})
@@ -264,25 +264,25 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
         dict.fromkeys(COLUMNS, 1.0)
         | {
             "workload": "lenet",
-            "way": way,
+            "method": method,
             "seconds_per_step": seconds,
             "ratio_to_ours": ratio,
             "compile_seconds": compiled,
             "machine": "a machine",
         }
-        for way, seconds, ratio, compiled in lines
+        for method, seconds, ratio, compiled in lines
     ]
     pd.DataFrame(frame).to_csv(folder / "ratios.csv", index=False)
     times = {"turbanet": [1.0, 2.0, 3.0], "torch_loop": [3.0, 6.0, 9.0], "torch_func": [1.0, 1.0, 1.0]}
-    repeats = [("lenet", way, i, second) for way, seconds in times.items() for i, second in enumerate(seconds)]
-    frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "seconds_per_step"])
+    repeats = [("lenet", method, i, second) for method, seconds in times.items() for i, second in enumerate(seconds)]
+    frame = pd.DataFrame(repeats, columns=["workload", "method", "repeat", "seconds_per_step"])
     frame.to_csv(folder / "repeats.csv", index=False)
     cold = {"turbanet": [10.0, 20.0], "torch_loop": [5.0, 10.0], "torch_func": [20.0, 10.0]}
-    repeats = [("lenet", way, i, second) for way, seconds in cold.items() for i, second in enumerate(seconds)]
-    frame = pd.DataFrame(repeats, columns=["workload", "way", "repeat", "cold_seconds"])
+    repeats = [("lenet", method, i, second) for method, seconds in cold.items() for i, second in enumerate(seconds)]
+    frame = pd.DataFrame(repeats, columns=["workload", "method", "repeat", "cold_seconds"])
     frame.to_csv(folder / "cold.csv", index=False)
     table, machine = benchmark_results.read("cpu")
-    assert table.way.tolist() == [OURS, LOOP, FUNC] and machine["machine"] == table.machine[0] == "a machine"
+    assert table.method.tolist() == [OURS, LOOP, FUNC] and machine["machine"] == table.machine[0] == "a machine"
     assert table.loc[1, ["ratio", "low", "high"]].tolist() == pytest.approx([3, 3, 3])  # in each pair
     assert table.loc[1, ["cold_ratio", "cold_low", "cold_high"]].tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert table.cold_ratio[2] == pytest.approx(1) and table.cold_low[2] < 0.5 < 2 < table.cold_high[2]

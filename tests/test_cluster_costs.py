@@ -1,4 +1,4 @@
-"""What a cluster costs: data are each member's own, ways are compared by their weights, every part makes its table."""
+"""What a cluster costs: data are each member's own, methods are compared by weights, every part makes its table."""
 
 import inspect
 
@@ -35,7 +35,7 @@ def test_other_weights_end_the_comparison(monkeypatch):
         cluster_costs.overhead(members=3, repeats=1)
 
 
-def test_the_overhead_is_that_of_the_same_repeat_and_the_ways_take_turns(monkeypatch):
+def test_the_overhead_is_that_of_the_same_repeat_and_the_methods_take_turns(monkeypatch):
     ran = []
 
     def apart(name, *, folder, members, **size):
@@ -46,7 +46,7 @@ def test_the_overhead_is_that_of_the_same_repeat_and_the_ways_take_turns(monkeyp
     monkeypatch.setattr(cluster_costs, "_apart", apart)
     table = cluster_costs.overhead(members=3, repeats=2)
     assert ran == ["one_process", "two_workers", "two_workers", "one_process"]
-    assert table[table.way == cluster_costs.TWO].overhead_percent.tolist() == pytest.approx([20, 30])
+    assert table[table.method == cluster_costs.TWO].overhead_percent.tolist() == pytest.approx([20, 30])
 
 
 def test_what_fails_apart_says_its_last_words():

@@ -35,7 +35,7 @@ def test_timeline_marks_the_kill_where_what_was_lost_ends(ax):
 
 
 def test_seconds_are_milliseconds_a_network(ax):
-    draw.seconds(ax, pd.DataFrame({"way": [SHARDS, JOBLIB], "networks": [2000, 200], "seconds": [10.0, 8.0]}))
+    draw.seconds(ax, pd.DataFrame({"method": [SHARDS, JOBLIB], "networks": [2000, 200], "seconds": [10.0, 8.0]}))
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 0]], [[40, 1]]]
     assert [label.get_text() for label in ax.get_yticklabels()] == [f"{SHARDS}, 2,000", f"{JOBLIB}, 200"]
     assert [text.get_text() for text in ax.texts] == ["5", "40"]

@@ -1,4 +1,4 @@
-"""The cluster's study: series decided by their ids, the usual ways learn what a swarm learns, a node that dies."""
+"""The cluster's study: series decided by their ids, the usual methods learn what a swarm learns, a node that dies."""
 
 import contextlib
 import dataclasses
@@ -72,13 +72,13 @@ def test_a_forecaster_is_our_lstm_in_plain_flax():
     np.testing.assert_allclose(theirs, tn.LSTM(4).apply({"params": params}, x), rtol=1e-5, atol=1e-6)
 
 
-def test_usual_ways_learn_what_a_swarm_learns():
+def test_usual_methods_learn_what_a_swarm_learns():
     ids = np.array([6, 1, 3])
     swarm, history = tn.fit(MAKE(ids), DATA(ids)["x"], DATA(ids)["y"], tn.mse, epochs=2, per_member=True, **HOW)
     _, _, predictions = cluster_suite.one_process(MAKE, DATA, ids, epochs=2, **HOW)
     own = cluster_methods.jobs(MAKE, DATA, ids, epochs=2, batch_size=10)
-    ways = [cluster_methods.trained_alone(job, hidden=4, **RATE) for job in own]
-    for found in (ways, [cluster_methods.trained_by_pytorch(job, **RATE) for job in own]):
+    methods = [cluster_methods.trained_alone(job, hidden=4, **RATE) for job in own]
+    for found in (methods, [cluster_methods.trained_by_pytorch(job, **RATE) for job in own]):
         losses, forecasts = cluster_methods._stacked(found)
         np.testing.assert_allclose(losses.reshape(3, 2, 4).mean(2).T, history.train_loss, rtol=1e-4)
         np.testing.assert_allclose(forecasts, predictions, rtol=1e-4, atol=1e-5)

@@ -36,7 +36,7 @@ def test_clients_are_points_around_their_mean(ax):
 
 
 def test_seconds_are_points_in_milliseconds(ax):
-    table = pd.DataFrame({"network": ["2NN", "2NN"], "way": ["TurbaNet", "PyTorch"], "seconds": [0.05, 0.15]})
+    table = pd.DataFrame({"network": ["2NN", "2NN"], "method": ["TurbaNet", "PyTorch"], "seconds": [0.05, 0.15]})
     draw.seconds(ax, table)
     assert [line.get_xdata().tolist() for line in ax.lines] == [[50], [150]]
 

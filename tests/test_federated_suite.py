@@ -69,7 +69,7 @@ def test_both_are_timed_in_turn(monkeypatch):
     checked = []
     monkeypatch.setattr(comparison, "_check_equal", lambda *networks: checked.append(networks))
     table = comparison.beside_pytorch(Protocol(LOGISTIC, **SMALL), DATA, rounds=2, repeats=1)
-    assert table.way.tolist() == ["TurbaNet", "PyTorch"]
+    assert table.method.tolist() == ["TurbaNet", "PyTorch"]
     assert (table.seconds > 0).all() and (table.startup_seconds > 0).all()
     assert len(checked) == 1
 

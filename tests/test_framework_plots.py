@@ -14,7 +14,7 @@ MEASURED = pd.DataFrame(
         ("JAX", 2, 180.0, 170, 190, 0.9, False),
         ("JAX", 4, 160.0, 1, 200, 0.4, True),
     ],
-    columns=["framework", "workers", "images a second", "low", "high", "efficiency", "oversubscribed"],
+    columns=["framework", "workers", "images per second", "low", "high", "efficiency", "oversubscribed"],
 )
 
 
@@ -25,7 +25,7 @@ def close():
 
 
 def test_throughput_shows_what_was_measured_and_dashed_what_was_not():
-    predicted = pd.DataFrame({"workers": [1, 4], "images a second": [100.0, 390.0]})
+    predicted = pd.DataFrame({"workers": [1, 4], "images per second": [100.0, 390.0]})
     ax = framework_plots.throughput(plt.subplots()[1], MEASURED, predicted)
     (container,) = ax.containers
     np.testing.assert_allclose(container[0].get_xydata(), [[1, 100], [2, 180], [4, 160]])
@@ -49,7 +49,7 @@ def test_efficiency_has_what_is_predicted_beside_it():
     assert shown["JAX"] == [1, 0.9, 0.4] and shown["predicted"] == [1, 0.84]
 
 
-@pytest.mark.parametrize("column", ["images a second", "efficiency"])
+@pytest.mark.parametrize("column", ["images per second", "efficiency"])
 def test_by_framework_is_a_row_a_framework_and_a_mark_a_number_of_workers(column):
     table = pd.concat([MEASURED.assign(framework=name) for name in ("MXNet", "JAX")])
     ax = framework_plots.by_framework(plt.subplots()[1], table, column)
@@ -66,9 +66,9 @@ def test_no_framework_is_left_out():
     assert [container.get_label() for container in ax.containers] == list(FRAMEWORKS)
 
 
-@pytest.mark.parametrize(("by", "names"), [("framework", ["MXNet", "JAX"]), ("rows of a step", ["32", "64"])])
+@pytest.mark.parametrize(("by", "names"), [("framework", ["MXNet", "JAX"]), ("rows per step", ["32", "64"])])
 def test_accuracy_is_a_line_in_percent_for_each(by, names):
-    own = {"framework": ["MXNet", "MXNet", "JAX"], "rows of a step": [64, 64, 32]}
+    own = {"framework": ["MXNet", "MXNet", "JAX"], "rows per step": [64, 64, 32]}
     table = pd.DataFrame(own | {"seconds": [1.0, 2, 3], "accuracy": [0.1, 0.2, 0.4]})
     ax = framework_plots.accuracy(plt.subplots()[1], table, "seconds", by=by)
     shown = {line.get_label(): line.get_xydata().tolist() for line in ax.get_lines()}

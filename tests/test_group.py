@@ -30,10 +30,10 @@ def network():
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def job(way, workers=2, epochs=2, optimizer=SGD, **how):
+def job(method, workers=2, epochs=2, optimizer=SGD, **kwargs):
     order = deal(rows=40, workers=workers, epochs=epochs, batch_size=5, seed=2)
     data = torch.utils.data.TensorDataset(X, Y)
-    return group.Job(way, network(), data, torch.from_numpy(order).long(), ENTROPY, optimizer, **how)
+    return group.Job(method, network(), data, torch.from_numpy(order).long(), ENTROPY, optimizer, **kwargs)
 
 
 def loop(batches, scheduler=None):
@@ -101,8 +101,8 @@ def test_a_worker_by_hand_needs_torchrun(capsys):
     assert "start it by torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("way", ["ddp", "downpour"])
-def test_a_killed_worker_ends_the_run_in_one_sentence(way):
+@pytest.mark.parametrize("method", ["ddp", "downpour"])
+def test_a_killed_worker_ends_the_run_in_one_sentence(method):
     me = psutil.Process()
     before = set(me.children(recursive=True))
 
@@ -123,7 +123,7 @@ def test_a_killed_worker_ends_the_run_in_one_sentence(way):
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     with pytest.raises(RuntimeError, match=r"^Worker \d was ended by SIGKILL, and the others were stopped") as error:
-        group.train(job(way, epochs=100_000))
+        group.train(job(method, epochs=100_000))
     assert time.monotonic() - killed[0] < 30 and "\n" not in str(error.value)
     assert of_run() == []
 
@@ -142,7 +142,7 @@ def test_another_version_of_a_package_is_named():
     assert "process 0 has torch 2.13.0, process 2 has 2.12.0" in sentence
 
 
-def test_an_unknown_way_and_running_statistics_at_a_server_are_refused():
+def test_an_unknown_method_and_running_statistics_at_a_server_are_refused():
     with pytest.raises(ValueError, match="method must be 'ddp' or 'downpour', got 'horovod'"):
         job("horovod")
     with pytest.raises(ValueError, match="carries no running statistics"):

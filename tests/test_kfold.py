@@ -28,11 +28,11 @@ def compared():
     return kfold.compare("lenet", tn.networks.LeNet(), twins.lenet_twin, X, Y, schedules=names, augment=CHANGE, **JOB)
 
 
-@pytest.mark.parametrize("way", [SERIAL, SERIAL_ONE, PROCESSES])
-def test_every_way_trains_the_same_networks(compared, way):
+@pytest.mark.parametrize("method", [SERIAL, SERIAL_ONE, PROCESSES])
+def test_every_method_trains_the_same_networks(compared, method):
     for part in range(3):  # training loss, validation loss, accuracy: [epoch, member]
-        theirs = compared.results[way][part]
-        assert theirs.shape == (JOB["epochs"], 15 if way == PROCESSES else 2)
+        theirs = compared.results[method][part]
+        assert theirs.shape == (JOB["epochs"], 15 if method == PROCESSES else 2)
         ours = compared.results[OURS][part][:, : theirs.shape[1]]
         tolerance = {"rtol": 5e-3} if part < 2 else {"atol": 0.07}  # of 16 rows, one on the edge
         np.testing.assert_allclose(theirs, ours, **tolerance)
@@ -44,9 +44,9 @@ def test_accuracies_and_seconds_are_tables_of_every_fold(compared):
     assert compared.accuracy(PROCESSES).fold.tolist() == final.fold.tolist()
     seconds = compared.seconds()
     assert len(seconds) == 5 * 4 and (seconds.seconds > 0).all()
-    whole = compared.times.set_index("way").seconds
-    for way, part in seconds.groupby("way"):
-        assert part.seconds.sum() == pytest.approx(whole[way])
+    whole = compared.times.set_index("method").seconds
+    for method, part in seconds.groupby("method"):
+        assert part.seconds.sum() == pytest.approx(whole[method])
 
 
 def test_use_of_the_machine_is_sampled_for_each_way(compared):
@@ -95,7 +95,7 @@ def test_rates_are_pytorchs(name):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
-def test_measure_refuses_ways_that_train_something_else():
+def test_measure_refuses_methods_that_train_something_else():
     right = (np.ones((2, 3)),) * 3, np.ones(3), None, 0.0
     wrong = (np.full((2, 3), 2.0),) * 3, np.ones(3), None, 0.0
     runs = {OURS: lambda **_: (*right[0], *right[1:]), "other": lambda **_: (*wrong[0], *wrong[1:])}
@@ -103,7 +103,7 @@ def test_measure_refuses_ways_that_train_something_else():
         kfold.measure(runs, epochs=2)
 
 
-def test_ways_are_timed_on_few_epochs_and_few_networks_and_sampled_to_the_end():
+def test_methods_are_timed_on_few_epochs_and_few_networks_and_sampled_to_the_end():
     asked = {OURS: [], SERIAL: [], SERIAL_ONE: [], PROCESSES: []}
 
     def run(name, epochs, members=None, **_):

@@ -1,4 +1,4 @@
-"""study.figures.labels: one name, key, colour and marker a way, without loading what trains."""
+"""study.figures.labels: one name, key, colour and marker a method, without loading what trains."""
 
 import subprocess
 import sys
@@ -12,12 +12,12 @@ def test_labels_load_neither_torch_nor_jax():
     assert done.stdout.strip() == "[]"
 
 
-def test_keys_are_names_of_metrics_and_tell_the_ways_apart():
+def test_keys_are_names_of_metrics_and_tell_the_methods_apart():
     assert len(set(KEYS.values())) == len(KEYS) and all(key.isidentifier() for key in KEYS.values())
 
 
-def test_ways_of_one_figure_look_different():
-    assert len({COLOURS[way] for way in METHODS}) == len({MARKERS[way] for way in METHODS}) == len(METHODS)
+def test_methods_of_one_figure_look_different():
+    assert len({COLOURS[method] for method in METHODS}) == len({MARKERS[method] for method in METHODS}) == len(METHODS)
 
 
 def test_every_framework_has_a_name_and_looks_of_its_own():

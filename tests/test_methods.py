@@ -1,4 +1,4 @@
-"""study.baselines.methods: every way trains the same networks, again and again from the same weights."""
+"""study.baselines.methods: every method trains the same networks, again and again from the same weights."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from study.figures.labels import COMPILED, FUNC, FUSED, IN_JAX, LOOP, METHODS, O
 from study.sources.spirals import spirals
 
 X, Y = spirals(32)
-FULL_BATCH = tuple(way for way in METHODS if way not in (COMPILED, SKLEARN))
+FULL_BATCH = tuple(method for method in METHODS if method not in (COMPILED, SKLEARN))
 RATE, EPOCHS = 0.01, 6
 
 
@@ -30,29 +30,29 @@ def every(swarm):
     return make(swarm, names=FULL_BATCH)
 
 
-def test_full_batch_ways_are_those_asked_for(swarm, every):
+def test_full_batch_methods_are_those_asked_for(swarm, every):
     assert list(every) == list(FULL_BATCH)
     assert list(make(swarm, names=(FUSED, OURS))) == [FUSED, OURS]
 
 
-def test_full_batch_ways_without_pytorch_make_no_twins(swarm):
+def test_full_batch_methods_without_pytorch_make_no_twins(swarm):
     def never(params):
         raise AssertionError("a twin was made")
 
     assert make(swarm, names=(OURS,), twin=never)[OURS](2)[0].shape == (2, 2)
 
 
-@pytest.mark.parametrize("way", [way for way in FULL_BATCH if way != PROCESSES])
-def test_full_batch_ways_start_from_the_swarms_weights_each_time(swarm, every, way):
+@pytest.mark.parametrize("method", [method for method in FULL_BATCH if method != PROCESSES])
+def test_full_batch_methods_start_from_the_swarms_weights_each_time(swarm, every, method):
     logits = np.asarray(tn.predict(swarm, X), np.float64)
     expected = np.log(np.exp(logits).sum(-1)) - logits[:, np.arange(len(Y)), Y]
-    first, again = np.asarray(every[way](EPOCHS)[0]), np.asarray(every[way](EPOCHS)[0])
+    first, again = np.asarray(every[method](EPOCHS)[0]), np.asarray(every[method](EPOCHS)[0])
     np.testing.assert_allclose(first[0], expected.mean(-1), rtol=1e-5)
     np.testing.assert_array_equal(first, again)
     assert first.shape == (EPOCHS, 2) and (first[-1] < first[0]).all()
 
 
-def test_full_batch_ways_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
+def test_full_batch_methods_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
     seen = []
     monkeypatch.setattr(trainers, "train_loop", lambda twins, x, y, **how: seen.append(how))
     for run in make(swarm, names=(LOOP, FUSED), threads=3).values():
@@ -62,9 +62,9 @@ def test_full_batch_ways_hand_threads_and_fusion_to_pytorch(swarm, monkeypatch):
     assert seen == [common, common | {"fused": True}]
 
 
-@pytest.mark.parametrize("way", [*IN_JAX, FUNC, LOOP])
-def test_runs_of_fewer_epochs_take_the_first_batches(swarm, way):
-    run = make(swarm, names=(way,), epochs=3, batch_size=8, threads=1)[way]
+@pytest.mark.parametrize("method", [*IN_JAX, FUNC, LOOP])
+def test_runs_of_fewer_epochs_take_the_first_batches(swarm, method):
+    run = make(swarm, names=(method,), epochs=3, batch_size=8, threads=1)[method]
     np.testing.assert_allclose(run(2)[0], run()[0][:2], rtol=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_assert_equal_losses_passes_for_every_way(every):
     methods.assert_equal_losses(every, EPOCHS)
 
 
-def test_assert_equal_losses_names_the_way_that_trains_something_else(swarm):
+def test_assert_equal_losses_names_the_method_that_trains_something_else(swarm):
     other = make(swarm, names=(OURS, LOOP), learning_rate=2 * RATE)  # the swarm's own optimizer stays
     with pytest.raises(AssertionError, match="PyTorch loop trains something else"):
         methods.assert_equal_losses(other, EPOCHS)
@@ -117,11 +117,11 @@ def test_time_methods_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
 
     table = methods.time_methods({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
     assert [*table.repeat] == [0, 0, 1, 1, 2, 2]
-    assert all(set(turn.way) == {OURS, LOOP} for _, turn in table.groupby("repeat"))
+    assert all(set(turn.method) == {OURS, LOOP} for _, turn in table.groupby("repeat"))
     assert set(table.compile_seconds) == {1.5}
 
 
-def test_time_methods_tells_a_first_run_apart_where_the_way_does_not(monkeypatch):
+def test_time_methods_tells_a_first_run_apart_where_the_method_does_not(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(methods.timing.time, "perf_counter", lambda: clock[0])
     calls = []
@@ -137,11 +137,11 @@ def test_time_methods_tells_a_first_run_apart_where_the_way_does_not(monkeypatch
 
 def test_time_methods_runs_ours_by_whole_segments():
     seen = {OURS: [], LOOP: []}
-    runs = {way: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for way, calls in seen.items()}
+    runs = {method: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for method, calls in seen.items()}
     methods.time_methods(runs, 10**9, segment=16, repeats=2)
     assert {epochs % 16 for epochs in seen[OURS]} == {0} and 1 in seen[LOOP]
 
 
-def test_full_batch_ways_tell_the_compilation_of_ours_alone(swarm):
-    seconds = {way: run(3)[1] for way, run in make(swarm, names=(OURS, LOOP), plan=tn.Plan(1, 2)).items()}
+def test_full_batch_methods_tell_the_compilation_of_ours_alone(swarm):
+    seconds = {method: run(3)[1] for method, run in make(swarm, names=(OURS, LOOP), plan=tn.Plan(1, 2)).items()}
     assert seconds[OURS] > 0 and np.isnan(seconds[LOOP])

@@ -34,8 +34,8 @@ def study(tmp_path, monkeypatch):
     def make(stage, *sources):
         cells = [new_code_cell(source) for source in sources]
         cells[0].metadata.tags = ["parameters"]
-        (tmp_path / "build/source").mkdir(parents=True)
-        nbformat.write(new_notebook(cells=cells), tmp_path / f"build/source/{stage}.ipynb")
+        (tmp_path / "build/source/notebooks").mkdir(parents=True)
+        nbformat.write(new_notebook(cells=cells), tmp_path / f"build/source/notebooks/{stage}.ipynb")
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
         monkeypatch.chdir(tmp_path)
         return tmp_path
@@ -79,7 +79,7 @@ def test_parameters_lists_what_is_known(asked, said):
 
 def test_defaults_are_what_the_parameters_cell_assigns(study):
     root = study("tiny", "rate = 0.1  # per step\nsizes = [1,  # one = first\n         2]\nname = 'a = b'", "later = 1")
-    found = notebook.defaults(root / "build/source/tiny.ipynb")
+    found = notebook.defaults(root / "build/source/notebooks/tiny.ipynb")
     assert found == {"rate": 0.1, "sizes": [1, 2], "name": "a = b"}
 
 
@@ -100,7 +100,7 @@ def test_run_refuses_names_that_differ(study, capsys, cell, said):
 def test_run_says_what_makes_the_copy(study, capsys):
     study("tiny", "pass")
     assert notebook.main(["report"]) == 1
-    assert "`dvc repro source@report` makes it" in capsys.readouterr().err
+    assert "`dvc repro source` makes it" in capsys.readouterr().err
 
 
 def test_run_replaces_the_results_and_nothing_else(study):

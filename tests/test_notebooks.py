@@ -215,10 +215,10 @@ def test_run_stage_declares_each_of_its_parameters(stage):
 
 
 @pytest.mark.parametrize("stage", RUNS)
-def test_run_stage_runs_the_copy_that_a_source_stage_makes(stage):
+def test_run_stage_runs_the_copy_that_the_source_stage_makes(stage):
     name, _, variant = stage.partition("@")
     assert STAGES[stage]["cmd"] == f"python -m study.pipeline.notebook {name} {variant}".strip()
-    assert STAGES[stage]["deps"][0] in STAGES[f"source@{name}"]["outs"]
+    assert STAGES[stage]["deps"][0] == f"{STAGES['source']['outs'][0]}/{name}.ipynb"
 
 
 @pytest.mark.slow
@@ -251,8 +251,8 @@ def late_listings(tmp_path_factory):
     (folder / "data/external/stocks").mkdir(parents=True, exist_ok=True)
     pd.concat(series).to_csv(folder / "data/external/stocks/prices.csv", index=False)
     store.prepare("stocks", root=folder, source="file", tickers=6, days=160)
-    (folder / "build/source").mkdir(parents=True)
-    shutil.copy(ROOT / "notebooks/stocks.ipynb", folder / "build/source")
+    (folder / "build/source/notebooks").mkdir(parents=True)
+    shutil.copy(ROOT / "notebooks/stocks.ipynb", folder / "build/source/notebooks")
     notebook.run("stocks", root=folder)
     return folder / "reports/stocks"
 

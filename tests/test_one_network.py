@@ -1,4 +1,4 @@
-"""study.data_parallel.one_network: every way trains the same network on the same rows, and says what it took."""
+"""study.data_parallel.one_network: every method trains the same network on the same rows, and says what it took."""
 
 import numpy as np
 import pandas as pd
@@ -26,18 +26,18 @@ def serial():
     return one_network.run(SERIAL_ONE, task())
 
 
-@pytest.mark.parametrize("way", first(2, [SERIAL, LOCAL, HOGWILD, DDP, DOWNPOUR]))
-def test_with_one_worker_every_way_is_the_serial_one(way, serial):
-    found = one_network.run(way, task(), count=1)
+@pytest.mark.parametrize("method", first(2, [SERIAL, LOCAL, HOGWILD, DDP, DOWNPOUR]))
+def test_with_one_worker_every_method_is_the_serial_one(method, serial):
+    found = one_network.run(method, task(), count=1)
     np.testing.assert_allclose(found.losses.loss, serial.losses.loss, rtol=1e-3)
     assert found.losses.columns.tolist() == serial.losses.columns.tolist()
     assert found.startup_seconds >= 0 and found.score(X, Y)[0] == pytest.approx(serial.score(X, Y)[0], abs=0.02)
 
 
-@pytest.mark.parametrize("way", first(1, [SHARED, LOCAL, DILOCO]))
-def test_two_workers_learn(way):
-    rate = 0.005 if way == DILOCO else 0.05  # an outer rate and momentum make its steps seven times as long
-    found = one_network.run(way, task(epochs=20, learning_rate=rate), count=2)
+@pytest.mark.parametrize("method", first(1, [SHARED, LOCAL, DILOCO]))
+def test_two_workers_learn(method):
+    rate = 0.005 if method == DILOCO else 0.05  # an outer rate and momentum make its steps seven times as long
+    found = one_network.run(method, task(epochs=20, learning_rate=rate), count=2)
     first, last = found.losses.loss[:20].mean(), found.losses.loss[-20:].mean()
     assert last < 0.8 * first
     accuracy, classes = found.score(X, Y)
@@ -58,6 +58,6 @@ def test_a_loss_to_aim_for_is_the_mean_of_an_epoch():
     assert run.loss_after(2) == 5.5 and run.seconds_to(5.5) == 3.0 and run.seconds_to(0.5) == np.inf
 
 
-def test_an_unknown_way_is_named():
+def test_an_unknown_method_is_named():
     with pytest.raises(ValueError, match="Unknown method 'horovod'; known: PyTorch, serial, one thread"):
         one_network.run("horovod", task())

@@ -18,7 +18,7 @@ from study.pipeline import paper
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "notebooks/report"
 FRAME = pd.DataFrame(
-    {"way": ["PyTorch loop", "TurbaNet"], "warm (s)": [12.3456, 0.5], "break-even": [float("inf"), 7.0]}
+    {"method": ["PyTorch loop", "TurbaNet"], "warm (s)": [12.3456, 0.5], "break-even": [float("inf"), 7.0]}
 )
 TEXT = """# A title
 
@@ -29,7 +29,7 @@ See also [@nadeau].
 
 ## Results
 
-{{ table("times", "Seconds of each way.") }}
+{{ table("times", "Seconds of each method.") }}
 
 {{ figure("mnist/losses", "What to see.", 50) }}
 """
@@ -74,7 +74,7 @@ def test_figures_and_tables_are_numbered_and_mentioned_before_they_stand(folder)
     links = "([notebook](../notebooks/mnist.ipynb), [PDF](mnist/figures/losses.pdf))"
     place = "(mnist/figures/losses.png){#figure-mnist-losses width=50%}"
     assert f"![**Figure 1.** What to see. Three repeats. {links}]{place}" in text
-    assert ": **Table 1.** Seconds of each way." in text and "| PyTorch loop | 12.3 | never |" in text
+    assert ": **Table 1.** Seconds of each method." in text and "| PyTorch loop | 12.3 | never |" in text
 
 
 def test_a_stage_that_was_not_run_is_marked_in_the_text_and_in_its_captions(folder):
@@ -120,14 +120,14 @@ def test_machines_are_named_by_letters(folder):
 
 def test_a_table_is_also_written_as_latex_with_caption_and_label_and_as_csv(folder):
     frame = FRAME.assign(source=["@schmitt, a_b", "50 %"])
-    text = TEXT.replace("Seconds of each way.", "What `never` means [@nadeau].")
+    text = TEXT.replace("Seconds of each method.", "What `never` means [@nadeau].")
     render(folder, text, tables={"times": frame}, latex=folder / "tex")
     csv, path = sorted((folder / "tex").iterdir())
     lines = path.read_text().splitlines()
     assert pd.read_csv(csv).equals(frame)
     assert path.name == "times.tex" and r"\begin{tabular}{lrrl}" in lines
     assert r"\caption{What \texttt{never} means \citep{nadeau}.}" in lines and r"\label{tab:times}" in lines
-    assert r"way & warm (s) & break-even & source \\" in lines
+    assert r"method & warm (s) & break-even & source \\" in lines
     assert r"PyTorch loop & 12.3 & never & \citet{schmitt}, a\_b \\" in lines
     assert r"TurbaNet & 0.5 & 7 & 50 \% \\" in lines
 

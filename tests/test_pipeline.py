@@ -32,7 +32,7 @@ METRICS = {
         "data_source",
     },
     "async_sgd": {
-        *(f"{way}_accuracy" for way in ("torch_serial_one", "hogwild", "ddp", "downpour", "local_sgd")),
+        *(f"{method}_accuracy" for method in ("torch_serial_one", "hogwild", "ddp", "downpour", "local_sgd")),
         "hogwild_cpu_utilisation",
         "serial_cpu_utilisation",
         "mnist_best_torch_over_local_sgd_ratio",

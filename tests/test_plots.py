@@ -18,11 +18,15 @@ from study.figures.labels import FUSED, LOOP, METHODS, OURS, SERIAL
 
 SECONDS = {(OURS, 1): [1, 2, 3], (OURS, 4): [4, 5, 9], (LOOP, 1): [10, 10, 10], (LOOP, 4): [40, 41, 45]}
 TIMES = pd.DataFrame(
-    [{"way": way, "members": members, "seconds": one} for (way, members), all_of in SECONDS.items() for one in all_of]
+    [
+        {"method": method, "members": members, "seconds": one}
+        for (method, members), all_of in SECONDS.items()
+        for one in all_of
+    ]
 ).assign(compile_seconds=0.5)
 RATIOS = pd.DataFrame(
     [(OURS, 1, 1, 1, 1), (OURS, 4, 1, 1, 1), (LOOP, 1, 5, 4, 6), (LOOP, 4, 8.2, 8, 9)],
-    columns=["way", "members", "ratio", "low", "high"],
+    columns=["method", "members", "ratio", "low", "high"],
 )
 
 
@@ -53,16 +57,20 @@ def colours(ax):
     return {name.split(":")[0]: to_rgb(line.get_color()) for name, line in zip(names, lines)}
 
 
-def test_colours_tell_the_ways_apart():
-    assert len({plots.COLOURS[way] for way in METHODS}) == len({plots.MARKERS[way] for way in METHODS}) == len(METHODS)
+def test_colours_tell_the_methods_apart():
+    assert (
+        len({plots.COLOURS[method] for method in METHODS})
+        == len({plots.MARKERS[method] for method in METHODS})
+        == len(METHODS)
+    )
 
 
-def test_colours_are_those_of_the_way_in_every_figure():
+def test_colours_are_those_of_the_method_in_every_figure():
     first, second = plt.subplots(1, 2)[1]
     times = colours(plots.time_against_size(first, TIMES))
     ratios = colours(plots.ratio_against_size(second, RATIOS))
-    of_ways = {way: to_rgb(plots.COLOURS[way]) for way in (OURS, LOOP)}
-    assert times == {f"{OURS}, cold": of_ways[OURS]} | of_ways and ratios == of_ways
+    of_methods = {method: to_rgb(plots.COLOURS[method]) for method in (OURS, LOOP)}
+    assert times == {f"{OURS}, cold": of_methods[OURS]} | of_methods and ratios == of_methods
 
 
 def test_style_lays_figures_out_by_itself():
@@ -127,7 +135,7 @@ def test_ratio_against_size_takes_another_base(ax):
 
 def test_ratios_by_workload_has_an_axes_a_workload_and_both_ratios():
     axes = plt.subplots(1, 3, sharex=True, sharey=True)[1]
-    table = pd.DataFrame({"workload": ["a", "a", "b"], "way": [LOOP, FUSED, LOOP], "ratio": [4.0, 2.0, 0.5]})
+    table = pd.DataFrame({"workload": ["a", "a", "b"], "method": [LOOP, FUSED, LOOP], "ratio": [4.0, 2.0, 0.5]})
     table = table.assign(low=table.ratio - 0.25, high=table.ratio + 0.5, cold_ratio=[1.0, 3.0, 0.125])
     plots.ratios_by_workload(axes, table)
     assert [ax.get_title() for ax in axes[:2]] == ["a", "b"] and not axes[2].axison
@@ -199,7 +207,7 @@ def test_error_distribution_counts_a_ticker_without_error(ax):
 def test_seconds_by_model_has_an_axes_a_model_and_a_point_a_way():
     times = pd.DataFrame(
         [(m, w, s) for m, pair in {"a": (1.0, 4.0), "b": (2.0, 3.0)}.items() for w, s in zip((OURS, SERIAL), pair)],
-        columns=["model", "way", "seconds"],
+        columns=["model", "method", "seconds"],
     )
     axes = plt.subplots(1, 2, sharey=True)[1]
     plots.seconds_by_model(axes, times.assign(low=times.seconds / 2, high=times.seconds + 1))

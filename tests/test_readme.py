@@ -231,7 +231,7 @@ def claim():
     from study.gpu import chapter
     from study.pipeline.reports import number, read_metrics, read_table
 
-    table = read_table("sweep/small", "sweep").set_index(["way", "members"])["median (s)"]
+    table = read_table("sweep/small", "sweep").set_index(["method", "members"])["median (s)"]
     members = read_metrics("sweep/small")["members"]
     over_one = table[OURS, members] / min(table[LOOP, 1], table[FUSED, 1])
     gpu = chapter.numbers(chapter.cards(ROOT / "reports/gpu")[0])

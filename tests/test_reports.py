@@ -16,7 +16,7 @@ from study.figures import plots
 from study.pipeline import reports
 
 STAGES = {"sweep/small", "sweep/large", "mnist", "kfold", "evolution", "async_sgd", "gpu"}
-FRAME = pd.DataFrame({"way": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
+FRAME = pd.DataFrame({"method": ["PyTorch_loop", "50 %"], "seconds": [1.23456789, 2000.0], "members": [1, 128]})
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_read_metrics_of_a_missing_stage_says_what_makes_it(root):
 def test_table_is_written_as_csv(report):
     report.table(FRAME, "times")
     lines = (report.folder / "tables/times.csv").read_text().splitlines()
-    assert lines == ["way,seconds,members", "PyTorch_loop,1.23457,1", "50 %,2000.0,128"]
+    assert lines == ["method,seconds,members", "PyTorch_loop,1.23457,1", "50 %,2000.0,128"]
 
 
 def test_table_gives_the_rounded_frame_and_leaves_its_argument(report):
@@ -215,9 +215,9 @@ def test_published_names_only_known_stages_and_says_why():
 
 
 def test_markdown_by_hand():
-    frame = pd.DataFrame({"way": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
+    frame = pd.DataFrame({"method": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
     lines = [
-        "| way | seconds | ratio |",
+        "| method | seconds | ratio |",
         "| ------ | ----------: | ------: |",
         r"| a\|b | 1,234,568 | 0.123 |",
         "| c |  | -12.3 |",

@@ -48,7 +48,7 @@ def test_throughput_has_every_framework_that_is_there_at_each_number_of_workers(
 
 
 def measured(**losses):
-    """A table of throughput: 100 images a second at one worker of 8 rows, 110 of 16, 150 to 170 at two of 8."""
+    """A table of throughput: 100 images per second at one worker of 8 rows, 110 of 16, 150 to 170 at two of 8."""
     cases = [(1, 8, 0, 100.0), (1, 16, 0, 110.0), (2, 8, 0, 150.0), (2, 8, 1, 160.0), (2, 8, 2, 170.0)]
     lines = [
         (name, workers, size, workers > 1, part, rate, 2.0, loss)
@@ -61,8 +61,8 @@ def measured(**losses):
 
 def test_weak_scaling_compares_equal_batches_and_strong_scaling_equal_steps():
     weak = suite.compared(measured(jax=2.3), batch_size=8).set_index("workers")
-    assert weak["images a second"].tolist() == [100, 160] and weak["speed-up"].tolist() == [1, 1.6]
-    assert weak.efficiency.tolist() == [1, 0.8] and weak["rows of a step"].tolist() == [8, 16]
+    assert weak["images per second"].tolist() == [100, 160] and weak["speed-up"].tolist() == [1, 1.6]
+    assert weak.efficiency.tolist() == [1, 0.8] and weak["rows per step"].tolist() == [8, 16]
     assert weak.loc[2, ["low", "high", "startup (s)", "oversubscribed"]].tolist() == [150, 170, 2, True]
     strong = suite.compared(measured(jax=2.3), rows=16).set_index("workers")
     assert strong["speed-up"].tolist() == pytest.approx([1, 160 / 110])

@@ -12,17 +12,17 @@ SETTINGS = {"members": [1, 2], "learning_rates": [0.001, 0.03], "weight_decays":
 SETTINGS |= {"hidden": [5], "epochs": 12, "batch_size": 20}
 
 
-def test_every_way_searches_the_same_candidates_folds_and_networks():
+def test_every_method_searches_the_same_candidates_folds_and_networks():
     made = searches.searches(**SETTINGS)
     assert list(made) == [
-        *((way, 1) for way in (TOGETHER, ONE_BY_ONE, ALONE, NETWORK)),
-        *((way, 2) for way in (TOGETHER, ONE_BY_ONE)),
+        *((method, 1) for method in (TOGETHER, ONE_BY_ONE, ALONE, NETWORK)),
+        *((method, 2) for method in (TOGETHER, ONE_BY_ONE)),
     ]
     assert {search.cv for search in made.values()} == {3}
-    for (way, count), search in made.items():
+    for (method, count), search in made.items():
         assert list(map(list, search.param_grid.values())) == [[0.001, 0.03], [0.0, 0.1]]
         settings = search.estimator.get_params()
-        if way != NETWORK:
+        if method != NETWORK:
             assert (settings["members"], settings["bootstrap"]) == (count, count > 1)
     network, ours = made[NETWORK, 1].estimator, made[TOGETHER, 1].estimator
     assert tuple(network.hidden_layer_sizes) == ours.hidden == (5,)
@@ -35,7 +35,7 @@ def test_every_way_searches_the_same_candidates_folds_and_networks():
 @pytest.mark.thorough
 def test_compare_gives_seconds_and_scores_of_each_way():
     table = searches.compare(X, Y, repeats=2, **SETTINGS | {"members": [1]})
-    assert table.way.tolist() == [TOGETHER, ONE_BY_ONE, ALONE, NETWORK] and table.networks.eq(1).all()
+    assert table.method.tolist() == [TOGETHER, ONE_BY_ONE, ALONE, NETWORK] and table.networks.eq(1).all()
     assert (table[["cold", "median"]] > 0).all(axis=None) and (table.repeats == 2).all()
     assert np.isnan(table.gap).tolist() == np.isnan(table.typical_gap).tolist() == [False, True, False, True]
     assert table.typical_gap[0] <= table.gap[0] < 0.02  # a row of 150 by roundings at most

@@ -67,7 +67,7 @@ def test_comments_and_notebooks_run_by_hand_make_only_their_copies_stale(pipelin
     book.metadata.language_info = {"name": "python", "version": "3.14.0"}
     book.metadata.kernelspec = {"name": "other", "display_name": "Other", "language": "python"}
     nbformat.write(book, file)
-    assert set(repro(pipeline)) == {"code@turbanet", "code@study", "source@mnist"}
+    assert set(repro(pipeline)) == {"code@turbanet", "code@study", "source"}
 
 
 def test_one_stage_and_the_report_are_rebuilt_and_the_stale_ones_named(pipeline, monkeypatch, capfd):

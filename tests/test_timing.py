@@ -42,8 +42,8 @@ def test_interleave_waits_for_results_inside_the_clock(monkeypatch):
 
 
 def test_interleave_passes_torch_and_none_through():
-    ways = {"torch": lambda: torch.ones(2), "nothing": lambda: None, "jax": lambda: jnp.ones(2)}
-    assert {way: len(s) for way, s in timing.interleave(ways, repeats=2).items()} == dict.fromkeys(ways, 2)
+    methods = {"torch": lambda: torch.ones(2), "nothing": lambda: None, "jax": lambda: jnp.ones(2)}
+    assert {method: len(s) for method, s in timing.interleave(methods, repeats=2).items()} == dict.fromkeys(methods, 2)
 
 
 def test_interleave_hands_over_what_the_timed_calls_returned():
@@ -74,7 +74,7 @@ def test_interleave_refuses_no_repeats():
 
 def test_summary_gives_median_and_spread():
     table = timing.summary({"a": [3.0, 1.0, 10.0], "b": [2.0, 4.0]})
-    assert table.columns.tolist() == ["way", "median", "low", "high", "repeats"]
+    assert table.columns.tolist() == ["method", "median", "low", "high", "repeats"]
     assert table.to_numpy().tolist() == [["a", 3.0, 1.0, 10.0, 3], ["b", 3.0, 2.0, 4.0, 2]]
 
 
@@ -149,8 +149,8 @@ def test_extrapolate_asks_for_whole_units(clock):
 
 def test_extrapolate_takes_turns(clock):
     order = []
-    ways = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
-    timing.extrapolate(ways, 2, repeats=2)
+    methods = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
+    timing.extrapolate(methods, 2, repeats=2)
     assert order == ["a", "b", "a", "b"]
 
 
@@ -162,7 +162,7 @@ def test_ratio_is_the_geometric_mean_over_pairs():
 
 def test_ratio_draws_whole_pairs():
     rng = np.random.default_rng(0)
-    slow = rng.lognormal(0, 1, 12)  # what the machine does to both ways of one turn
+    slow = rng.lognormal(0, 1, 12)  # what the machine does to both methods of one turn
     paired = timing.ratio(3 * slow, slow)
     apart = timing.ratio(3 * slow, rng.permutation(slow))
     assert paired[2] - paired[1] < 1e-9 < apart[2] - apart[1]
@@ -203,13 +203,15 @@ def test_beyond_leaves_out_what_a_call_costs_by_itself(monkeypatch):
     assert timing.beyond(None, 4, 3) == pytest.approx(0.001)
 
 
-def test_against_takes_the_best_way_warm_and_the_best_way_cold():
+def test_against_takes_the_best_method_warm_and_the_best_method_cold():
     each = {"ours": [9.0, 10, 11], "compiled": [18.0, 20, 22], "loop": [36.0, 40, 44]}
     found = timing.against(each, {"ours": 50.0, "compiled": 60.0}, base="ours", units=10, unit="steps")
-    assert found["warm_ratio"] == pytest.approx(2)  # of the compiled way
+    assert found["warm_ratio"] == pytest.approx(2)  # of the compiled method
     assert (found["warm_ratio_low"], found["warm_ratio_high"]) == pytest.approx((2, 2))
     assert found["cold_ratio"] == pytest.approx(40 / 60)  # of the loop, as 80 is more
-    assert found["break_even_steps"] == pytest.approx(50 / 3)  # the loop's; from the compiled way it is ahead at once
+    assert found["break_even_steps"] == pytest.approx(
+        50 / 3
+    )  # the loop's; from the compiled method it is ahead at once
 
 
 def test_against_says_neither_an_interval_nor_a_break_even_that_is_none():

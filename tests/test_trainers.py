@@ -1,4 +1,4 @@
-"""The usual ways of training: each equals a plain Optax loop on the plain Flax model."""
+"""The usual methods of training: each equals a plain Optax loop on the plain Flax model."""
 
 from functools import cache, partial
 
@@ -17,7 +17,7 @@ from turbanet.networks.models import LSTM, MLP
 
 MEMBERS, ROWS, EPOCHS = 3, 24, 3
 RATE = 0.01
-WAYS = {
+TRAINERS = {
     "loop": partial(trainers.train_loop, threads=1),
     "fused": partial(trainers.train_loop, threads=1, fused=True),
     "func": partial(trainers.train_func, threads=1),
@@ -121,10 +121,10 @@ def test_twin_is_a_copy(mlp):
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_train_in_pytorch_equals_optax(case, way):
+@pytest.mark.parametrize("method", TRAINERS)
+def test_train_in_pytorch_equals_optax(case, method):
     twins = case.twins()
-    losses = WAYS[way](twins, case.x, case.y, **arguments(case))
+    losses = TRAINERS[method](twins, case.x, case.y, **arguments(case))
     predictions = [trainers.torch_predict(t, case.member(case.x, i)) for i, t in enumerate(twins)]
     assert losses.dtype == np.float64
     np.testing.assert_allclose(losses, case.losses, rtol=1e-4)
@@ -139,17 +139,17 @@ def test_train_steps_equals_optax(case):
     np.testing.assert_allclose(swarm.predict(x), case.predictions, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["loop", "func"])
-def test_train_takes_one_hot_and_wide_types(mlp, way):
+@pytest.mark.parametrize("method", ["loop", "func"])
+def test_train_takes_one_hot_and_wide_types(mlp, method):
     one_hot = np.eye(4)[mlp.y]  # float64, as x below
-    losses = WAYS[way](mlp.twins(), mlp.x.astype(np.float64), one_hot, **arguments(mlp))
+    losses = TRAINERS[method](mlp.twins(), mlp.x.astype(np.float64), one_hot, **arguments(mlp))
     np.testing.assert_allclose(losses, mlp.losses, rtol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["loop", "func"])
-def test_train_keeps_input_bias_at_zero(lstm, way):
+@pytest.mark.parametrize("method", ["loop", "func"])
+def test_train_keeps_input_bias_at_zero(lstm, method):
     twins = [reinitialise(twin, seed=0) for twin in lstm.twins()]
-    WAYS[way](twins, lstm.x, lstm.y, **arguments(lstm))
+    TRAINERS[method](twins, lstm.x, lstm.y, **arguments(lstm))
     assert all(not twin.lstm.bias_ih_l0.any() and twin.lstm.bias_hh_l0.any() for twin in twins)
 
 
@@ -171,10 +171,10 @@ def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     assert threads == [1, 1, 1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_train_names_known_losses(mlp, way):
+@pytest.mark.parametrize("method", TRAINERS)
+def test_train_names_known_losses(mlp, method):
     with pytest.raises(ValueError, match="Unknown loss 'hinge'; known: cross_entropy, mse"):
-        WAYS[way](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, loss="hinge"))
+        TRAINERS[method](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, loss="hinge"))
 
 
 BAD = {
@@ -189,14 +189,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-@pytest.mark.parametrize("way", [*WAYS, "steps"])
-def test_train_refuses_what_does_not_fit(mlp, way, message):
+@pytest.mark.parametrize("method", [*TRAINERS, "steps"])
+def test_train_refuses_what_does_not_fit(mlp, method, message):
     changed = BAD[message]
     with pytest.raises(ValueError, match=message):
-        if way == "steps":
+        if method == "steps":
             swarm_trainers.train_steps(mlp.swarm, mlp.x, mlp.y, mlp.loss_fn, **{**mlp.how(), **changed})
         else:
-            WAYS[way](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, **changed))
+            TRAINERS[method](mlp.twins(), mlp.x, mlp.y, **arguments(mlp, **changed))
 
 
 def test_train_refuses_unequal_rows(mlp):

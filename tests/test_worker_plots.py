@@ -35,8 +35,8 @@ def test_staleness_is_the_share_of_steps():
 
 
 def test_speed_ups_are_bars_with_their_numbers():
-    ways = pd.DataFrame({"way": [SERIAL_ONE, LOCAL], "speed-up": [1.0, 1.75]})
-    ax = worker_plots.speed_ups(plt.subplots()[1], ways, SERIAL_ONE)
+    methods = pd.DataFrame({"method": [SERIAL_ONE, LOCAL], "speed-up": [1.0, 1.75]})
+    ax = worker_plots.speed_ups(plt.subplots()[1], methods, SERIAL_ONE)
     assert [bar.get_width() for bar in ax.patches] == [1.75, 1.0]
     assert [text.get_text().strip() for text in ax.texts] == ["1.75", "1.00"]
     ax.figure.draw_without_rendering()
@@ -50,9 +50,11 @@ def test_architectures_name_each_way():
 
 
 def test_speed_ups_against_workers_are_open_where_workers_share_cores():
-    columns = ["way", "workers", "speed-up", "oversubscribed"]
-    ways = pd.DataFrame([(HOGWILD, 1, 0.9, False), (HOGWILD, 2, 1.7, False), (HOGWILD, 4, 1.6, True)], columns=columns)
-    ax = worker_plots.against_workers(plt.subplots()[1], ways)
+    columns = ["method", "workers", "speed-up", "oversubscribed"]
+    methods = pd.DataFrame(
+        [(HOGWILD, 1, 0.9, False), (HOGWILD, 2, 1.7, False), (HOGWILD, 4, 1.6, True)], columns=columns
+    )
+    ax = worker_plots.against_workers(plt.subplots()[1], methods)
     line, opened = ax.get_lines()[:2]
     np.testing.assert_allclose(line.get_xydata(), [[1, 0.9], [2, 1.7], [4, 1.6]])
     np.testing.assert_allclose(opened.get_xydata(), [[4, 1.6]])
@@ -60,7 +62,7 @@ def test_speed_ups_against_workers_are_open_where_workers_share_cores():
 
 
 def test_each_seed_is_a_point_and_their_median_a_line():
-    seconds = pd.DataFrame({"way": [HOGWILD] * 3 + [LOCAL], "seconds_to_loss": [3.0, 1, 2, 0.5]})
+    seconds = pd.DataFrame({"method": [HOGWILD] * 3 + [LOCAL], "seconds_to_loss": [3.0, 1, 2, 0.5]})
     ax = worker_plots.seconds_of_seeds(plt.subplots()[1], seconds)
     assert [label.get_text() for label in ax.get_yticklabels()] == [LOCAL, HOGWILD]
     points, median = ax.get_lines()[2:]

@@ -48,15 +48,15 @@ def seconds_per_agent(ax, table):
 
 
 def costs(ax, table):
-    """Plot a labelled point on a logarithmic axis for each line of a table of way and seconds."""
+    """Plot a labelled point on a logarithmic axis for each line of a table of method and seconds."""
     for position, row in enumerate(table[::-1].itertuples()):
-        colour = COLOURS[OURS] if row.way.startswith(OURS) else COLOURS["PyTorch"]
+        colour = COLOURS[OURS] if row.method.startswith(OURS) else COLOURS["PyTorch"]
         ax.plot(row.seconds, position, "o", color=colour, ms=5)
         above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
         ax.annotate(f"{row.seconds:.3g}", (row.seconds, position), **above)
     plots.logarithmic(ax, "x")
     ax.set(xlabel="seconds per agent", xlim=(table.seconds.min() / 3, 3 * table.seconds.max()))
-    ax.set(yticks=range(len(table)), yticklabels=table.way[::-1], ylim=(-0.5, len(table) - 0.2))
+    ax.set(yticks=range(len(table)), yticklabels=table.method[::-1], ylim=(-0.5, len(table) - 0.2))
     ax.tick_params(axis="y", labelsize=SMALL)
     return ax
 

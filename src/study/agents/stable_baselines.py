@@ -53,7 +53,7 @@ def agent(config: PPOConfig, environment: str, *, vectorised: str = VECTORISED[0
 def seconds(
     config: PPOConfig, environment: str, *, vectorised: str, threads: int, updates: int, agents: int = 1
 ) -> float:
-    """Time `updates` updates of an agent after a warm-up update: seconds an agent, of `agents` processes at once."""
+    """Time `updates` updates of an agent after a warm-up update: seconds per agent, of `agents` processes at once."""
     call = json.dumps([config._asdict(), environment, vectorised, threads, updates])
     command = [sys.executable, "-m", __name__, call]
     with ThreadPoolExecutor(agents) as threads_of_processes:

@@ -81,7 +81,7 @@ def setups(*, updates=20, repeats=3):
 
 
 def methods(*, members=64, timesteps=51_200, repeats=3, names=tuple(METHODS)):
-    """Time CartPole agents by this library and by `jit(vmap(train))` of the same program: a table, seconds an agent.
+    """Time CartPole agents by this library and by `jit(vmap(train))` of the same program: a table, seconds per agent.
 
     The last method runs two processes at once with half of the agents each; every run has new processes.
     """
@@ -103,7 +103,7 @@ def methods(*, members=64, timesteps=51_200, repeats=3, names=tuple(METHODS)):
             whole = CLEANRL.total_timesteps / timesteps / members
             lines.append((method, repeat, warm * whole, cold - warm, max(each["megabytes"] for each in found)))
             print(f"{method}: {lines[-1][2]:.2f} s an agent", flush=True)
-    return pd.DataFrame(lines, columns=["way", "repeat", "seconds", "startup_seconds", "megabytes"])
+    return pd.DataFrame(lines, columns=["method", "repeat", "seconds", "startup_seconds", "megabytes"])
 
 
 def many(*, members=10_000):
@@ -118,7 +118,7 @@ def many(*, members=10_000):
     return pd.DataFrame([{"members": members, "transitions": members * timesteps, **costs}])
 
 
-PARTS = {"agents_setups": setups, "agents_ways": methods, "agents_many": many}
+PARTS = {"agents_setups": setups, "agents_methods": methods, "agents_many": many}
 
 
 def _main(devices, block, members, timesteps, which="cleanrl"):

@@ -64,7 +64,7 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
 
     Returns
     -------
-    pandas table : way, median, low, high (s), repeats, accuracy (on the test rows, in [0, 1], mean over repeats),
+    pandas table : method, median, low, high (s), repeats, accuracy (on the test rows, in [0, 1], mean over repeats),
         networks_timed. A swarm compiles anew in each run; a short training before starts scikit-learn's processes. One
         process trains the same networks as two, so it is timed on FEW of them and takes over the accuracy of the two.
     """
@@ -98,7 +98,7 @@ def fitted(estimator, data):
 
 def speedup(table) -> tuple[float, float]:
     """Return (time of scikit-learn's faster method over ours, our accuracy less its best) from a `compare` table."""
-    by_method = table.set_index("way")
+    by_method = table.set_index("method")
     ours = by_method.loc[OURS]
     sklearn = by_method.loc[[SKLEARN_ONE, SKLEARN_TWO]]
     return float(sklearn["median"].min() / ours["median"]), float(ours.accuracy - sklearn.accuracy.max())

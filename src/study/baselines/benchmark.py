@@ -61,12 +61,12 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
     compiled = [
         np.median([compile_seconds(*one[method], np.median(seconds[method])) for one in firsts]) for method in every
     ]
-    ours = table.way == OURS  # a row, or none: then the ratios are NaN
+    ours = table.method == OURS  # a row, or none: then the ratios are NaN
     operations = work.operations() * work.members
     table = table.assign(cold_seconds=[np.median(one) for one in cold_runs])
     table = table.assign(
         workload=work.name,
-        way=table.way.map(KEYS),
+        method=table.method.map(KEYS),
         members=work.members,
         ratio_to_ours=table.seconds_per_step / table.seconds_per_step[ours].mean(),
         cold_ratio_to_ours=table.cold_seconds / table.cold_seconds[ours].mean(),

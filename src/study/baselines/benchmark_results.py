@@ -12,7 +12,7 @@ from study.pipeline.paths import repository
 
 COLUMNS = (
     "workload",
-    "way",
+    "method",
     "members",
     "seconds_per_step",
     "ratio_to_ours",
@@ -27,7 +27,7 @@ COLUMNS = (
     "commit",
 )
 
-RUNS = "runs"  # seconds a step of each repeat, in turn with the other methods'
+RUNS = "runs"  # seconds per step of each repeat, in turn with the other methods'
 COLD = "cold_runs"  # seconds of a whole first run in each new process
 
 
@@ -39,8 +39,8 @@ def write(folder, table, machine, before=None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "ratios.csv", table[list(COLUMNS)], before)
     for runs, name, column in ((RUNS, "repeats", "seconds_per_step"), (COLD, "cold", "cold_seconds")):
-        repeats = table[["workload", "way", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
-        repeats.insert(2, "repeat", repeats.groupby(["workload", "way"]).cumcount())
+        repeats = table[["workload", "method", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
+        repeats.insert(2, "repeat", repeats.groupby(["workload", "method"]).cumcount())
         _write(folder / f"{name}.csv", repeats, before)
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
 
@@ -72,21 +72,21 @@ def read(name: str):
     table = pd.read_csv(folder / "ratios.csv")
     warm = _runs(folder / "repeats.csv")
     cold = _runs(folder / "cold.csv") if (folder / "cold.csv").is_file() else {}  # older results have one each
-    cold = {(row.workload, row.way): [row.cold_seconds] for row in table.itertuples()} | cold
-    ours = table[table.way == KEYS[OURS]].set_index("workload")
+    cold = {(row.workload, row.method): [row.cold_seconds] for row in table.itertuples()} | cold
+    ours = table[table.method == KEYS[OURS]].set_index("workload")
     lines = []
     for row in table.itertuples():
         base = ours.loc[row.workload]
-        ratios = (timing.ratio(runs[row.workload, row.way], runs[row.workload, KEYS[OURS]]) for runs in (warm, cold))
+        ratios = (timing.ratio(runs[row.workload, row.method], runs[row.workload, KEYS[OURS]]) for runs in (warm, cold))
         costs = base.compile_seconds, base.seconds_per_step, row.compile_seconds, row.seconds_per_step
-        ahead = np.nan if row.way == KEYS[OURS] else timing.break_even(*costs)
-        lines.append((*itertools.chain(*ratios), ahead, len(warm[row.workload, row.way])))
+        ahead = np.nan if row.method == KEYS[OURS] else timing.break_even(*costs)
+        lines.append((*itertools.chain(*ratios), ahead, len(warm[row.workload, row.method])))
     found = ["ratio", "low", "high", "cold_ratio", "cold_low", "cold_high", "break_even_steps", "repeats"]
     table[found] = lines
     table = table.drop(columns=["ratio_to_ours", "cold_ratio_to_ours"])
     steps = {work.name: work.steps for work in workloads().values()}
     here = json.loads((folder / "machine.json").read_text())
-    table = table.assign(way=table.way.map(NAMES), steps=table.workload.map(steps))
+    table = table.assign(method=table.method.map(NAMES), steps=table.workload.map(steps))
     return table.astype({"repeats": int}), here
 
 
@@ -94,5 +94,5 @@ def _runs(file):
     """Read {(workload, method's key): seconds [repeat]}."""
     import pandas as pd
 
-    groups = pd.read_csv(file).set_index(["workload", "way", "repeat"]).iloc[:, 0].groupby(level=[0, 1], sort=False)
+    groups = pd.read_csv(file).set_index(["workload", "method", "repeat"]).iloc[:, 0].groupby(level=[0, 1], sort=False)
     return {pair: seconds.tolist() for pair, seconds in groups}

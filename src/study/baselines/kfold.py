@@ -67,15 +67,15 @@ class Comparison:
     use: dict
 
     def seconds(self):
-        """Tabulate schedule, way, seconds: each method's median, split in proportion to the schedules' own seconds."""
+        """Tabulate schedule, method, seconds: a method's median, split in proportion to the schedules' own seconds."""
         import pandas as pd
 
         each = pd.Series(self.results[PROCESSES][3])
         share = each.groupby(self.found.members.schedule, sort=False).sum() / each.sum()
         lines = []
-        for method, whole in self.times.groupby("way", sort=False).seconds.median().items():
+        for method, whole in self.times.groupby("method", sort=False).seconds.median().items():
             lines += [(name, method, whole * part) for name, part in share.items()]
-        return pd.DataFrame(lines, columns=["schedule", "way", "seconds"])
+        return pd.DataFrame(lines, columns=["schedule", "method", "seconds"])
 
     def accuracy(self, method):
         """Tabulate validation accuracy after the last epoch: schedule, fold, seed, accuracy."""
@@ -133,7 +133,7 @@ def compare(
     np.testing.assert_array_equal(results[OURS][0], history.train_loss[:timed_epochs])
     scores = history.train_loss, history.validation_loss, history.validation_metric["accuracy"]
     results[OURS] = *scores, np.full(len(fold), history.steady_seconds / len(fold)), None, history.compile_seconds
-    times.loc[times.way == OURS, "compile_seconds"] = history.compile_seconds
+    times.loc[times.method == OURS, "compile_seconds"] = history.compile_seconds
     frame = use_of_swarm.frame
     use_of_swarm.frame = frame[frame.seconds > frame.seconds.max() - history.steady_seconds]  # the training alone
     return Comparison(found, results, times, {OURS: use_of_swarm, **use})
@@ -148,8 +148,8 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     in `sampled` run once to the end under `machine.utilisation`: the processes on all members, which gives PyTorch's
     scores, the others on FEW.
 
-    times : a table of way, repeat, seconds (to train all members for all epochs, as the method itself reports, without
-    compilation and data sent to processes), compile_seconds, networks_timed
+    times : a table of method, repeat, seconds (to train all members for all epochs, as the method itself reports,
+    without compilation and data sent to processes), compile_seconds, networks_timed
     """
     import pandas as pd
 
@@ -171,7 +171,7 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     for name in sampled:
         with utilisation() as use[name]:
             results[name] = runs[name](epochs=epochs, members=None if name == PROCESSES else FEW)
-    columns = ["way", "repeat", "seconds", "compile_seconds", "networks_timed"]
+    columns = ["method", "repeat", "seconds", "compile_seconds", "networks_timed"]
     return results, pd.DataFrame(lines, columns=columns), use
 
 

@@ -136,7 +136,7 @@ def assert_equal_losses(runs, epochs, rtol=1e-3):
 
 
 def time_methods(runs, epochs, *, segment, repeats):
-    """Time full-batch methods warm and in turn: a table of way, repeat, seconds, steps and compile_seconds.
+    """Time full-batch methods warm and in turn: a table of method, repeat, seconds, steps and compile_seconds.
 
     Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`); ours runs whole segments, for
     which its program is compiled. Compilation is measured as in a new process; where a method does not report it, it is
@@ -152,7 +152,7 @@ def time_methods(runs, epochs, *, segment, repeats):
                 run(steps)
             compiled[name] = compile_seconds(apart, first.seconds, warm.seconds)
     table = timing.extrapolate(runs, epochs, units={OURS: segment} if OURS in runs else None, repeats=repeats)
-    return table.assign(compile_seconds=table.way.map(compiled))
+    return table.assign(compile_seconds=table.method.map(compiled))
 
 
 def _known_to_sklearn(swarm):

@@ -46,7 +46,7 @@ def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
 
     Returns
     -------
-    pandas table : way, networks (of a candidate), cold, median, low, high (s), score (the best candidate's mean over
+    pandas table : method, networks (of a candidate), cold, median, low, high (s), score (the best candidate's mean over
         folds), gap and typical_gap (largest and median absolute difference of a candidate's score from GridSearchCV's
         with the same estimator, NaN where the networks differ)
     """
@@ -59,10 +59,10 @@ def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
     comparable = [method in (TOGETHER, ALONE) for method, _ in made]
     method, networks = zip(*made, strict=True)
     best = [search.best_score_ for search in made.values()]
-    table = table.drop(columns="way").assign(cold=[seconds for (seconds,) in first.values()], score=best)
+    table = table.drop(columns="method").assign(cold=[seconds for (seconds,) in first.values()], score=best)
     table["gap"] = [gap.max() if same else np.nan for gap, same in zip(gaps, comparable, strict=True)]
     table["typical_gap"] = [np.median(gap) if same else np.nan for gap, same in zip(gaps, comparable, strict=True)]
-    table.insert(0, "way", method)
+    table.insert(0, "method", method)
     table.insert(1, "networks", networks)
     return table
 

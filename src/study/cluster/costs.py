@@ -54,7 +54,7 @@ def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats
     more than a hundredth of the members differ by more than `within` of their weights. Members may differ: with two
     devices JAX compiles another program than with one, and thousands of steps amplify roundings in some of them.
 
-    Columns: repeat, way, members, shards, startup_seconds, seconds; of a worker's seconds, compile_seconds,
+    Columns: repeat, method, members, shards, startup_seconds, seconds; of a worker's seconds, compile_seconds,
     training_seconds, beside_seconds (checkpoints, data, results), idle_seconds (before, between and after its shards);
     overhead_percent over the one process of the same repeat; median_difference and largest_difference of the members'
     weights
@@ -76,7 +76,7 @@ def overhead(*, members=2000, hidden=8, epochs=300, block=50, shard=250, repeats
         shown = {"median_difference": np.median(differences), "largest_difference": differences.max()}
         for method, line in found.items():
             line |= {"overhead_percent": 100 * (line["seconds"] / found[ONE]["seconds"] - 1)} | shown
-            lines.append({"repeat": repeat, "way": method, "members": members} | line)
+            lines.append({"repeat": repeat, "method": method, "members": members} | line)
             print(lines[-1], flush=True)
     return pd.DataFrame(lines)
 

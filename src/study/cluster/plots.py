@@ -33,11 +33,11 @@ def timeline(ax, attempts, title=""):
 
 
 def seconds(ax, table):
-    """Plot milliseconds a network on a logarithmic axis, a point for each line of a table of way, networks, seconds."""
-    names = [f"{method}, {count:,}" for method, count in zip(table.way, table.networks)]
+    """Plot milliseconds per network, logarithmic, a point for each line of a table of method, networks, seconds."""
+    names = [f"{method}, {count:,}" for method, count in zip(table.method, table.networks)]
     for position, line in enumerate(table.itertuples()):
         value = 1000 * line.seconds / line.networks
-        ax.plot([value], [position], "o", color=METHODS.get(line.way, COLOURS[OURS]), ms=5)
+        ax.plot([value], [position], "o", color=METHODS.get(line.method, COLOURS[OURS]), ms=5)
         ax.annotate(f"{value:.3g}", (value, position), (0, 5), textcoords="offset points", fontsize=SMALL, ha="center")
     ax.set(yticks=range(len(table)), yticklabels=names, xlabel="milliseconds per network")
     ax.set(ylim=(len(table) - 0.5, -0.7))

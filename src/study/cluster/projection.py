@@ -10,7 +10,7 @@ import numpy as np
 from turbanet.cluster.engine import share
 
 MEMBERS, STEPS = 1_000_000, 10_000  # defaults of a projection
-DISK = 1e9  # bytes a second of the shared folder for all machines together: an assumption
+DISK = 1e9  # bytes per second of the shared folder for all machines together: an assumption
 TOGETHER = "training_seconds", "shard_seconds", "first_seconds"  # one after the other on a worker
 PARTS = (*TOGETHER, "dispatch_seconds", "disk_seconds", "gather_seconds")
 
@@ -88,8 +88,8 @@ def projected(
         size = shard or share(members, workers)  # members
         shards = math.ceil(members / size)
         rounds = math.ceil(shards / workers)
-        on_disk = costs.data_bytes + checkpoints * costs.checkpoint_bytes + costs.kept_bytes  # bytes a member
-        gather = costs.scores_seconds + weights * costs.swarm_seconds  # seconds a member
+        on_disk = costs.data_bytes + checkpoints * costs.checkpoint_bytes + costs.kept_bytes  # bytes per member
+        gather = costs.scores_seconds + weights * costs.swarm_seconds  # seconds per member
         parts = {
             "training_seconds": rounds * size * steps * costs.member_step_seconds,
             "shard_seconds": rounds * costs.shard_seconds,

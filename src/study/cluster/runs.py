@@ -146,13 +146,17 @@ def unit_costs(*, members, shards, hidden, epochs, block):
         tn.fit(part, of_part["x"], of_part["y"], tn.mse, per_member=True, **short)
         written = _disk_bytes(Path(folder) / "training")
     return [
-        ("member_step_seconds", training / (members * steps), "core seconds a member and step"),
-        ("shard_seconds", np.median(beside[1:]), "seconds a shard, beside its training"),
-        ("first_seconds", beside[0] - np.median(beside[1:]), "seconds a worker, once: its first shard beyond another"),
-        ("state_bytes", _bytes(one), "bytes a member: weights and optimizer"),
-        ("data_bytes", _bytes(data), "bytes a member"),
-        ("checkpoint_bytes", written / members, "bytes a member and checkpoint, on disk"),
-        ("kept_bytes", results_bytes / len(swarm), "bytes a member, on disk: what a shard leaves"),
+        ("member_step_seconds", training / (members * steps), "core seconds per member and step"),
+        ("shard_seconds", np.median(beside[1:]), "seconds per shard, beside its training"),
+        (
+            "first_seconds",
+            beside[0] - np.median(beside[1:]),
+            "seconds per worker, once: its first shard beyond another",
+        ),
+        ("state_bytes", _bytes(one), "bytes per member: weights and optimizer"),
+        ("data_bytes", _bytes(data), "bytes per member"),
+        ("checkpoint_bytes", written / members, "bytes per member and checkpoint, on disk"),
+        ("kept_bytes", results_bytes / len(swarm), "bytes per member, on disk: what a shard leaves"),
         ("scores_seconds", (scored - begin) / len(swarm), "seconds of the driver a member"),
         ("swarm_seconds", (gathered - scored) / len(swarm), "seconds of the driver a member"),
     ]

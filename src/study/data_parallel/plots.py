@@ -61,9 +61,9 @@ def staleness(ax, runs):
 
 
 def speed_ups(ax, table, base):
-    """Plot the time of `base` over each method's to the same loss: bars for a table of way and speed-up, 1 marked."""
+    """Plot the time of `base` over each method's to the same loss: bars for a table of method, speed-up; 1 marked."""
     table = table[::-1]
-    bars = ax.barh(table.way, table["speed-up"], color=[COLOURS[method] for method in table.way], height=0.65)
+    bars = ax.barh(table.method, table["speed-up"], color=[COLOURS[method] for method in table.method], height=0.65)
     ax.bar_label(bars, fmt=" {:.2f}", fontsize=SMALL)
     ax.axvline(1, color="0.3", lw=0.8, ls=":")
     ax.set_xlabel(f"times as fast as {base}", loc="right")  # the label is longer than the axis
@@ -85,8 +85,8 @@ def _arrow(ax, begin, end, style):
 
 
 def against_workers(ax, table):
-    """Plot speed-ups over one thread against workers: a table of way, workers, speed-up, oversubscribed (open)."""
-    for method, own in table.groupby("way", sort=False):
+    """Plot speed-ups over one thread against workers: a table of method, workers, speed-up, oversubscribed (open)."""
+    for method, own in table.groupby("method", sort=False):
         kwargs = {"color": COLOURS[method], "marker": MARKERS[method], "ms": 4}
         ax.plot(own.workers, own["speed-up"], lw=1, label=method, **kwargs)
         shared = own[own.oversubscribed]
@@ -98,10 +98,10 @@ def against_workers(ax, table):
 
 
 def seconds_of_seeds(ax, table):
-    """Plot seconds to a loss, logarithmic: seeds as points, the median as a line; a table of way, seconds_to_loss."""
-    methods = list(dict.fromkeys(table.way))[::-1]
+    """Plot seconds to a loss, logarithmic: seeds as points, medians as lines; a table of method, seconds_to_loss."""
+    methods = list(dict.fromkeys(table.method))[::-1]
     for position, method in enumerate(methods):
-        seconds = table.seconds_to_loss[table.way == method]
+        seconds = table.seconds_to_loss[table.method == method]
         ax.plot(seconds, np.full(len(seconds), position), MARKERS[method], ms=3.5, color=COLOURS[method], alpha=0.7)
         ax.plot(2 * [seconds.median()], [position - 0.3, position + 0.3], color=COLOURS[method], lw=1.5)
     ax.set(xlabel="seconds to the loss", yticks=range(len(methods)), yticklabels=methods)

@@ -36,7 +36,7 @@ def learning_rates(*, rates=(0.003, 0.01, 0.03), seeds=5, rows=10_000, epochs=6,
             costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
             lines.append((method, *key, target, *costs, run.score(x_test, y_test)[0], run.cpu()))
         print(f"{method}: {len(lines)} runs so far", flush=True)
-    columns = ["way", "learning_rate", "seed", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy"]
+    columns = ["method", "learning_rate", "seed", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy"]
     return pd.DataFrame(lines, columns=[*columns, "cpu"])
 
 
@@ -47,13 +47,13 @@ def at_its_best(table):
     """
     import numpy as np
 
-    seconds = table.set_index(["way", "learning_rate", "seed"]).seconds_to_loss.unstack().fillna(np.inf)
-    best = seconds.median(axis=1).groupby(level="way").idxmin()
-    return table[[pair in set(best) for pair in zip(table.way, table.learning_rate, strict=True)]]
+    seconds = table.set_index(["method", "learning_rate", "seed"]).seconds_to_loss.unstack().fillna(np.inf)
+    best = seconds.median(axis=1).groupby(level="method").idxmin()
+    return table[[pair in set(best) for pair in zip(table.method, table.learning_rate, strict=True)]]
 
 
 def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=0.01):
-    """Time LeNet on CIFAR-10 by one worker to more than the cores: a table of way, workers, seconds to a loss."""
+    """Time LeNet on CIFAR-10 by one worker to more than the cores: a table of method, workers, seconds to a loss."""
     import pandas as pd
 
     from study.data_parallel import one_network
@@ -69,7 +69,17 @@ def worker_counts(*, counts=(1, 2, 4), epochs=8, target_epochs=5, learning_rate=
     for (method, count), run in runs.items():
         costs = run.seconds_to(target), run.losses.seconds.max(), run.startup_seconds
         lines.append((method, count, target, *costs, run.score(x_test, y_test)[0], run.cpu(), run.losses.behind.mean()))
-    columns = ["way", "workers", "target", "seconds_to_loss", "seconds", "startup_seconds", "accuracy", "cpu", "behind"]
+    columns = [
+        "method",
+        "workers",
+        "target",
+        "seconds_to_loss",
+        "seconds",
+        "startup_seconds",
+        "accuracy",
+        "cpu",
+        "behind",
+    ]
     return pd.DataFrame(lines, columns=columns)
 
 
@@ -88,7 +98,7 @@ def shared_state(*, epochs=6, seeds=3, rates=(("sgd", 0.01), ("adam", 0.001))):
                 run = one_network.run(method, task, count=2)
                 ended = run.loss_after(epochs), run.losses.seconds.max(), run.score(x_test, y_test)[0]
                 lines.append((optimizer, method, seed, *ended, run.losses.behind.mean()))
-    columns = ["optimizer", "way", "seed", "loss", "seconds", "accuracy", "behind"]
+    columns = ["optimizer", "method", "seed", "loss", "seconds", "accuracy", "behind"]
     return pd.DataFrame(lines, columns=columns)
 
 

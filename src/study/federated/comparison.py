@@ -55,7 +55,8 @@ def beside_pytorch(protocol, data, *, rounds, repeats=3):
             _check_equal(protocol, *networks)
         lines.append((OURS, repeat, history.steady_seconds / rounds, history.startup_seconds))
         lines.append(("PyTorch", repeat, seconds.mean(), startup))
-    return pd.DataFrame(lines, columns=["way", "repeat", "seconds", "startup_seconds"]).assign(network=protocol.network)
+    columns = ["method", "repeat", "seconds", "startup_seconds"]
+    return pd.DataFrame(lines, columns=columns).assign(network=protocol.network)
 
 
 def by_pytorch(protocol, data, clients, *, processes):

@@ -48,10 +48,10 @@ def clients(ax, found):
 
 
 def seconds(ax, table):
-    """Plot milliseconds of a round on a logarithmic axis, a point for each line of a table of network, way, seconds."""
+    """Plot milliseconds per round, logarithmic, a point for each line of a table of network, method, seconds."""
     for position, network in enumerate(table.network.unique()):
         for method, colour, shift in ((OURS, COLOURS[OURS], -0.12), ("PyTorch", COLOURS["PyTorch"], 0.12)):
-            each = 1000 * table[(table.network == network) & (table.way == method)].seconds
+            each = 1000 * table[(table.network == network) & (table.method == method)].seconds
             label = None if position else method
             ax.plot(each, [position + shift] * len(each), "o", color=colour, ms=4, label=label)
     ax.set(yticks=range(table.network.nunique()), yticklabels=table.network.unique(), xlabel="milliseconds per round")

@@ -1,6 +1,7 @@
 """Federated learning on MNIST by the published protocol: networks, partition of rows, rounds to a target."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,11 @@ class Protocol:
 
     def swarm(self):
         """Make the server's network; its optimizer is the clients'."""
-        import optax
-
         import turbanet as tn
 
         sample = self.inputs(np.zeros((1, self.side, self.side, 1), np.float32))
-        optimizer = optax.sgd(self.learning_rate)
-        return tn.TurbaTrainState.swarm(self.model(), optimizer, 1, sample_input=sample, seed=self.seed)
+        swarm = tn.TurbaTrainState.swarm(self.model(), _sgd(), 1, sample_input=sample, seed=self.seed)
+        return tn.with_hyperparameters(swarm, learning_rate=self.learning_rate)
 
     def rows(self, labels):
         """Partition the rows of these labels: int [client, row]."""
@@ -95,6 +94,14 @@ class Protocol:
             found = np.concatenate([found, history.validation_metric])
         whole = dataclasses.replace(history, scored=1 + np.arange(len(found)), validation_metric=found)
         return whole.rounds_to(target), found
+
+
+@functools.cache
+def _sgd():
+    """Make the clients' optimizer: one for all rates, so that these share a program."""
+    import optax
+
+    return optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
 
 
 def held_apart(data, rows, *, seed=0):

@@ -45,9 +45,9 @@ def concept(axes, lanes=8):
 def time_against_size(ax, times):
     """Plot median seconds against swarm size, logarithmic, with the repeats' range; dashed: ours cold.
 
-    times : a table of way, members, seconds, compile_seconds
+    times : a table of method, members, seconds, compile_seconds
     """
-    for method, group in times.groupby("way", sort=False):
+    for method, group in times.groupby("method", sort=False):
         size = group.groupby("members")
         middle, low, high = size.seconds.median(), size.seconds.min(), size.seconds.max()
         kwargs = {"color": COLOURS[method], "lw": 1}
@@ -62,8 +62,8 @@ def time_against_size(ax, times):
 
 
 def ratio_against_size(ax, table, base=OURS):
-    """Plot each method's time over that of `base` at the same size: a table of way, members, ratio, low, high."""
-    for method, part in table[table.way != base].groupby("way", sort=False):
+    """Plot each method's time over that of `base` at the same size: a table of method, members, ratio, low, high."""
+    for method, part in table[table.method != base].groupby("method", sort=False):
         error = [part.ratio - part.low, part.high - part.ratio]
         ax.errorbar(
             part.members,
@@ -123,15 +123,15 @@ def _plain(value, _):
 def ratios_by_workload(axes, table):
     """Plot each workload's methods in its own Axes: time over TurbaNet's, warm with interval, cold hollow.
 
-    axes : an array of Axes that share x and y; table : columns workload, way, ratio, low, high, cold_ratio
+    axes : an array of Axes that share x and y; table : columns workload, method, ratio, low, high, cold_ratio
     """
-    methods = [method for method in labels.METHODS if method in set(table.way)]
+    methods = [method for method in labels.METHODS if method in set(table.method)]
     for ax, (workload, part) in zip(axes.flat, table.groupby("workload", sort=False)):
         for row in part.itertuples():
-            kwargs = {"color": COLOURS[row.way], "marker": MARKERS[row.way], "ms": 4, "lw": 1}
+            kwargs = {"color": COLOURS[row.method], "marker": MARKERS[row.method], "ms": 4, "lw": 1}
             error = [[row.ratio - row.low], [row.high - row.ratio]]
-            ax.errorbar(row.ratio, methods.index(row.way), xerr=error, **kwargs)
-            ax.plot(row.cold_ratio, methods.index(row.way), mfc="none", **kwargs)
+            ax.errorbar(row.ratio, methods.index(row.method), xerr=error, **kwargs)
+            ax.plot(row.cold_ratio, methods.index(row.method), mfc="none", **kwargs)
         ax.axvline(1, color=COLOURS[OURS], lw=1)
         ax.set(yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.5, -0.5))
         ax.set_title(labels.WORKLOADS.get(workload, workload), fontsize=SMALL + 1)
@@ -163,16 +163,16 @@ def roofline(ax, table, *, peak, bandwidths):
 def seconds_by_model(axes, times):
     """Plot seconds of each model in its own Axes, a point with its range a method.
 
-    axes : Axes that share y; times : a table of model, way, seconds, low, high
+    axes : Axes that share y; times : a table of model, method, seconds, low, high
     """
-    methods = list(times.way.unique())
+    methods = list(times.method.unique())
     for ax, (model, part) in zip(axes, times.groupby("model", sort=False), strict=True):
         for row in part.itertuples():
             error = [[row.seconds - row.low], [row.high - row.seconds]]
-            style = {"color": COLOURS[row.way], "marker": MARKERS[row.way], "ms": 4, "lw": 1}
-            ax.errorbar(row.seconds, methods.index(row.way), xerr=error, **style)
+            style = {"color": COLOURS[row.method], "marker": MARKERS[row.method], "ms": 4, "lw": 1}
+            ax.errorbar(row.seconds, methods.index(row.method), xerr=error, **style)
             above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
-            ax.annotate(f"{row.seconds:.3g}", (row.seconds, methods.index(row.way)), **above)
+            ax.annotate(f"{row.seconds:.3g}", (row.seconds, methods.index(row.method)), **above)
         ax.set(yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.5, -0.7))
         ax.set(xlabel="training time (s)", xlim=(0, 1.2 * part.high.max()))
         ax.set_title(labels.WORKLOADS.get(model, model), fontsize=SMALL + 1)

@@ -40,7 +40,7 @@ def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
 
 
 def _launch(tiny):
-    """Measure PyTorch's microseconds a launch over many kernels that do nothing."""
+    """Measure PyTorch's microseconds per launch over many kernels that do nothing."""
     x = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
     count = 100 if tiny else 10_000
     seconds = []

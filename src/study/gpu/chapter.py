@@ -31,7 +31,7 @@ def read(card: Path, section: str) -> Any:
 
 
 def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
-    """Tabulate seconds a step of all networks, [networks, method]; serial methods are scaled from one network."""
+    """Tabulate seconds per step of all networks, [networks, method]; serial methods are scaled from one network."""
     table = read(card, "sweep")
     table = table[(table.workload == workload) & (table.precision == precision)]
     wide = table.pivot(index="networks", columns="method", values="seconds_per_step")
@@ -75,7 +75,7 @@ def numbers(card: Path) -> dict[str, Any]:
         found[f"{name}_graph"] = row[GRAPH] / row[OURS]
         found[f"{name}_func"] = row[FUNC_GRAPH] / row[OURS]
         found[f"{name}_by_hand"] = row[SCAN] / row[OURS]
-        growth = EPOCHS * (row - table.loc[1]) / (found["networks"] - 1)  # seconds a network, as published
+        growth = EPOCHS * (row - table.loc[1]) / (found["networks"] - 1)  # seconds per network, as published
         found |= {f"{name}_growth": growth[OURS], f"{name}_loop_growth": growth[list(LOOPS)].min()}
     return found | _kernel(card) | _mnist(card) | _trained(card)
 

@@ -32,7 +32,7 @@ class Budget:
 
 
 def compare(work: Workload, names: tuple[str, ...], precision: str, *, repeats: int = REPEATS) -> list[dict]:
-    """Check equal losses and time methods in turns of random order: a row for each, seconds a step of all networks.
+    """Check equal losses and time methods in turns of random order: a row for each, seconds per step of all networks.
 
     A serial method is timed on one network.
     """

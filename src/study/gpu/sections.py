@@ -22,7 +22,7 @@ SUITE = (  # (workload, networks, seconds)
     *(("lenet", 64, 14), ("resnet", 4, 36), ("vgg11", 4, 34), ("resnet", 32, 34), ("mnist", 5000, 12)),
     *(("mnist", 500, 22), ("mobilenet", 4, 110)),
 )
-KERNELS = {  # networks that one kernel holds: {name: (features, rows, rows of a step)}
+KERNELS = {  # networks that one kernel holds: {name: (features, rows, rows per step)}
     "2-16-2": (2, 128, None),
     "64-64-32-16": (64, 32, None),
     "10-32-32-2": (10, 64, None),

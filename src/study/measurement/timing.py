@@ -65,7 +65,7 @@ def extrapolate(
 
     Returns
     -------
-    pandas table : way, repeat, seconds (for all steps), steps (those of the longer run)
+    pandas table : method, repeat, seconds (for all steps), steps (those of the longer run)
     """
     import pandas as pd
 
@@ -79,7 +79,7 @@ def extrapolate(
             if length < steps:
                 short = _seconds(run, units[name])
                 seconds = short + (steps - units[name]) * max(0.0, seconds - short) / (length - units[name])
-            rows.append({"way": name, "repeat": repeat, "seconds": seconds, "steps": length})
+            rows.append({"method": name, "repeat": repeat, "seconds": seconds, "steps": length})
     return pd.DataFrame(rows)
 
 
@@ -117,11 +117,11 @@ def interval(seconds: Sequence[float], level: float = 0.95) -> tuple[float, floa
 
 
 def summary(seconds: dict[str, list[float]]):
-    """Summarise `interleave`'s seconds: a table of way, median, low (least), high (greatest), repeats."""
+    """Summarise `interleave`'s seconds: a table of method, median, low (least), high (greatest), repeats."""
     import pandas as pd
 
     rows = [(method, float(np.median(s)), min(s), max(s), len(s)) for method, s in seconds.items()]
-    return pd.DataFrame(rows, columns=["way", "median", "low", "high", "repeats"])
+    return pd.DataFrame(rows, columns=["method", "median", "low", "high", "repeats"])
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

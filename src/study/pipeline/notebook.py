@@ -56,7 +56,7 @@ def defaults(notebook):
 
 
 def run(stage, variant=None, *, root="."):
-    """Execute build/source/<stage>.ipynb with its parameters and replace reports/<stage>[/<variant>]/.
+    """Execute build/source/notebooks/<stage>.ipynb with its parameters and replace reports/<stage>[/<variant>]/.
 
     root : the repository, where the notebook runs
 
@@ -67,9 +67,9 @@ def run(stage, variant=None, *, root="."):
     """
     root = Path(root).resolve()
     values = parameters(project.read(root / "params.yaml"), stage, variant)
-    notebook = root / "build/source" / f"{stage}.ipynb"
+    notebook = root / "build/source/notebooks" / f"{stage}.ipynb"
     if not notebook.exists():
-        raise FileNotFoundError(f"There is no {notebook.relative_to(root)}; `dvc repro source@{stage}` makes it.")
+        raise FileNotFoundError(f"There is no {notebook.relative_to(root)}; `dvc repro source` makes it.")
     cell = defaults(notebook)
     if misspelt := sorted(values.keys() - cell):
         known = ", ".join(cell) or "none"
@@ -91,7 +91,7 @@ def run(stage, variant=None, *, root="."):
             notebook,
             folder / "executed.ipynb",
             parameters=values,
-            kernel_name="python3",  # the copies under build/source name no kernel
+            kernel_name="python3",  # the copies in build/source name no kernel
             language="python",
             cwd=root,
             progress_bar=False,

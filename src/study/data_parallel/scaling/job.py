@@ -102,11 +102,11 @@ class Result(NamedTuple):
     rows: int
 
     def throughput(self):
-        """Return rows a second without the first steps."""
+        """Return rows per second without the first steps."""
         return self.rows * (len(self.seconds) - SETTLING) / (self.seconds[-1] - self.seconds[SETTLING - 1])
 
     def throughputs(self, parts=4):
-        """Return rows a second in each of `parts` parts of the run without the first steps, to show their spread."""
+        """Return rows per second in each of `parts` parts of the run without the first steps, to show their spread."""
         counted = len(self.seconds) - SETTLING
         ends = SETTLING + np.linspace(0, counted, min(parts, counted) + 1).round().astype(int)
         return self.rows * np.diff(ends) / np.diff(self.seconds[ends - 1])

@@ -7,7 +7,7 @@ from scipy.optimize import nnls
 
 
 class Link(NamedTuple):
-    """A connection between workers: latency in seconds a message, bandwidth in bytes a second."""
+    """A connection between workers: latency in seconds per message, bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -37,7 +37,7 @@ def measured_link(sizes, seconds, workers: int) -> Link:
 
 
 def throughput(compute, batch_size: int, size: float, workers, link: Link):
-    """Return rows a second of all workers, each of which computes batch_size rows and then sums `size` bytes.
+    """Return rows per second of all workers, each of which computes batch_size rows and then sums `size` bytes.
 
     compute : seconds of a worker's step without the sum, a number or an array like `workers`
     """

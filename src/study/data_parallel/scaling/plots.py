@@ -11,14 +11,14 @@ from study.figures import plots
 from study.figures.labels import FRAMEWORKS
 from study.figures.plots import SMALL
 
-RATE = "images a second"
+RATE = "images per second"
 
 
 def throughput(ax, table, predicted=None):
-    """Plot images a second against workers with the measured range, and a dashed prediction if there is one.
+    """Plot images per second against workers with the measured range, and a dashed prediction if there is one.
 
     table : from `suite.compared`; marks are open where workers share cores
-    predicted : a table of workers and images a second
+    predicted : a table of workers and images per second
     """
     for name, own in table.groupby("framework", sort=False):
         middle = own[RATE]

@@ -38,7 +38,7 @@ def throughput(frameworks=None, *, workers=(1, 2, 4), batch_size=BATCH, strong=R
                 begin = found.startup_seconds, found.loss[0]
                 lines.extend((*own, part, rate, *begin) for part, rate in enumerate(found.throughputs()))
                 print(
-                    f"{name}, {count} workers, {size} rows each: {found.throughput():.0f} images a second", flush=True
+                    f"{name}, {count} workers, {size} rows each: {found.throughput():.0f} images per second", flush=True
                 )
     columns = ["framework", "workers", "batch_size", "oversubscribed", "repeat", "part", "images_per_second"]
     return pd.DataFrame(lines, columns=[*columns, "startup_seconds", "first_loss"])
@@ -63,7 +63,7 @@ def compared(table, *, batch_size=None, rows=None):
     found.insert(6, "speed-up", speed_up)
     found.insert(7, "efficiency", speed_up / found.workers)
     found["framework"] = found.framework.map(FRAMEWORK_NAMES)
-    names = {"rows": "rows of a step", "median": "images a second", "min": "low", "max": "high"}
+    names = {"rows": "rows per step", "median": "images per second", "min": "low", "max": "high"}
     columns = [name for name in found if name != "oversubscribed"]
     return found[[*columns, "oversubscribed"]].rename(columns=names)
 
@@ -121,7 +121,7 @@ def depths(*, depths=(20, 44), batch_size=BATCH, workers=(1, 2, 4), steps=13):
                 if found is None:
                     continue
                 lines.append((depth, job.gradient_bytes, name, count, batch_size, found.throughput()))
-                print(f"ResNet-{depth}, {name}, {count} workers: {lines[-1][-1]:.0f} images a second", flush=True)
+                print(f"ResNet-{depth}, {name}, {count} workers: {lines[-1][-1]:.0f} images per second", flush=True)
     columns = ["depth", "gradient_bytes", "framework", "workers", "batch_size", "images_per_second"]
     return pd.DataFrame(lines, columns=columns)
 
