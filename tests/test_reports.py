@@ -218,7 +218,7 @@ def test_markdown_by_hand():
     frame = pd.DataFrame({"method": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
     lines = [
         "| method | seconds | ratio |",
-        "| ------ | ----------: | ------: |",
+        "| -------- | ----------: | ------: |",
         r"| a\|b | 1,234,568 | 0.123 |",
         "| c |  | -12.3 |",
     ]
