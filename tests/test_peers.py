@@ -22,6 +22,11 @@ def test_each_framework_that_needs_an_environment_has_a_pinned_list():
     assert [line for lines in lists.values() for line in lines if not re.fullmatch(r"[\w\[\]-]+==[\w.]+", line)] == []
 
 
+def test_what_is_committed_are_parts_each_with_the_machine_that_measured_it():
+    found = {file.name for file in (ROOT / "reports/peers").glob("*.*")} - {"README.md"}
+    assert found == {f"{part}.{kind}" for part in peers.PARTS for kind in ("csv", "json")}
+
+
 def test_an_unknown_environment_is_named(tmp_path):
     (tmp_path / "peers").mkdir()
     (tmp_path / "peers/mxnet.txt").write_text("mxnet==1.9.1\n")
