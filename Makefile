@@ -23,7 +23,8 @@ test: ONCE = and not thorough
 test test-all:
 	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
 	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(or $(ARGS),-m 'not optimized $(ONCE)')
-	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load -m 'optimized $(ONCE)')
+	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load -m 'optimized $(ONCE)' \
+	    $$(grep -l 'mark.optimized' tests/*.py))
 
 lint: .venv/.installed ## ruff and the types of the library, without changing a file
 	$(IN_VENV) ruff check

@@ -85,8 +85,8 @@ def imported(file, package="turbanet"):
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
     ours = [name.split(".") for name in names if name.split(".")[0] == package]
-    rooms = {path.name.removesuffix(".py") for path in (SOURCES / package).iterdir()}
-    return {parts[1] if len(parts) > 1 and parts[1] in rooms else package for parts in ours}
+    packages = {path.name.removesuffix(".py") for path in (SOURCES / package).iterdir()}
+    return {parts[1] if len(parts) > 1 and parts[1] in packages else package for parts in ours}
 
 
 def test_readme_has_an_example_of_at_most_fifteen_lines():
@@ -162,8 +162,8 @@ def test_imports_run_the_way_that_the_design_draws(package, first):
     level |= {"turbanet": 1, "__init__": -1, "__main__": -1}
     back = []
     for file in (SOURCES / package).rglob("*.py"):
-        room = file.relative_to(SOURCES / package).parts[0].removesuffix(".py")
-        back += [f"{file} imports {to}" for to in imported(file, package) - {room} if level[room] >= level[to]]
+        own = file.relative_to(SOURCES / package).parts[0].removesuffix(".py")
+        back += [f"{file} imports {to}" for to in imported(file, package) - {own} if level[own] >= level[to]]
     assert back == []
 
 
