@@ -209,9 +209,8 @@ def test_against_takes_the_best_method_warm_and_the_best_method_cold():
     assert found["warm_ratio"] == pytest.approx(2)  # of the compiled method
     assert (found["warm_ratio_low"], found["warm_ratio_high"]) == pytest.approx((2, 2))
     assert found["cold_ratio"] == pytest.approx(40 / 60)  # of the loop, as 80 is more
-    assert found["break_even_steps"] == pytest.approx(
-        50 / 3
-    )  # the loop's; from the compiled method it is ahead at once
+    # The loop's; from the compiled method it is ahead at once.
+    assert found["break_even_steps"] == pytest.approx(50 / 3)
 
 
 def test_against_says_neither_an_interval_nor_a_break_even_that_is_none():
