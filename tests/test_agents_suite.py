@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -24,9 +26,33 @@ def test_cart_poles_stand_still_after_their_end():
     assert abs(states[0][1]) < 0.05 and states[2] == states[3] and abs(states[2][1]) > 0.2
 
 
+def test_methods_are_timed_in_turn_per_agent_of_the_whole_training(monkeypatch):
+    whole, update = agents_suite.CLEANRL.total_timesteps, 4 * 128
+    monkeypatch.setattr(agents_suite.joblib, "cpu_count", lambda: 2)
+    monkeypatch.setattr(agents_suite.stable_baselines, "seconds", lambda *_, agents=1, **__: 6 / agents)
+    calls = []
+
+    def output(command, name):
+        calls.append(json.loads(command[-1]))
+        return json.dumps({"cold": 9, "warm": float(len(calls))})
+
+    monkeypatch.setattr(agents_suite.programs, "output", output)
+    names = ["TurbaNet", "Stable-Baselines3", "Stable-Baselines3, process per core"]
+    table = agents_suite.methods(members=10, timesteps=2 * update, updates=3, repeats=2, names=names)
+    assert table.method.tolist() == 2 * names and table.repeat.tolist() == [0] * 3 + [1] * 3
+    trained, one, each = table.seconds.to_numpy().reshape(2, 3).T
+    np.testing.assert_allclose(trained, np.array([1, 2]) / 10 * whole / (2 * update))
+    np.testing.assert_allclose(one, 6 / 3 * whole / update)
+    np.testing.assert_allclose(each, one / 2)
+    assert calls == [[2, 8, 10, 2 * update]] * 2
+    calls.clear()
+    halves = "jit(vmap(train)), process per core"
+    table = agents_suite.methods(members=10, timesteps=2 * update, repeats=1, names=[halves])
+    assert calls == [[1, 5, 5, 2 * update]] * 2  # two processes with half of the agents each
+    np.testing.assert_allclose(table.seconds, 2 / 10 * whole / (2 * update))  # the slower one
+
+
 @pytest.mark.thorough
-def test_methods_are_timed_in_processes_of_their_own():
-    *_, last = agents_suite.METHODS
-    table = agents_suite.methods(members=2, timesteps=1024, repeats=1, names=[last])
-    assert table.method.tolist() == [last]
-    assert np.isfinite(table.seconds).all() and (table.seconds > 0).all() and (table.megabytes > 50).all()
+def test_agents_are_trained_in_processes_of_their_own():
+    table = agents_suite.methods(members=2, timesteps=1024, repeats=1, names=["jit(vmap(train)), process per core"])
+    assert np.isfinite(table.seconds).all() and (table.seconds > 0).all()

@@ -1,12 +1,9 @@
 """Stable-Baselines3's PPO for one agent with the settings of a `PPOConfig`, timed in its own process."""
 
-import itertools
 import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-
-import joblib
 
 from study.pipeline import programs
 from turbanet.ppo import PPOConfig
@@ -59,24 +56,6 @@ def seconds(
     with ThreadPoolExecutor(agents) as threads_of_processes:
         found = threads_of_processes.map(lambda _: programs.output(command, "Stable-Baselines3"), range(agents))
         return max(float(one.split()[-1]) for one in found) / agents
-
-
-def set_ups(config: PPOConfig, environment: str, *, updates: int, repeats: int):
-    """Time one agent by every set-up, extrapolated from `updates` updates to its whole training: a table.
-
-    Returns
-    -------
-    pandas table : vectorised, threads, repeat, seconds
-    """
-    import pandas as pd
-
-    whole = config.total_timesteps / (config.n_steps * config.n_envs)
-    threads = sorted({1, joblib.cpu_count()})
-    lines = []
-    for repeat, kind, count in itertools.product(range(repeats), VECTORISED, threads):
-        took = seconds(config, environment, vectorised=kind, threads=count, updates=updates)
-        lines.append((kind, count, repeat, took * whole / updates))
-    return pd.DataFrame(lines, columns=["vectorised", "threads", "repeat", "seconds"])
 
 
 def _main(call):

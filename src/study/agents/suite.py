@@ -1,15 +1,21 @@
 """Agents with settings that others have published scores for, and other methods to train them."""
 
 import json
-import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import joblib
 
 from study.agents import stable_baselines
+from study.figures.labels import OURS
+from study.measurement import timing
 from study.pipeline import programs
 from turbanet.ppo import PPOConfig
 
 CARTPOLE, ACROBOT, PENDULUM = "CartPole-v1", "Acrobot-v1", "Pendulum-v1"
+VMAP, SB3 = "jit(vmap(train))", "Stable-Baselines3"
 CLEANRL = PPOConfig(
     lr=2.5e-4,
     n_steps=128,
@@ -44,7 +50,6 @@ ZOO = {  # Stable-Baselines3's, without the noise on weights by which it explore
     ),
     PENDULUM: PPOConfig(lr=1e-3, n_steps=1024, n_envs=4, gamma=0.9, total_timesteps=100_000),
 }
-METHODS = {"TurbaNet": (2, 8), "jit(vmap(train))": (1, None), "jit(vmap(train)), two processes": (1, None)}
 
 
 def cart_poles(agent, steps, *, seed=0):
@@ -68,42 +73,50 @@ def cart_poles(agent, steps, *, seed=0):
     return [states[min(step, len(states) - 1)] for step in steps]
 
 
-def setups(*, updates=20, repeats=3):
-    """Time Stable-Baselines3's training of one CartPole agent by every set-up with both settings: a table."""
-    import pandas as pd
+def methods(*, members=64, timesteps=25_600, updates=40, repeats=12, names=None):
+    """Time CartPole agents by this library, as one `jit(vmap(train))` and by Stable-Baselines3, in turn.
 
-    cases = {"CleanRL": CLEANRL, "zoo": ZOO[CARTPOLE]}
-    tables = [
-        stable_baselines.set_ups(config, CARTPOLE, updates=updates, repeats=repeats).assign(settings=name)
-        for name, config in cases.items()
-    ]
-    return pd.concat(tables, ignore_index=True)
+    Every run has new processes. Its seconds are warm, in proportion to an agent's whole training: those of a swarm's
+    second training of `timesteps` steps, or of `updates` updates of Stable-Baselines3 after the first.
 
-
-def methods(*, members=64, timesteps=51_200, repeats=3, names=tuple(METHODS)):
-    """Time CartPole agents by this library and by `jit(vmap(train))` of the same program: a table, seconds per agent.
-
-    The last method runs two processes at once with half of the agents each; every run has new processes.
+    Returns
+    -------
+    pandas table : method, repeat, seconds (per agent)
     """
     import pandas as pd
 
-    lines = []
-    for repeat in range(repeats):
-        for method in names:
-            devices, block = METHODS[method]
-            processes = 2 if "processes" in method else 1
-            share = members // processes
-            calls = [json.dumps([devices, block or share, share, timesteps]) for _ in range(processes)]
-            command = [sys.executable, "-m", __name__]
-            running = [subprocess.Popen([*command, call], stdout=subprocess.PIPE, text=True) for call in calls]
-            found = [json.loads(process.communicate()[0]) for process in running]
-            if any(process.returncode for process in running):
-                raise RuntimeError(f"{method} ended with {[process.returncode for process in running]}; see above.")
-            warm, cold = (max(each[kind] for each in found) for kind in ("warm", "cold"))
-            whole = CLEANRL.total_timesteps / timesteps / members
-            lines.append((method, repeat, warm * whole, cold - warm, max(each["megabytes"] for each in found)))
-            print(f"{method}: {lines[-1][2]:.2f} s an agent", flush=True)
-    return pd.DataFrame(lines, columns=["method", "repeat", "seconds", "startup_seconds", "megabytes"])
+    cores = joblib.cpu_count()
+    swarm, sb3 = partial(_swarm, members, timesteps), partial(_stable_baselines, updates)
+    one, several = stable_baselines.VECTORISED
+    runs = {
+        OURS: partial(swarm, devices=cores, block=8),
+        VMAP: swarm,
+        f"{VMAP}, process per core": partial(swarm, processes=cores),
+        SB3: partial(sb3, vectorised=one, threads=1),
+        f"{SB3}, all threads": partial(sb3, vectorised=one, threads=cores),
+        f"{SB3}, process per environment": partial(sb3, vectorised=several, threads=1),
+        f"{SB3}, process per core": partial(sb3, vectorised=one, threads=1, agents=cores),
+    }
+    runs = {name: runs[name] for name in names or runs}
+    timing.interleave(runs, repeats=repeats, warmup=0, results=(found := {}))
+    lines = [(name, turn, found[name][turn]) for turn in range(repeats) for name in runs]
+    return pd.DataFrame(lines, columns=["method", "repeat", "seconds"])
+
+
+def _swarm(members, timesteps, *, devices=1, block=None, processes=1):
+    """Train agents in new processes at once: seconds per agent of the slowest one's second training."""
+    share = members // processes
+    command = [sys.executable, "-m", __name__, json.dumps([devices, block or share, share, timesteps])]
+    with ThreadPoolExecutor(processes) as threads:
+        found = threads.map(lambda _: programs.output(command, "Agents"), range(processes))
+        warm = max(json.loads(one)["warm"] for one in found)
+    return warm / members * CLEANRL.total_timesteps / timesteps
+
+
+def _stable_baselines(updates, **kwargs):
+    """Train agents by Stable-Baselines3 at once: seconds per agent."""
+    seconds = stable_baselines.seconds(CLEANRL, CARTPOLE, updates=updates, **kwargs)
+    return seconds / updates * CLEANRL.total_timesteps / (CLEANRL.n_steps * CLEANRL.n_envs)
 
 
 def many(*, members=10_000):
@@ -118,7 +131,7 @@ def many(*, members=10_000):
     return pd.DataFrame([{"members": members, "transitions": members * timesteps, **costs}])
 
 
-PARTS = {"agents_setups": setups, "agents_methods": methods, "agents_many": many}
+PARTS = {"agents_methods": methods, "agents_many": many}
 
 
 def _main(devices, block, members, timesteps, which="cleanrl"):
