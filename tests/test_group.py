@@ -13,6 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
+from tiers import first
 from torch import nn
 
 from study.data_parallel import group
@@ -101,7 +102,7 @@ def test_a_worker_by_hand_needs_torchrun(capsys):
     assert "start it by torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", ["ddp", "downpour"])
+@pytest.mark.parametrize("method", first(1, ["ddp", "downpour"]))
 def test_a_killed_worker_ends_the_run_in_one_sentence(method):
     me = psutil.Process()
     before = set(me.children(recursive=True))

@@ -257,6 +257,7 @@ def late_listings(tmp_path_factory):
     return folder / "reports/stocks"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_stocks_goes_on_without_tickers_that_are_listed_too_late_and_names_them(late_listings):
     left_out = pd.read_csv(late_listings / "tables/left_out.csv", keep_default_na=False)

