@@ -3,6 +3,7 @@ import numpy as np
 import pandas as pd
 
 from study.agents import plots as agent_plots
+from study.figures.labels import COLOURS, OURS, SCAN
 
 BAND = np.array([2.0, 3, 4]), np.array([1.0, 2, 3]), np.array([3.0, 4, 5])
 
@@ -32,11 +33,13 @@ def test_seconds_per_agent_are_warm_and_cold():
 
 
 def test_costs_are_points_with_their_numbers():
-    table = pd.DataFrame({"method": ["TurbaNet, 4 agents", "other"], "seconds": [1.5, 84.2]})
+    table = pd.DataFrame({"method": ["TurbaNet", "jit(vmap(train))", "other"], "seconds": [1.5, 3.2, 84.2]})
     ax = agent_plots.costs(plt.subplots()[1], table)
-    assert [text.get_text().strip() for text in ax.texts] == ["84.2", "1.5"]
-    assert [line.get_xydata().tolist() for line in ax.get_lines()] == [[[84.2, 0]], [[1.5, 1]]]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["other", "TurbaNet, 4 agents"]
+    assert [text.get_text().strip() for text in ax.texts] == ["84.2", "3.2", "1.5"]
+    assert [line.get_xydata().tolist() for line in ax.get_lines()] == [[[84.2, 0]], [[3.2, 1]], [[1.5, 2]]]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["other", "jit(vmap(train))", "TurbaNet"]
+    colours = [COLOURS[name] for name in ("PyTorch", SCAN, OURS)]
+    assert [line.get_color() for line in ax.get_lines()] == colours
 
 
 def test_cart_poles_lean_where_the_pole_does():

@@ -7,7 +7,7 @@ from matplotlib.animation import FuncAnimation
 from matplotlib.patches import Rectangle
 
 from study.figures import plots
-from study.figures.labels import OURS
+from study.figures.labels import OURS, SCAN
 from study.figures.plots import COLOURS, SMALL
 
 
@@ -49,8 +49,9 @@ def seconds_per_agent(ax, table):
 
 def costs(ax, table):
     """Plot a labelled point on a logarithmic axis for each line of a table of method and seconds."""
+    in_jax = {OURS: COLOURS[OURS], "jit(vmap": COLOURS[SCAN]}
     for position, row in enumerate(table[::-1].itertuples()):
-        colour = COLOURS[OURS] if row.method.startswith(OURS) else COLOURS["PyTorch"]
+        colour = next((one for name, one in in_jax.items() if row.method.startswith(name)), COLOURS["PyTorch"])
         ax.plot(row.seconds, position, "o", color=colour, ms=5)
         above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": SMALL}
         ax.annotate(f"{row.seconds:.3g}", (row.seconds, position), **above)
