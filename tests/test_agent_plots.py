@@ -3,7 +3,8 @@ import numpy as np
 import pandas as pd
 
 from study.agents import plots as agent_plots
-from study.figures.labels import COLOURS, OURS, SCAN
+from study.figures.labels import OURS, SCAN
+from study.figures.plots import COLOURS
 
 BAND = np.array([2.0, 3, 4]), np.array([1.0, 2, 3]), np.array([3.0, 4, 5])
 
