@@ -22,7 +22,6 @@ module = {modules}
 allow_redefinition_new = true
 local_partial_types = true
 disallow_incomplete_defs = false
-ignore_missing_imports = true
 
 [[tool.mypy.overrides]]
 module = "haiku.*"
@@ -71,5 +70,6 @@ def test_examples_have_the_types_of_the_signatures(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", ROOT / ".mypy_cache", *examples]  # the one of `make lint`
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     # A dict of settings has one type for all its values, to mypy, and so can fit no argument.
-    errors = [line for line in checked.stdout.splitlines() if ": error:" in line and '"**dict[' not in line]
+    known = '"**dict[', "[import-"  # nor has mypy the types of all packages
+    errors = [line for line in checked.stdout.splitlines() if ": error:" in line and not any(k in line for k in known)]
     assert checked.returncode in (0, 1) and errors == [], checked.stdout + checked.stderr
