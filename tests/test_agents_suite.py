@@ -50,6 +50,8 @@ def test_methods_are_timed_in_turn_per_agent_of_the_whole_training(monkeypatch):
     table = agents_suite.methods(members=10, timesteps=2 * update, repeats=1, names=[halves])
     assert calls == [[1, 5, 5, 2 * update]] * 2  # two processes with half of the agents each
     np.testing.assert_allclose(table.seconds, 2 / 10 * whole / (2 * update))  # the slower one
+    table = agents_suite.methods(members=11, timesteps=2 * update, repeats=1, names=[halves])
+    np.testing.assert_allclose(table.seconds, 4 / 10 * whole / (2 * update))  # one agent fewer trains
 
 
 @pytest.mark.thorough

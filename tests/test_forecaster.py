@@ -131,12 +131,12 @@ def with_exog(walks):
 @pytest.mark.parametrize(
     ("kind", "how"),
     first(
-        2,
+        3,
         [
             ("global", {"quantiles": (0.1, 0.5, 0.9)}),
             ("local", {"loss": "negative_binomial"}),
-            ("local", {}),
             ("global", {"fill": "forward"}),
+            ("local", {}),
         ],
     ),
 )

@@ -110,7 +110,7 @@ def _swarm(members, timesteps, *, devices=1, block=None, processes=1):
     with ThreadPoolExecutor(processes) as threads:
         found = threads.map(lambda _: programs.output(command, "Agents"), range(processes))
         warm = max(json.loads(one)["warm"] for one in found)
-    return warm / members * CLEANRL.total_timesteps / timesteps
+    return warm / (share * processes) * CLEANRL.total_timesteps / timesteps
 
 
 def _stable_baselines(updates, **kwargs):
