@@ -200,12 +200,19 @@ def test_some_workloads_measured_anew_leave_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "repository", lambda: tmp_path)
     monkeypatch.setattr(benchmark.roofline, "ceilings", lambda: CEILINGS)
     monkeypatch.delenv("TURBANET_REPORTS", raising=False)
+    folder = tmp_path / "reports/benchmark/cpu"
+
+    def measured(machine, table, *arguments):
+        """The machine whose facts are written."""
+        monkeypatch.setattr(benchmark, "machine_line", lambda: machine)
+        monkeypatch.setattr(benchmark, "run", lambda *_, **__: (table.assign(machine=machine), {}))
+        assert benchmark.main(arguments) == 0
+        return json.loads((folder / "machine.json").read_text())["machine"]
+
     both = pd.concat([FRAME.assign(workload=name) for name in ("mnist", "lenet")])
     anew = FRAME.assign(workload="mnist", members=7, runs=[[0.75]])
-    for table, arguments in ((both, []), (anew, ["--workloads", "mnist"])):
-        monkeypatch.setattr(benchmark, "run", lambda names, quick, peak, table=table: (table, {}))
-        assert benchmark.main(arguments) == 0
-    folder = tmp_path / "reports/benchmark/cpu"
+    assert measured("old", both) == "old"
+    assert measured("new", anew, "--workloads", "mnist") == "old"
     ratios, repeats = pd.read_csv(folder / "ratios.csv"), pd.read_csv(folder / "repeats.csv")
     assert ratios[["workload", "members"]].values.tolist() == [["mnist", 7], ["lenet", 1]]
     assert repeats[["workload", "seconds_per_step"]].values.tolist() == [
@@ -213,6 +220,7 @@ def test_some_workloads_measured_anew_leave_the_others(tmp_path, monkeypatch):
         ["lenet", 0.25],
         ["lenet", 0.5],
     ]
+    assert measured("new", both[1:], "--workloads", "lenet") == "new"
 
 
 def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):

@@ -291,15 +291,19 @@ def test_minutes_are_papermill_s_and_none_where_a_stage_did_not_run(root):
 
 
 def test_machines_are_those_of_bench_and_peers(root):
-    for file, line in {
-        "benchmark/cpu/machine": "one, jax 1",
-        "peers/a": "other, jax 1",
-        "peers/b": "one, jax 1",
+    for file, text in {
+        "benchmark/cpu/ratios.csv": "workload,machine\nmnist,'one, jax 1'\nmnist,'one, jax 1'\nvgg,'third, jax 1'\n",
+        "peers/a.json": '{"machine": "other, jax 1"}',
+        "peers/b.json": '{"machine": "one, jax 1"}',
     }.items():
-        path = root / f"reports/{file}.json"
+        path = root / "reports" / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"machine": line}))
-    assert reports.machines(root) == {"one, jax 1": "`make bench`, `make peers`", "other, jax 1": "`make peers`"}
+        path.write_text(text.replace("'", '"'))
+    assert reports.machines(root) == {
+        "one, jax 1": "`make bench`, `make peers`",
+        "third, jax 1": "`make bench`",
+        "other, jax 1": "`make peers`",
+    }
     assert reports.parts("a CPU, 2 cores, jax 1, torch 2") == ("a CPU, 2 cores", "jax 1, torch 2")
 
 

@@ -34,14 +34,20 @@ COLD = "cold_runs"  # seconds of a whole first run in each new process
 def write(folder, table, machine, before=None) -> None:
     """Write a table of COLUMNS, RUNS and COLD and the machine's facts into the folder.
 
-    before : a folder of earlier results; those of workloads that the table does not have are kept
+    before : a folder of earlier results; those of workloads that the table does not have are kept, and the facts of
+        their machine as long as there are some
     """
+    import pandas as pd
+
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "ratios.csv", table[list(COLUMNS)], before)
     for runs, name, column in ((RUNS, "repeats", "seconds_per_step"), (COLD, "cold", "cold_seconds")):
         repeats = table[["workload", "method", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
         repeats.insert(2, "repeat", repeats.groupby(["workload", "method"]).cumcount())
         _write(folder / f"{name}.csv", repeats, before)
+    earlier = json.loads((before / "machine.json").read_text()) if before and before.is_dir() else machine
+    measured = set(pd.read_csv(folder / "ratios.csv").machine)
+    machine = earlier if earlier["machine"] in measured else machine
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
 
 
@@ -58,7 +64,7 @@ def _write(file, table, before):
 
 
 def read(name: str):
-    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {last machine and its peak rates}).
+    """Read the results of `make bench` in reports/benchmark/<name>/: (table, {a machine of it and its peak rates}).
 
     The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
     paired repeats), cold_ratio, cold_low and cold_high likewise (of new processes, each of which ran all methods), the

@@ -98,12 +98,15 @@ def read_peers(part):
 
 def machines(root):
     """List the machines of what was measured before, by hand: {line on a machine: what}."""
-    records = {"`make bench`": sorted((root / "reports/benchmark").glob("*/machine.json"))}
-    records["`make peers`"] = sorted((root / "reports/peers").glob("*.json"))
+    import pandas as pd
+
+    measured = [(f, "`make bench`") for f in sorted((root / "reports/benchmark").glob("*/ratios.csv"))]
+    measured += [(f, "`make peers`") for f in sorted((root / "reports/peers").glob("*.json"))]
     found = {}
-    for what, files in records.items():
-        for file in files:
-            found.setdefault(json.loads(file.read_text())["machine"], []).append(what)
+    for file, what in measured:
+        lines = pd.read_csv(file).machine if file.suffix == ".csv" else [json.loads(file.read_text())["machine"]]
+        for line in lines:
+            found.setdefault(line, []).append(what)
     return {line: ", ".join(dict.fromkeys(whats)) for line, whats in found.items()}
 
 
