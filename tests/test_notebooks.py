@@ -277,8 +277,9 @@ def test_report_names_the_tickers_that_the_data_and_the_stocks_stage_left_out(la
     read = SimpleNamespace(read_table=lambda stage, name: pd.read_csv(tmp_path / f"{name}.csv"))
     names = {"reports": read, "pd": pd, "origin": {"stocks": record}}
     exec(cell, names)
-    said = "a file. carried forward: C 2016-01-06 excluded: B, ends on 2016-01-12. left out: D."
-    said += " listed too late for a training window, left out: EE, NA." if late else ""
+    said = "a file. Carried forward: C 2016-01-06. Left out: D."
+    said += " Listed too late for a training window, left out: EE, NA." if late else ""
+    said += " Excluded: B, ends on 2016-01-12."
     assert names["provenance"].notes.tolist() == [said]
 
 
