@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from study.pipeline import programs
 from turbanet.ppo import PPOConfig
@@ -53,9 +52,8 @@ def seconds(
     """Time `updates` updates of an agent after a warm-up update: seconds per agent, of `agents` processes at once."""
     call = json.dumps([config._asdict(), environment, vectorised, threads, updates])
     command = [sys.executable, "-m", __name__, call]
-    with ThreadPoolExecutor(agents) as threads_of_processes:
-        found = threads_of_processes.map(lambda _: programs.output(command, "Stable-Baselines3"), range(agents))
-        return max(float(one.split()[-1]) for one in found) / agents
+    printed = programs.outputs(command, "Stable-Baselines3", agents)
+    return max(float(one.split()[-1]) for one in printed) / agents
 
 
 def _main(call):

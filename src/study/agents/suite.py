@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import joblib
@@ -107,9 +106,7 @@ def _swarm(members, timesteps, *, devices=1, block=None, processes=1):
     """Train agents in new processes at once: seconds per agent of the slowest one's second training."""
     share = members // processes
     command = [sys.executable, "-m", __name__, json.dumps([devices, block or share, share, timesteps])]
-    with ThreadPoolExecutor(processes) as threads:
-        found = threads.map(lambda _: programs.output(command, "Agents"), range(processes))
-        warm = max(json.loads(one)["warm"] for one in found)
+    warm = max(json.loads(one)["warm"] for one in programs.outputs(command, "Agents", processes))
     return warm / (share * processes) * CLEANRL.total_timesteps / timesteps
 
 

@@ -1,6 +1,7 @@
 """Programs that run in processes of their own."""
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 
 def output(command: list, name: str, **kwargs) -> str:
@@ -13,3 +14,9 @@ def output(command: list, name: str, **kwargs) -> str:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"{name} ended with {done.returncode}: {last}")
     return done.stdout
+
+
+def outputs(command: list, name: str, count: int, **kwargs) -> list[str]:
+    """Run `count` processes of a command at once: the `output` of each."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda _: output(command, name, **kwargs), range(count)))

@@ -28,7 +28,7 @@ def copy_study(root, folder, size):
     """Make `folder` afresh as a DVC project: the study of `root` at one of the sizes in its params.yaml."""
     root, folder = Path(root).resolve(), Path(folder)
     params = read(root / "params.yaml")
-    sizes = params.get("sizes") or {}
+    sizes = params.pop("sizes", None) or {}
     params = overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
     shutil.rmtree(folder, ignore_errors=True)
     rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
@@ -75,9 +75,8 @@ def rebuild(folder, targets=(), *arguments, quick=False, **kwargs):
     """
     done = repro(folder, "--keep-going", *targets, *arguments, quick=quick, **kwargs)
     if done.returncode or targets:
-        forced = ["--force"] * bool(
-            done.returncode
-        )  # DVC does not see that the list of failed stages changes the report
+        # DVC does not see that the list of failed stages changes the report.
+        forced = ["--force"] if done.returncode else []
         repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **kwargs)
     return done
 
