@@ -51,6 +51,8 @@ def test_accuracies_and_seconds_are_tables_of_every_fold(compared):
 
 def test_use_of_the_machine_is_sampled_for_each_way(compared):
     assert set(compared.use) == {OURS, SERIAL, SERIAL_ONE, PROCESSES}
+    seconds, (history,) = compared.use[OURS].frame.seconds, compared.found.histories.values()
+    assert seconds.min() > 0 and seconds.max() == pytest.approx(history.steady_seconds)  # from its first step on
 
 
 def test_pytorchs_class_accuracies_are_those_of_all_held_out_rows(compared):

@@ -134,8 +134,8 @@ def compare(
     scores = history.train_loss, history.validation_loss, history.validation_metric["accuracy"]
     results[OURS] = *scores, np.full(len(fold), history.steady_seconds / len(fold)), None, history.compile_seconds
     times.loc[times.method == OURS, "compile_seconds"] = history.compile_seconds
-    frame = use_of_swarm.frame
-    use_of_swarm.frame = frame[frame.seconds > frame.seconds.max() - history.steady_seconds]  # the training alone
+    seconds = use_of_swarm.frame.seconds - (use_of_swarm.frame.seconds.max() - history.steady_seconds)
+    use_of_swarm.frame = use_of_swarm.frame.assign(seconds=seconds)[seconds > 0]  # the training alone
     return Comparison(found, results, times, {OURS: use_of_swarm, **use})
 
 
