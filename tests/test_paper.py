@@ -188,6 +188,14 @@ def test_pages_are_the_same_bytes_at_another_time(pages, tmp_path, monkeypatch):
         assert (tmp_path / name).read_bytes() == (pages / name).read_bytes(), name
 
 
+@pytest.mark.parametrize(("rows", "pages"), [([60], 2), ([30] * 4, 4)])
+def test_a_table_breaks_over_pages_only_if_it_is_taller_than_one(rows, pages, tmp_path):
+    tables = [f"::: {{#table-{i}}}\n| a |\n|---|\n" + "| b |\n" * n + "\n: C.\n:::" for i, n in enumerate(rows)]
+    text = "\n\n".join(["# A title", *tables, "The end."])
+    paper.pages({"report": text}, tmp_path, assets=ASSETS, pictures=tmp_path)
+    assert re.findall(rb"/Count (\d+)", (tmp_path / "report.pdf").read_bytes()) == [str(pages).encode()]
+
+
 # In which a number is no measurement.
 NAMES = r"ResNet-20|VGG-11|CIFAR-10|LeNet-5|S&P 500|\bF1\b|95 %|Stable-Baselines3|@sb3|2NN|TF32|float32|A100"
 
