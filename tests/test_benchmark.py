@@ -209,18 +209,15 @@ def test_some_workloads_measured_anew_leave_the_others(tmp_path, monkeypatch):
         assert benchmark.main(arguments) == 0
         return json.loads((folder / "machine.json").read_text())["machine"]
 
-    both = pd.concat([FRAME.assign(workload=name) for name in ("mnist", "lenet")])
+    every = pd.concat([FRAME.assign(workload=name) for name in ("mnist", "stocks", "lenet")])
     anew = FRAME.assign(workload="mnist", members=7, runs=[[0.75]])
-    assert measured("old", both) == "old"
+    assert measured("old", every) == "old"
     assert measured("new", anew, "--workloads", "mnist") == "old"
     ratios, repeats = pd.read_csv(folder / "ratios.csv"), pd.read_csv(folder / "repeats.csv")
-    assert ratios[["workload", "members"]].values.tolist() == [["mnist", 7], ["lenet", 1]]
-    assert repeats[["workload", "seconds_per_step"]].values.tolist() == [
-        ["mnist", 0.75],
-        ["lenet", 0.25],
-        ["lenet", 0.5],
-    ]
-    assert measured("new", both[1:], "--workloads", "lenet") == "new"
+    assert ratios[["workload", "members"]].values.tolist() == [["mnist", 7], ["stocks", 1], ["lenet", 1]]
+    assert repeats.workload.tolist() == ["mnist", *["stocks"] * 2, *["lenet"] * 2]
+    assert repeats.seconds_per_step.tolist() == [0.75, 0.25, 0.5, 0.25, 0.5]
+    assert measured("new", every[2:], "--workloads", "lenet") == "new"  # which measured two of three now
 
 
 def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):

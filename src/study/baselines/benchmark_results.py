@@ -35,7 +35,7 @@ def write(folder, table, machine, before=None) -> None:
     """Write a table of COLUMNS, RUNS and COLD and the machine's facts into the folder.
 
     before : a folder of earlier results; those of workloads that the table does not have are kept, and the facts of
-        their machine as long as there are some
+        their machine if it measured most of all
     """
     import pandas as pd
 
@@ -46,8 +46,8 @@ def write(folder, table, machine, before=None) -> None:
         repeats.insert(2, "repeat", repeats.groupby(["workload", "method"]).cumcount())
         _write(folder / f"{name}.csv", repeats, before)
     earlier = json.loads((before / "machine.json").read_text()) if before and before.is_dir() else machine
-    measured = set(pd.read_csv(folder / "ratios.csv").machine)
-    machine = earlier if earlier["machine"] in measured else machine
+    measured = pd.read_csv(folder / "ratios.csv").drop_duplicates("workload").machine.tolist()
+    machine = max(earlier, machine, key=lambda one: measured.count(one["machine"]))
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
 
 
