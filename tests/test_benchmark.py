@@ -218,6 +218,8 @@ def test_some_workloads_measured_anew_leave_the_others(tmp_path, monkeypatch):
     assert repeats.workload.tolist() == ["mnist", *["stocks"] * 2, *["lenet"] * 2]
     assert repeats.seconds_per_step.tolist() == [0.75, 0.25, 0.5, 0.25, 0.5]
     assert measured("new", every[2:], "--workloads", "lenet") == "new"  # which measured two of three now
+    (folder / "machine.json").unlink()
+    assert measured("newest", anew, "--workloads", "mnist") == "newest"  # what took hours is written all the same
 
 
 def test_the_command_leaves_publishing_to_the_runner(tmp_path, monkeypatch):

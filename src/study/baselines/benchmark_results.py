@@ -45,7 +45,8 @@ def write(folder, table, machine, before=None) -> None:
         repeats = table[["workload", "method", runs]].explode(runs).astype({runs: float}).rename(columns={runs: column})
         repeats.insert(2, "repeat", repeats.groupby(["workload", "method"]).cumcount())
         _write(folder / f"{name}.csv", repeats, before)
-    earlier = json.loads((before / "machine.json").read_text()) if before and before.is_dir() else machine
+    facts = before and before / "machine.json"
+    earlier = json.loads(facts.read_text()) if facts and facts.is_file() else machine
     measured = pd.read_csv(folder / "ratios.csv").drop_duplicates("workload").machine.tolist()
     machine = max(earlier, machine, key=lambda one: measured.count(one["machine"]))
     (folder / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
