@@ -148,6 +148,13 @@ def test_utilisation_of_a_moment_has_one_sample():
     assert len(use.frame) == 1 and 0 <= use.cpu() <= 1
 
 
+def test_utilisation_takes_no_last_sample_of_a_moment():
+    with machine.utilisation(0.5) as use:
+        while not use.rows:
+            time.sleep(0.001)
+    assert len(use.frame) == 1
+
+
 def test_utilisation_needs_a_time_between_samples():
     with pytest.raises(ValueError, match="every must be"):
         machine.utilisation(0)

@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -213,3 +214,43 @@ def test_the_texts_compute_no_number_of_their_own(document):
         one for one in shown if not re.match(r"\s*(figure|table|see|theirs)\(", one) and re.match(r"\s*[-\d.]", one)
     ]
     assert literal == [] and len(shown) > 50
+
+
+def test_markdown_by_hand():
+    frame = pd.DataFrame({"method": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
+    lines = [
+        "| method | seconds | ratio |",
+        "| -------- | ----------: | ------: |",
+        r"| a\|b | 1,234,568 | 0.123 |",
+        "| c |  | -12.3 |",
+    ]
+    assert paper.markdown(frame).splitlines() == lines
+
+
+def test_markdown_shares_out_a_page_by_what_the_cells_hold():
+    frame = pd.DataFrame({"n": [1], "what": ["word " * 30], "file": ["a" * 50]})
+    dashes = paper.markdown(frame).splitlines()[1]
+    assert [len(part) for part in dashes.strip("| ").split(" | ")] == [5, 38, 52]
+
+
+def test_markdown_writes_no_exponent_for_a_rounded_thousand_and_nothing_for_none():
+    assert paper.markdown(pd.DataFrame({"a|b": [999.7, None]}, dtype=object)).splitlines() == [
+        r"| a\|b |",
+        "| ------- |",
+        "| 1,000 |",
+        "|  |",
+    ]
+
+
+def test_markdown_gives_as_many_digits_as_asked():
+    assert paper.markdown(pd.DataFrame({"accuracy": [0.94444]}), 4).endswith("| 0.9444 |")
+
+
+def test_markdown_breaks_a_long_name_before_its_cells_go_without_room():
+    frame = pd.DataFrame({"workload": ["MNIST"], "PyTorch, CUDA graph of a step": [1.5]})
+    dashes = paper.markdown(frame).splitlines()[1]
+    assert [len(part) for part in dashes.strip("| ").split(" | ")] == [10, 18]
+
+
+def test_markdown_of_no_rows_is_its_header():
+    assert paper.markdown(pd.DataFrame({"method": []})).splitlines()[0] == "| method |"

@@ -214,32 +214,6 @@ def test_published_names_only_known_stages_and_says_why():
     )
 
 
-def test_markdown_by_hand():
-    frame = pd.DataFrame({"method": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
-    lines = [
-        "| method | seconds | ratio |",
-        "| -------- | ----------: | ------: |",
-        r"| a\|b | 1,234,568 | 0.123 |",
-        "| c |  | -12.3 |",
-    ]
-    assert reports.markdown(frame).splitlines() == lines
-
-
-def test_markdown_shares_out_a_page_by_what_the_cells_hold():
-    frame = pd.DataFrame({"n": [1], "what": ["word " * 30], "file": ["a" * 50]})
-    dashes = reports.markdown(frame).splitlines()[1]
-    assert [len(part) for part in dashes.strip("| ").split(" | ")] == [5, 38, 52]
-
-
-def test_markdown_writes_no_exponent_for_a_rounded_thousand_and_nothing_for_none():
-    assert reports.markdown(pd.DataFrame({"a|b": [999.7, None]}, dtype=object)).splitlines() == [
-        r"| a\|b |",
-        "| ------- |",
-        "| 1,000 |",
-        "|  |",
-    ]
-
-
 def test_metrics_refuses_an_array_and_a_data_source_that_is_no_text(report):
     for bad in ({"a": np.ones(3)}, {"data_source": float("nan")}):
         with pytest.raises(ValueError, match=f"The metric {next(iter(bad))} must be"):
@@ -267,10 +241,6 @@ def test_figure_keeps_its_note(report):
     report.figure(fig, "one", "Three repeats.")
     plt.close(fig)
     assert (report.folder / "figures/one.txt").read_text() == "Three repeats.\n"
-
-
-def test_markdown_gives_as_many_digits_as_asked():
-    assert reports.markdown(pd.DataFrame({"accuracy": [0.94444]}), 4).endswith("| 0.9444 |")
 
 
 def test_the_hash_of_results_is_of_all_stages_but_the_report(root):

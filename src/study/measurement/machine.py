@@ -83,12 +83,17 @@ class utilisation:
         ended = False
         with _gpus() as gpus:
             while not ended:
-                ended = self._done.wait(self.every)  # and once more at the end
+                ended = self._done.wait(self.every)
+                if ended and self.rows and self._seconds() - self.rows[-1]["seconds"] < self.every / 2:
+                    return  # too short a time to sample the cores
                 cores = {f"core_{i}": busy for i, busy in enumerate(psutil.cpu_percent(percpu=True))}
                 memory = psutil.virtual_memory()
-                now = {"seconds": time.perf_counter() - self._begin, **cores}
+                now = {"seconds": self._seconds(), **cores}
                 now["memory_gb"] = (memory.total - memory.available) / 2**30
                 self.rows.append(now | _gpu_use(gpus))
+
+    def _seconds(self):
+        return time.perf_counter() - self._begin
 
     def cpu(self) -> float:
         """Return the mean share of busy core time, 0 to 1, without the first and the last sample."""

@@ -22,6 +22,8 @@ FILES = {  # the pages of a document, by the name of its template
     },
 }
 PREFIX = {"report": "", "supplement": "S"}  # of the numbers of figures and tables
+GAP = 2  # letters between the columns of a table
+LONG_CELL, LONG_NAME = 36, 16  # letters, beyond which the cells and the name of a column take several lines
 NOTEBOOKS = "../notebooks"  # from the folder of the pages
 
 
@@ -174,12 +176,42 @@ def _table(numbers, tables, latex, name, caption, digits=3):
         tables[name].to_csv(latex / f"{name}.csv", index=False)
     links = _links(tables[name].attrs.get("stage", "report"), {"CSV": f"report/tables/{name}.csv"})
     whole = " ".join(f"**{number}.** {caption} {links}".split())
-    return f"::: {{#{_anchor(number, name)}}}\n{reports.markdown(tables[name], digits)}\n\n: {whole}\n:::"
+    return f"::: {{#{_anchor(number, name)}}}\n{markdown(tables[name], digits)}\n\n: {whole}\n:::"
+
+
+def _readable(frame, digits=3):
+    """Format the frame's cells as text: (frame, for each column whether it is numeric and right-aligned)."""
+
+    def cell(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return reports.number(value, digits) if is_number or value is None else str(value)
+
+    right = [all(isinstance(value, int | float) for value in frame[name]) for name in frame.columns]
+    return frame.astype(object).map(cell), right
+
+
+def _width(name, cells):
+    """Count the letters of a column: of its longest cell and of its name, neither capped below its longest word."""
+    words = " ".join([name, *cells]).split()
+    return max(3, min(len(name), LONG_NAME), min(max(map(len, cells), default=0), LONG_CELL), *map(len, words))
+
+
+def markdown(frame, digits=3):
+    """Format a frame as a pipe table; numbers are right-aligned with `digits` significant digits, missing ones "".
+
+    pandoc takes column widths from the dashes below the header.
+    """
+    cells, right = _readable(frame, digits)
+    names = [str(name).replace("|", "\\|") for name in frame.columns]
+    columns = [[text.replace("|", "\\|") for text in cells[name]] for name in cells.columns]
+    wide = [_width(name, column) for name, column in zip(names, columns)]
+    dashes = ["-" * (width + GAP - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (names, dashes, *zip(*columns)))
 
 
 def _latex(frame, name, caption, digits):
     """Format a table in LaTeX by booktabs, with citations by natbib."""
-    cells, right = reports.readable(frame, digits)
+    cells, right = _readable(frame, digits)
     caption = pypandoc.convert_text(caption, "latex", format="markdown", extra_args=["--natbib"]).strip()
     form = {"index": False, "escape": True, "column_format": "".join("lr"[is_right] for is_right in right)}
     text = cells.to_latex(**form, caption=caption, label=f"tab:{name}", position="tbp")

@@ -13,7 +13,6 @@ from PIL import Image
 
 from study.pipeline.paths import repository
 
-GAP = 2  # letters between the columns of a table
 DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
 
 
@@ -193,28 +192,3 @@ def number(value, digits=3):
         return f"{value:,}"
     short = float(f"{value:.{digits}g}")
     return np.format_float_positional(short, trim="-") if abs(short) < 1000 else f"{value:,.0f}"
-
-
-def readable(frame, digits=3):
-    """Format the frame's cells as text: (frame, for each column whether it is numeric and right-aligned)."""
-
-    def cell(value):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number(value, digits) if is_number or value is None else str(value)
-
-    right = [all(isinstance(value, int | float) for value in frame[name]) for name in frame.columns]
-    return frame.astype(object).map(cell), right
-
-
-def markdown(frame, digits=3):
-    """Format a frame as a pipe table; numbers are right-aligned with `digits` significant digits, missing ones "".
-
-    pandoc takes column widths from the dashes below the header: the length of the longest cell, at most 36, at least
-    that of the longest word, plus a gap.
-    """
-    cells, right = readable(frame, digits)
-    columns = [[text.replace("|", "\\|") for text in (str(name), *cells[name])] for name in cells.columns]
-    wide = [max(3, min(max(map(len, cells)), 36), *map(len, " ".join(cells).split())) for cells in columns]
-    dashes = ["-" * (width + GAP - is_right) + ":" * is_right for width, is_right in zip(wide, right)]
-    header, *rows = zip(*columns)
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, dashes, *rows))

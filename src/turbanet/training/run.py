@@ -72,7 +72,7 @@ class Training:
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
         self.set_aside = []  # (positions, their states) of those that have
         self.plan = choose(plan, swarm)
-        if self.plan.on_accelerator and not (checkpoints or between or swarm._stopping):
+        if not (checkpoints or between or swarm._stopping):
             self.segment = epochs  # nothing happens between segments, and a call costs as much as many epochs
         self._cut()
         self.usual = self.program  # what trains where a kernel does not
