@@ -91,7 +91,7 @@ def workloads(quick: bool = False) -> dict[str, Workload]:
     # Under batch normalisation Adam makes steps of rounding errors, so that equal losses show at small rates alone.
     deep = {"batch_size": 32, "learning_rate": 0.00001, "repeats": 5}
     listed = [
-        Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=256 // share),
+        Workload("sweep-small", tn.MLP((16, 2)), 128, x, y, mlp, epochs=1024 // share),
         Workload("sweep-large", tn.MLP((256, 256, 2)), 64, x, y, mlp, epochs=32 // share),
         Workload("mnist", tn.MLP((64, 32, 10)), 50, *images(3200 // share, 784), mlp, batch_size=8),
         Workload("stocks", tn.LSTM(32), 500, *lstm, twins.lstm_twin, batch_size=32, per_member=True, **mse),
