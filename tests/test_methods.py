@@ -115,7 +115,7 @@ def test_time_methods_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
     def run(epochs):
         return None, 1.5
 
-    table = methods.time_methods({OURS: run, LOOP: run}, 3, segment=1, repeats=3)
+    table = methods.time_methods({OURS: run, LOOP: run}, 3, repeats=3)
     assert [*table.repeat] == [0, 0, 1, 1, 2, 2]
     assert all(set(turn.method) == {OURS, LOOP} for _, turn in table.groupby("repeat"))
     assert set(table.compile_seconds) == {1.5}
@@ -131,15 +131,8 @@ def test_time_methods_tells_a_first_run_apart_where_the_method_does_not(monkeypa
         clock[0] += epochs + (5.0 if len(calls) == 1 else 0.0)
         return None, np.nan
 
-    table = methods.time_methods({LOOP: run}, 3, segment=1, repeats=1)
+    table = methods.time_methods({LOOP: run}, 3, repeats=1)
     assert set(table.compile_seconds) == {5} and set(table.seconds) == {3}
-
-
-def test_time_methods_runs_ours_by_whole_segments():
-    seen = {OURS: [], LOOP: []}
-    runs = {method: lambda epochs, calls=calls: (calls.append(epochs), np.nan) for method, calls in seen.items()}
-    methods.time_methods(runs, 10**9, segment=16, repeats=2)
-    assert {epochs % 16 for epochs in seen[OURS]} == {0} and 1 in seen[LOOP]
 
 
 def test_full_batch_methods_tell_the_compilation_of_ours_alone(swarm):

@@ -139,15 +139,6 @@ def test_extrapolate_runs_to_the_end_what_is_short(clock):
     np.testing.assert_allclose(table.seconds, 0.1)
 
 
-def test_extrapolate_asks_for_whole_units(clock):
-    ran = []
-    table = timing.extrapolate(
-        {"a": lambda steps: (ran.append(steps), clock(0.1 + 0.02 * steps))}, 256, units={"a": 16}
-    )
-    assert {steps % 16 for steps in ran} == {0} and max(ran) < 256
-    np.testing.assert_allclose(table.seconds, 0.1 + 0.02 * 256)
-
-
 def test_extrapolate_takes_turns(clock):
     order = []
     methods = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}

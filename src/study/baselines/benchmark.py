@@ -26,13 +26,13 @@ from study.pipeline import programs
 from study.pipeline.paths import commit, repository
 
 LOOPS = LOOP, FUSED, COMPILED  # train one network after the other, ...
-COMPARED = 256  # epochs whose losses must be equal: roundings grow in longer ones
 LOOPED = 8  # ... so many of them at most
+COMPARED = 256  # epochs whose losses must be equal: roundings grow in longer ones
 
 
 def runs(work: Workload, *, plan, threads=None, names=METHODS) -> dict[str, Callable]:
     """Return `methods.runs` of the workload; run() trains from start to end."""
-    kwargs = {"epochs": work.epochs, "per_member": work.per_member, "segment": work.epochs}
+    kwargs = {"epochs": work.epochs, "per_member": work.per_member}
     kwargs |= {"batch_size": work.batch_size, "loss": work.loss, "learning_rate": work.learning_rate, "twin": work.twin}
     return methods.runs(work.swarm(), work.x, work.y, work.loss_fn, plan=plan, threads=threads, names=names, **kwargs)
 
@@ -148,7 +148,7 @@ def speed_of_size(x, y, *, members: int, hidden: int, steps: int, learning_rate:
     model = tn.MLP((hidden, 2))
     adam = optax.adam(learning_rate)
     swarm = tn.TurbaTrainState.swarm(model, adam, members, sample_input=x[:1], seed=seed)
-    kwargs = {"epochs": steps, "segment": steps, "progress": False}
+    kwargs = {"epochs": steps, "progress": False}
     with cold():
         first = tn.fit(swarm, x, y, tn.softmax_cross_entropy, **kwargs)[1]
     runs = [tn.fit(swarm, x, y, tn.softmax_cross_entropy, **kwargs)[1] for _ in range(3)]

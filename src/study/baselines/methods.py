@@ -41,7 +41,6 @@ def runs(
     epochs=1,
     batch_size=None,
     per_member=False,
-    segment=None,
     threads=None,
     names=METHODS,
 ):
@@ -49,7 +48,7 @@ def runs(
 
     Parameters
     ----------
-    swarm, x, y, loss_fn, plan, epochs, batch_size, per_member, segment : arguments of `fit`; the swarm has Adam
+    swarm, x, y, loss_fn, plan, epochs, batch_size, per_member : arguments of `fit`; the swarm has Adam
     loss, learning_rate : PyTorch's loss, "cross_entropy" or "mse", and the rate of Adam
     twin : one member's params -> a PyTorch network with these weights
     threads : PyTorch's threads in this process
@@ -69,7 +68,7 @@ def runs(
         return {"order": None if order is None else order[:, :epochs], "epochs": epochs}
 
     def ours(epochs=epochs):
-        kwargs = {"batch_size": batch_size, "per_member": per_member, "segment": segment, "plan": plan}
+        kwargs = {"batch_size": batch_size, "per_member": per_member, "plan": plan}
         history = fit(swarm, x, y, loss_fn, epochs=epochs, progress=False, **kwargs)[1]
         return history.train_loss, history.compile_seconds
 
@@ -135,23 +134,21 @@ def assert_equal_losses(runs, epochs, rtol=1e-3):
         np.testing.assert_allclose(loss, losses[OURS], rtol=rtol, err_msg=f"{name} trains something else")
 
 
-def time_methods(runs, epochs, *, segment, repeats):
+def time_methods(runs, epochs, *, repeats):
     """Time full-batch methods warm and in turn: a table of method, repeat, seconds, steps and compile_seconds.
 
-    Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`); ours runs whole segments, for
-    which its program is compiled. Compilation is measured as in a new process; where a method does not report it, it is
-    the first step's time beyond the second's.
+    Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`). Compilation is measured as in
+    a new process; where a method does not report it, it is the first step's time beyond the second's.
     """
     compiled = {}
     with cold():
         for name, run in runs.items():
-            steps = segment if name == OURS else 1
             with timing.stopwatch() as first:
-                apart = run(steps)[1]
+                apart = run(1)[1]
             with timing.stopwatch() as warm:
-                run(steps)
+                run(1)
             compiled[name] = compile_seconds(apart, first.seconds, warm.seconds)
-    table = timing.extrapolate(runs, epochs, units={OURS: segment} if OURS in runs else None, repeats=repeats)
+    table = timing.extrapolate(runs, epochs, repeats=repeats)
     return table.assign(compile_seconds=table.method.map(compiled))
 
 

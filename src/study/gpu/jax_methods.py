@@ -29,7 +29,7 @@ def train_ours(work, swarm, order, name):
         settings = {"batch_size": work.batch_size, "per_member": work.per_member, "progress": False}
         settings |= {"plan": tn.Plan(kernel=False)} if name == USUAL else {}
         epochs = steps // epoch
-        _, history = tn.fit(swarm, work.x, work.y, work.loss_fn, epochs=epochs, segment=epochs, **settings)
+        _, history = tn.fit(swarm, work.x, work.y, work.loss_fn, epochs=epochs, **settings)
         wall = time.perf_counter() - begin
         return Run(history.train_loss.mean(0), history.steady_seconds, wall, history.compile_seconds)
 

@@ -119,7 +119,7 @@ def mnist(budget: Budget, x: Any, y: Any, source: str, *, tiny: bool = False) ->
         if not budget.allows(f"{members} networks on MNIST in {precision}", 0 if tiny else 12 + members / 50):
             continue
         swarm = tn.TurbaTrainState.swarm(tn.MLP((64, 32, 10)), adam, members, sample_input=x[:1], seed=0)
-        settings = {"epochs": epochs, "segment": epochs, "batch_size": 8, "progress": False}
+        settings = {"epochs": epochs, "batch_size": 8, "progress": False}
         begin = time.perf_counter()
         with multiplying_in(precision):
             trained, history = tn.fit(swarm, x[:train], y[:train], tn.softmax_cross_entropy, **settings)

@@ -47,21 +47,19 @@ def extrapolate(
     methods: dict[str, Callable[[int], Any]],
     steps: int,
     *,
-    units: dict[str, int] | None = None,
     repeats: int = 3,
     turn: float = 0.5,
 ):
     """Estimate each method's seconds for `steps` steps from shorter runs; its cost per step must be constant.
 
-    A turn times runs of 1 and n units of steps; their difference is the time of n - 1 units without a call's overhead.
+    A turn times runs of 1 and n steps; their difference is the time of n - 1 steps without a call's overhead.
 
     Parameters
     ----------
     methods : {name: run(steps)}, each already called, so that it is compiled
     steps : of the whole training
-    units : {name: steps} of methods that run only whole units of steps; 1 for the others
     repeats : turns of each method
-    turn : seconds for n - 1 units; they also take at least twice a call's overhead
+    turn : seconds for n - 1 steps; they also take at least twice a call's overhead
 
     Returns
     -------
@@ -69,29 +67,28 @@ def extrapolate(
     """
     import pandas as pd
 
-    units = dict.fromkeys(methods, 1) | (units or {})
-    lengths = {name: _turn_length(run, steps, units[name], turn) for name, run in methods.items()}
+    lengths = {name: _turn_length(run, steps, turn) for name, run in methods.items()}
     rows = []
     for repeat, order in enumerate(_orders(methods, repeats)):
         for name in order:
             run, length = methods[name], lengths[name]
             seconds = _seconds(run, length)
             if length < steps:
-                short = _seconds(run, units[name])
-                seconds = short + (steps - units[name]) * max(0.0, seconds - short) / (length - units[name])
+                short = _seconds(run, 1)
+                seconds = short + (steps - 1) * max(0.0, seconds - short) / (length - 1)
             rows.append({"method": name, "repeat": repeat, "seconds": seconds, "steps": length})
     return pd.DataFrame(rows)
 
 
-def _turn_length(run, steps, unit, turn):
-    """Find the number of steps whose time beyond one unit's is `turn` seconds and twice a call's overhead."""
-    length = 2 * unit
+def _turn_length(run, steps, turn):
+    """Find the number of steps whose time beyond the first one's is `turn` seconds and twice a call's overhead."""
+    length = 2
     if length >= steps:
         return steps
-    short = _seconds(run, unit)
+    short = _seconds(run, 1)
     while length < steps:
         longer = _seconds(run, length) - short
-        overhead = short - unit * longer / (length - unit)
+        overhead = short - longer / (length - 1)
         if longer >= max(turn, 2 * overhead):
             return length
         length *= 2

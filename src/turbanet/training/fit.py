@@ -97,7 +97,8 @@ def fit(
         model whose __call__ take the keyword `member` get the member's part; the swarm keeps it, for `predict` and the
         next call. A model is initialised without it
     plan : where members run: a `Plan`, or None for the default of the platform
-    segment : epochs between two checkpoints, and between two checks for stopped members; None: about a tenth of all
+    segment : epochs between two checkpoints, two calls of callbacks and two checks for stopped members; None: about a
+        tenth of all
     progress : whether a bar shows the epochs done and the mean losses of the last one
     on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not split (one of fewer
         operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
