@@ -98,7 +98,7 @@ def _train(job, folder, number, swarm, data, begin):
     # A node that died may hold a lock for minutes on a network's file system.
     checkpoints = dataclasses.replace(job.checkpoints, folder=str(training), exclusive=False)
     try:
-        swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=checkpoints, progress=False, **data, **job.how)
+        swarm, history = fit(swarm, x, y, job.loss_fn, checkpoints=checkpoints, progress=False, **data, **job.settings)
     except Exception as error:
         for name in ("swarm", "history"):  # they would travel to the driver
             vars(error).pop(name, None)

@@ -28,7 +28,7 @@ class Job:
     loss_fn : as `fit` takes it
     rows : int [member, row], the rows that each member is trained on
     validation : int [row] or [member, row], the rows that its members are scored on, or None
-    how : other arguments of `fit`
+    settings : other arguments of `fit`
     """
 
     swarm: Any
@@ -37,16 +37,16 @@ class Job:
     loss_fn: Callable
     rows: np.ndarray
     validation: np.ndarray | None
-    how: dict[str, Any]
+    settings: dict[str, Any]
 
     @cached_property
     def kind(self) -> tuple:
         """What must be equal for jobs to train as one swarm."""
-        functions = fingerprint(self.how), read(Evaluate(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
+        functions = fingerprint(self.settings), read(Evaluate(self.loss_fn), self.swarm.apply_fn, self.swarm.tx)
         leaves = jax.tree.leaves((self.swarm.replace(loss_fn=None), self.x, self.y))
         shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         held_out = None if self.validation is None else self.validation.shape[-1]
-        count, batch_size = self.rows.shape[1], self.how["batch_size"]
+        count, batch_size = self.rows.shape[1], self.settings["batch_size"]
         steps = ("all rows", count) if batch_size >= count else -(-count // batch_size)  # of an epoch
         return functions, shapes, steps, held_out
 
@@ -64,7 +64,7 @@ class Job:
     def run(self, cluster: Any = None) -> tuple[Any, History]:
         """Train here or on a cluster, and return (trained members, history)."""
         all_rows = np.array_equal(self.rows, np.tile(np.arange(len(self.x)), (len(self.rows), 1)))
-        kwargs: dict[str, Any] = {"rows": None if all_rows else self.rows, "progress": False, **self.how}
+        kwargs: dict[str, Any] = {"rows": None if all_rows else self.rows, "progress": False, **self.settings}
         if self.validation is not None:
             shared = self.validation if self.validation.ndim == 1 else slice(None)
             kwargs["validation"] = jax.tree.map(lambda leaf: leaf[shared], (self.x, self.y))
@@ -108,7 +108,7 @@ def _concatenate(jobs):
         held_out = np.concatenate([np.tile(job.validation + start, (len(job.swarm), 1)) for job, start in with_offset])
     leaves = zip(*(jax.tree.leaves(job.swarm) for job in jobs), strict=True)
     swarm = jax.tree.unflatten(jax.tree.structure(first.swarm), map(jnp.concatenate, leaves))
-    return Job(swarm, x, y, first.loss_fn, rows, held_out, first.how)
+    return Job(swarm, x, y, first.loss_fn, rows, held_out, first.settings)
 
 
 def _split(swarm, history, sizes):

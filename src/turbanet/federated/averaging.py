@@ -100,9 +100,9 @@ def local_sgd(
     >>> import numpy as np, optax, turbanet as tn
     >>> x = np.eye(8, dtype=np.float32)
     >>> net = tn.TurbaTrainState.swarm(tn.MLP((8, 8)), optax.sgd(0.1), 1, sample_input=x[:1])
-    >>> how = {"workers": 2, "epochs": 3, "batch_size": 2}
-    >>> net, seen = tn.federated.local_sgd(net, x, np.arange(8), tn.softmax_cross_entropy, **how)
-    >>> len(net), seen.loss.shape
+    >>> settings = {"workers": 2, "epochs": 3, "batch_size": 2}
+    >>> net, history = tn.federated.local_sgd(net, x, np.arange(8), tn.softmax_cross_entropy, **settings)
+    >>> len(net), history.loss.shape
     (1, (6, 2))
     """
     called = time.perf_counter()

@@ -31,8 +31,8 @@ def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, del
     Examples
     --------
     >>> from turbanet.federated import client_epsilon
-    >>> how = {"clients": 100_000, "sampled": 100, "rounds": 1000, "delta": 1e-6}
-    >>> client_epsilon(noise=4, **how) < client_epsilon(noise=2, **how)
+    >>> settings = {"clients": 100_000, "sampled": 100, "rounds": 1000, "delta": 1e-6}
+    >>> client_epsilon(noise=4, **settings) < client_epsilon(noise=2, **settings)
     True
     """
     check_whole(clients=clients, sampled=sampled, rounds=rounds)

@@ -159,9 +159,9 @@ def train(
     >>> x, y = np.tile(np.eye(4, dtype=np.float32), (10, 1)), np.tile(np.arange(4), 10)
     >>> net = tn.TurbaTrainState.swarm(tn.MLP((8, 4)), optax.sgd(0.1), 1, sample_input=x[:1])
     >>> rows = tn.shards(jax.random.key(0), labels=y, clients=10, per_client=2)
-    >>> how = {"rounds": 5, "sampled": 4, "batch_size": 2, "progress": False}
-    >>> net, seen = tn.federated.train(net, x, y, tn.softmax_cross_entropy, clients=rows, **how)
-    >>> len(net), seen.train_loss.shape
+    >>> settings = {"rounds": 5, "sampled": 4, "batch_size": 2, "progress": False}
+    >>> net, history = tn.federated.train(net, x, y, tn.softmax_cross_entropy, clients=rows, **settings)
+    >>> len(net), history.train_loss.shape
     (1, (5, 4))
     """
     called = time.perf_counter()

@@ -52,8 +52,8 @@ def theta(series: Sequence[np.ndarray], season: int | None, window: int, steps: 
 
     def one(y):
         of_season = {"period": season, "method": "additive"} if season and len(y) > 2 * season > 2 else None
-        how = of_season or {"deseasonalize": False, "period": 1}
-        return np.asarray(method(y, **how).fit().forecast(steps))
+        settings = of_season or {"deseasonalize": False, "period": 1}
+        return np.asarray(method(y, **settings).fit().forecast(steps))
 
     return _each(one, series)
 
