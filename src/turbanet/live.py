@@ -34,7 +34,7 @@ class ProgressTable:
         pd = extras.pandas()
 
         row = {"epoch": view.epoch, "seconds": time.monotonic() - self._begin, "training": int(view.training.sum())}
-        for name, values in view.history.seen().items():
+        for name, values in view.history.recorded().items():
             low, median, high = _spread(values[-1:])[:, 0]
             row |= {name: median, f"{name}_low": low, f"{name}_high": high}
         self.table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)

@@ -57,9 +57,9 @@ def style(kind: str = "screen") -> Iterator[None]:
 def history(history: History, *, names: list[str] | None = None, ax: Any = None) -> Any:
     """Plot losses and metrics against epochs: the members' median, and the band of 5 to 95 % of them.
 
-    names : which of `history.seen()`; None: the losses
+    names : which of `history.recorded()`; None: the losses
     """
-    recorded = history.seen()
+    recorded = history.recorded()
     names = [name for name in recorded if name.endswith("_loss")] if names is None else names
     if unknown := [name for name in names if name not in recorded]:
         raise ValueError(f"names are of {', '.join(recorded)}; got {unknown[0]!r}.")
@@ -93,7 +93,7 @@ class LivePlot:
 
     def __call__(self, view: TrainingView) -> None:
         figure = needed("matplotlib.figure", "plot").Figure
-        recorded = view.history.seen()
+        recorded = view.history.recorded()
         panels = [[name for name in recorded if name.endswith("_loss")]]
         panels += [[name] for name in recorded if not name.endswith("_loss")]
         with style():

@@ -36,7 +36,7 @@ class Job:
 
     make_swarm : make_swarm(ids) -> the swarm of those members, or the tree of a swarm whose states the driver sends
     of_ids : data(ids) -> the data of a shard by `shard_data.DATA_NAMES`, read by the worker; None: the driver sends it
-    how : other arguments of `fit`
+    settings : other arguments of `fit`
     checkpoints : of `fit`, whose folder is the run's
     cores : CPU devices of a worker
     attempts : of a shard in one call
@@ -46,7 +46,7 @@ class Job:
     make_swarm: Any
     loss_fn: Any
     of_ids: Callable | None
-    how: dict
+    settings: dict
     checkpoints: Checkpoints
     marker: Marker
     cores: int

@@ -269,13 +269,13 @@ def _last_return(metrics):
 
 def _history(run, program, swarm, counts):
     """Return the history of a run; counts: int [epoch], updates of each epoch, at most `program.every`."""
-    losses, _, recorded = run.seen()
+    losses, _, recorded = run.losses_so_far()
     empty = np.zeros((0, len(swarm), program.every), np.float32)  # for a run interrupted before its first epoch ended
 
     def by_update(leaf):  # [epoch, member, update] -> [update, member]
         return np.moveaxis(leaf, 2, 1)[np.arange(program.every) < counts[: len(leaf), None]]
 
-    metrics = {name: by_update(recorded.get(name, empty)) for name in program.seen if name != "evaluation"}
+    metrics = {name: by_update(recorded.get(name, empty)) for name in program.metric_names if name != "evaluation"}
     return AgentHistory(
         train_loss=by_update(losses if recorded else empty),
         **metrics,

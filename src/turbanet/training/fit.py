@@ -178,7 +178,7 @@ def fit(
     )
     if compile_only:
         run.compile()
-        return swarm, record.history(run, swarm.epoch, run.seen())
+        return swarm, record.history(run, swarm.epoch, run.losses_so_far())
     return record.finish(run, progress=progress, on_interrupt=on_interrupt)
 
 

@@ -55,7 +55,7 @@ class History(Shown):
         cost = f"{self.steady_seconds:.3g} s of training, {self.compile_seconds:.3g} s of compilation"
         ends = {"first epoch": np.zeros_like(epochs), "last epoch": np.maximum(epochs - 1, 0)}
         rows = [["median (range) of the members", *ends]]
-        for name, values in self.seen().items() if high else ():
+        for name, values in self.recorded().items() if high else ():
             rows.append([name, *(spread(values[epoch, np.arange(len(epoch))]) for epoch in ends.values())])
         return f"History: {count(len(epochs), 'member')}, {length}, {cost}", rows
 
@@ -66,10 +66,10 @@ class History(Shown):
         epochs, members = self.train_loss.shape
         epoch = np.arange(epochs)[:, None] + np.broadcast_to(self.begun, members)
         names = {"seed": np.tile(self.seed, epochs), "member": np.tile(self.member, epochs)}
-        recorded = {name: values.ravel() for name, values in self.seen().items()}
+        recorded = {name: values.ravel() for name, values in self.recorded().items()}
         return pd.DataFrame({"epoch": epoch.ravel(), **names, **recorded})
 
-    def seen(self) -> dict[str, np.ndarray]:
+    def recorded(self) -> dict[str, np.ndarray]:
         """Return {name: [epoch, member]} of the losses and metrics that were recorded."""
         metric = self.validation_metric
         losses = {TRAIN_LOSS: self.train_loss, stopping.LOSS: self.validation_loss}
@@ -89,7 +89,7 @@ class History(Shown):
             min_delta = 0.0
             its_mode = "min" if monitor in (TRAIN_LOSS, stopping.LOSS) else ""
         mode = its_mode if mode is None else mode
-        recorded = self.seen()
+        recorded = self.recorded()
         if monitor not in recorded or mode not in ("min", "max"):
             known = f'one of {", ".join(recorded)}, and mode "min" or "max"'
             raise ValueError(f"best takes {known}; got {monitor!r} and {mode!r}.")
@@ -114,8 +114,8 @@ class History(Shown):
             ended, begun = (np.broadcast_to(n, wrong.shape)[one] for n in (self.begun + self.epochs, other.begun))
             gap = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
             raise ValueError(f"These histories do not follow one another: {gap}.")
-        if self.seen().keys() != other.seen().keys():
-            names = f"{list(self.seen())} and {list(other.seen())}"
+        if self.recorded().keys() != other.recorded().keys():
+            names = f"{list(self.recorded())} and {list(other.recorded())}"
             raise ValueError(f"Histories to be added must hold the same metrics, got {names}: pass equal metric=.")
 
         length = max(len(self.train_loss), int((self.epochs + other.epochs).max(initial=0)))

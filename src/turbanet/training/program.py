@@ -32,7 +32,7 @@ class Train:
     together: int = 1  # epochs of a loop of static length: in any other loop a GPU asks the host before each iteration
 
     @property
-    def seen(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """The names of the metrics."""
         return list(dict(self.metrics))
 

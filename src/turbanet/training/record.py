@@ -32,7 +32,7 @@ class Record:
     callbacks: Sequence[Callable]
 
     def history(self, run: Training, epochs: Any, recorded: Any) -> History:
-        """Return the history of a run after `epochs` [member]; `recorded` is what `Training.seen` returns."""
+        """Return the history of a run after `epochs` [member]; `recorded` is what `Training.losses_so_far` returns."""
         train_loss, validation_loss, values = recorded
         scores = values.get(metrics.ONE)
         if isinstance(self.metric, Mapping):
@@ -49,7 +49,7 @@ class Record:
         """The function that a run calls between its segments; None without callbacks."""
         if not self.callbacks:
             return None
-        return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.seen()))
+        return lambda run: call(self.callbacks, run, self.history(run, run.everyone(_epochs), run.losses_so_far()))
 
     def finish(self, run: Training, *, progress: bool, on_interrupt: str) -> tuple[Any, History]:
         """Train to the end or to Ctrl-C, and return what `fit` returns or raise `Interrupted`.
@@ -82,7 +82,7 @@ class Record:
 
     def _result(self, run, state):
         """Return (swarm, history) for the caller."""
-        history = self.history(run, state.epoch, run.seen())
+        history = self.history(run, state.epoch, run.losses_so_far())
         has_best = state._stopping is not None and state._stopping.patience is not None
         state = gathered(stopping.restored(state))
         may_see_none = getattr(run.program, "is_masked", False)

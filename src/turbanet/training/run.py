@@ -101,7 +101,7 @@ class Training:
         last = {name: loss[-1] for name, loss in named if loss is not None}
         return {name: np.nan if np.isnan(loss).all() else np.nanmean(loss) for name, loss in last.items()}
 
-    def seen(self):
+    def losses_so_far(self):
         """Return (training loss, validation loss or None, {name: metric}) so far, each [epoch, member]."""
         none = np.zeros((0, len(self.start)), np.float32)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
@@ -436,7 +436,7 @@ class Training:
             return
         if not is_due and not self.keeper.is_due():
             return
-        losses = identity.leaves_by_name(self.losses and self.seen())
+        losses = identity.leaves_by_name(self.losses and self.losses_so_far())
         arrays = {f"losses{path}": part for path, part in losses.items()}
         progress = {"done": self.done, "place": self.steps_done, "segment": self.segment}
         progress |= {"asked": self.requested_block, "block": self.plan.block, "devices": len(self.plan.devices)}
@@ -464,7 +464,7 @@ class Training:
         self.steps_done = progress["place"]
         self.compile_seconds, self.steady_seconds = progress["seconds"]
         if self.done:
-            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.seen, *self.metrics]}
+            metrics = {name: arrays[f"losses[2][{name!r}]"] for name in [*self.program.metric_names, *self.metrics]}
             self.losses = [(arrays["losses[0]"], arrays.get("losses[1]"), metrics)]
         active = arrays.setdefault("._stopping.active", np.ones(len(self.start), bool))
         if self.start._stopping is None and not np.all(active):
