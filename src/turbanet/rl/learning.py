@@ -70,7 +70,7 @@ class Learn(Train):
     uneven: bool = False  # whether the first epochs have one update fewer than `every`
 
     @property
-    def seen(self):
+    def metric_names(self):
         return list(METRICS)
 
     @property
