@@ -307,7 +307,7 @@ class Forecaster(Fitted):
         pairs = self._pairs(trainings)
         stat, *_ = self._static(static_df, panel, [series for _, series in trainings])
         trained = networks.Trained(self, panel, stat, pairs)
-        place = {origin: number for number, origin in enumerate(all_origins)}
+        positions = {origin: number for number, origin in enumerate(all_origins)}
         of_pair = np.full((len(all_origins), len(panel.ids)), -1)
         of_pair[pairs[0], pairs[1]] = np.arange(len(pairs[0]))
         season = self.season or (rule.season if (rule := self._calendar(times[: origins[0] + 1], panel.kind)) else None)
@@ -316,7 +316,7 @@ class Forecaster(Fitted):
         left_out: dict[Any, Any] = {}
         for origin, source in zip(origins, trained_at, strict=True):
             stop = stops[origin]
-            pair = of_pair[place[source]]
+            pair = of_pair[positions[source]]
             scored = (pair >= 0) & (stop < panel.end) & (stop - panel.begin >= self.input_size)
             left_out = {panel.ids[i]: times[origin] for i in np.flatnonzero(~scored)} | left_out
             series = np.flatnonzero(scored)
@@ -326,7 +326,7 @@ class Forecaster(Fitted):
             part = self._cross_validated(panel, series, stop[series], found, season, further)
             part.insert(2, "cutoff", times[[origin]].repeat(len(part)))
             if len(levels):
-                errors = self._calibration_errors(trained, of_pair, place, origin, stops, earlier)
+                errors = self._calibration_errors(trained, of_pair, positions, origin, stops, earlier)
                 Conformal(errors).add(part, self.name, levels, series, steps, least=self._target.least)
             there = part[self.target_col].notna().to_numpy()
             parts.append(part[there])
@@ -466,12 +466,12 @@ class Forecaster(Fitted):
             table[name] = model(values, season, self.input_size, steps).ravel()
         return table
 
-    def _calibration_errors(self, trained, of_pair, place, origin, stops, earlier):
+    def _calibration_errors(self, trained, of_pair, positions, origin, stops, earlier):
         """Return the absolute errors [cut, series, step] of forecasts before an origin; NaN where there are none."""
         panel = trained.panel
         errors = np.full((len(earlier), len(panel.ids), self.h), np.nan)
         for number, back in enumerate(earlier):
-            pair = of_pair[place[origin - back]]
+            pair = of_pair[positions[origin - back]]
             stop = stops[origin - back]
             series = np.flatnonzero((pair >= 0) & (stop + self.h <= stops[origin]))
             if len(series):

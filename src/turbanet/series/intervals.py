@@ -69,6 +69,6 @@ def _width(errors, level):
     """Return the error [series, step] of [cut, series, step] that `level` percent do not exceed."""
     count = np.isfinite(errors).sum(axis=0)
     rank = _rank(level, count)
-    place = np.clip(rank, 1, len(errors))[None] - 1
-    width = np.take_along_axis(np.sort(errors, axis=0), place, axis=0)[0]  # NaN lie last
+    position = np.clip(rank, 1, len(errors))[None] - 1
+    width = np.take_along_axis(np.sort(errors, axis=0), position, axis=0)[0]  # NaN lie last
     return np.where(rank <= count, width, np.nan)

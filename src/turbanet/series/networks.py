@@ -175,12 +175,12 @@ class _Requests:
     """Predicts rows by a member each: rows of one member lie side by side, filled up to equal numbers."""
 
     def __init__(self, kind: str, swarm: Any, members: np.ndarray, plan: Any):
-        used, place = np.unique(members, return_inverse=True)
-        counts = np.bincount(place)
-        order = np.argsort(place, kind="stable")
+        used, positions = np.unique(members, return_inverse=True)
+        counts = np.bincount(positions)
+        order = np.argsort(positions, kind="stable")
         column = np.empty(len(members), int)
         column[order] = np.arange(len(members)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.at = place, column
+        self.at = positions, column
         self.rows = np.full((len(used), counts.max()), 0)
         self.rows[:] = order[np.cumsum(counts) - counts][:, None]  # a member's first row in place of none
         self.rows[self.at] = np.arange(len(members))

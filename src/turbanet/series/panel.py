@@ -122,13 +122,15 @@ def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray
     tables.check_columns(table, (columns.ids, *columns.stat), "static_df")
     if (twice := table[columns.ids].duplicated()).any():
         raise ValueError(f"static_df has two rows for series {table[columns.ids][twice].iloc[0]}: keep one of them.")
-    place = tables.located(ids.tolist(), table[columns.ids].tolist())
-    if (place < 0).any():
-        raise ValueError(f"static_df has no row for series {ids[int((place < 0).argmax())]}: give it one.")
+    positions = tables.located(ids.tolist(), table[columns.ids].tolist())
+    if (positions < 0).any():
+        raise ValueError(f"static_df has no row for series {ids[int((positions < 0).argmax())]}: give it one.")
     values, labels, plain = tables.encoded(table, columns.stat)
-    if np.isnan(values[place]).any():
-        raise ValueError(f"static_df has a missing value for series {ids[np.isnan(values[place]).any(1).argmax()]}.")
-    return values[place], labels, plain
+    if np.isnan(values[positions]).any():
+        raise ValueError(
+            f"static_df has a missing value for series {ids[np.isnan(values[positions]).any(1).argmax()]}."
+        )
+    return values[positions], labels, plain
 
 
 def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Index]) -> np.ndarray:
@@ -149,13 +151,13 @@ def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Inde
     zone = getattr(ds, "tz", None)
     if isinstance(times, pd.DatetimeIndex) and (zone is None) != (times.tz is None):
         raise ValueError(f"futr_df has times in the zone {zone}, the series' are in {times.tz}: give the same.")
-    place = given[given.get_level_values(0) >= 0].get_indexer(pd.MultiIndex.from_arrays([names, times]))
-    if (place < 0).any():
-        row = int((place < 0).argmax())
+    positions = given[given.get_level_values(0) >= 0].get_indexer(pd.MultiIndex.from_arrays([names, times]))
+    if (positions < 0).any():
+        row = int((positions < 0).argmax())
         problem = f"futr_df has no row for series {panel.ids[row // len(coming[0])]} at {times[row]}"
         raise ValueError(f"{problem}: start from make_future_dataframe().")
     values = values[given.get_level_values(0) >= 0]
-    return values[place].reshape(len(panel.ids), len(coming[0]), -1)
+    return values[positions].reshape(len(panel.ids), len(coming[0]), -1)
 
 
 def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
@@ -195,13 +197,13 @@ def _filled(panel, freq, fill):
         grid = _grid_of(calendar, ds)
         if len(off := ds.difference(grid)):
             raise ValueError(f"Series {name} has a row for {off[0]}, which is no time of freq: leave it out.")
-        place = ds.get_indexer(grid)
-        y = np.where(place < 0, np.nan, panel.y[begin:end][place])
+        positions = ds.get_indexer(grid)
+        y = np.where(positions < 0, np.nan, panel.y[begin:end][positions])
         missing = np.isnan(y)
         y = pd.Series(y).ffill().to_numpy() if fill == FORWARD else np.where(np.isnan(y), fill, y)
         if np.isnan(y).any():
             raise ValueError(f"Series {name} begins with a missing value, which nothing before fills: leave it out.")
-        parts.append((grid, y, missing, np.where(place[:, None] < 0, np.nan, panel.exog[begin:end][place])))
+        parts.append((grid, y, missing, np.where(positions[:, None] < 0, np.nan, panel.exog[begin:end][positions])))
     grids = [part[0] for part in parts]
     y, filled, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2, 3))
     end = np.cumsum(list(map(len, grids)))

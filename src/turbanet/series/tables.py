@@ -59,8 +59,8 @@ class Kind:
 
 def located(ids: Sequence[Any], among: Sequence[Any]) -> np.ndarray:
     """Return the places of ids among others, int [id], -1 for none; 1, "1", 1.0 and True are different."""
-    place = {(type(each), each): number for number, each in enumerate(among)}
-    return np.array([place.get((type(each), each), -1) for each in ids], dtype=int)
+    positions = {(type(each), each): number for number, each in enumerate(among)}
+    return np.array([positions.get((type(each), each), -1) for each in ids], dtype=int)
 
 
 def check_columns(table: pd.DataFrame, named: Sequence[str], name: str = "The table") -> None:
