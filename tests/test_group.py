@@ -82,6 +82,7 @@ def test_two_workers_and_a_server_learn_and_see_how_far_they_are_behind():
     assert losses.behind.sum() == exchanges.behind.sum() > 0
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_the_same_training(tmp_path):
     given = job("downpour", workers=1)
     torch.save(given, tmp_path / "job.pt")

@@ -104,7 +104,7 @@ class Failing(torch.utils.data.Dataset):
 def test_a_failing_process_ends_the_run_with_its_traceback_and_leaves_no_file(tmp_path):
     (tmp_path / "checkpoint.pt").write_text("of last week")
     with pytest.raises(RuntimeError, match="(?s)A worker failed.*in __getitem__.*row 7 is gone"):
-        DistributedTrainer(2, ENTROPY, tmp_path, 2)(network(), Failing(), SGD, None, 3)
+        DistributedTrainer(1, ENTROPY, tmp_path, 2)(network(), Failing(), SGD, None, 3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +113,7 @@ def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(tmp_path):
         FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"
     ):
         rate = partial(torch.optim.SGD, lr=1e30)
-        DistributedTrainer(2, ENTROPY, tmp_path, 5)(network(), ROWS, rate, None, 20)
+        DistributedTrainer(1, ENTROPY, tmp_path, 5)(network(), ROWS, rate, None, 20)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_every_framework_trains_as_plain_jax_by_hand(name, workers):
     assert found.accuracy.shape == (1,) and found.at.tolist() == [5] and 0 <= found.accuracy[0] <= 1
 
 
+@pytest.mark.thorough
 def test_gradients_of_half_the_bits_start_alike():
     found = launch.train("pytorch_ddp_fp16", job(), workers=2)
     expected = by_hand(2)
@@ -86,6 +87,7 @@ def test_gradients_of_half_the_bits_start_alike():
     np.testing.assert_allclose(found.loss, expected, rtol=5e-2)
 
 
+@pytest.mark.thorough
 def test_workers_that_send_nothing_train_networks_of_their_own():
     found = launch.train("pytorch_alone", job(), workers=2)
     own = np.full(5, 0.05)
