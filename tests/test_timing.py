@@ -30,6 +30,17 @@ def test_interleave_counts_seconds_of_each_way(monkeypatch):
     assert seconds == {"a": [1.0] * 3, "b": [4.0] * 3}
 
 
+def test_interleave_takes_the_mean_of_a_turns_calls(monkeypatch):
+    clock, seconds = [0.0], iter([1.0, 3.0, 7.0, 5.0])
+
+    def work():
+        clock[0] += next(seconds)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.interleave({"a": work}, repeats=2, warmup=0, least=4) == {"a": [2.0, 7.0]}
+    assert next(seconds) == 5
+
+
 def test_interleave_waits_for_results_inside_the_clock(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])

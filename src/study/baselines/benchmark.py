@@ -27,6 +27,7 @@ from study.pipeline.paths import commit, repository
 
 LOOPS = LOOP, FUSED, COMPILED  # train one network after the other, ...
 LOOPED = 8  # ... so many of them at most
+TURN = 2  # seconds of a method's calls in a turn, at least: single calls of milliseconds vary by half
 COMPARED = 256  # epochs whose losses must be equal: roundings grow in longer ones
 
 
@@ -53,7 +54,7 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
     threads = trainers.best_threads(lambda n: brief(threads=n)) if set(names) & methods.IN_PYTORCH else None
     every, scale = _every(work, plan, names, threads)
     here, memory = _first_runs(work, every, rtol)
-    seconds = timing.interleave(every, repeats=repeats, warmup=0)
+    seconds = timing.interleave(every, repeats=repeats, warmup=0, least=TURN if repeats > 1 else 0)
     firsts = [here] if first is None else first(tuple(every), threads)  # [{method: (compile seconds, all seconds)}]
     scale = np.array([scale[method] for method in every])
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})

@@ -12,12 +12,18 @@ from scipy import stats
 
 
 def interleave(
-    methods: dict[str, Callable[[], Any]], *, repeats: int = 3, warmup: int = 1, results: dict[str, list] | None = None
+    methods: dict[str, Callable[[], Any]],
+    *,
+    repeats: int = 3,
+    warmup: int = 1,
+    least: float = 0.0,
+    results: dict[str, list] | None = None,
 ) -> dict[str, list[float]]:
-    """Time all methods: warm-up calls first, then one call each in turn, `repeats` times; {method: seconds [repeat]}.
+    """Time all methods: warm-up calls first, then each in turn, `repeats` times; {method: seconds [repeat]}.
 
-    Turns, each in its own random order, spread a machine's slow minutes over all methods. A call ends when its JAX
-    arrays are ready. With `results`, the timed calls' results are appended to its lists.
+    Turns, each in its own random order, spread a machine's slow minutes over all methods. A method's turn is one call,
+    or as many as take `least` seconds together, of which it is the mean. A call ends when its JAX arrays are ready.
+    With `results`, the timed calls' results are appended to its lists.
     """
     import jax
 
@@ -29,11 +35,14 @@ def interleave(
     seconds = {name: [] for name in methods}
     for order in _orders(methods, repeats):
         for name in order:
-            with stopwatch() as watch:
-                result = jax.block_until_ready(methods[name]())
-            seconds[name].append(watch.seconds)
-            if results is not None:
-                results.setdefault(name, []).append(result)
+            calls = []
+            while not calls or sum(calls) < least:
+                with stopwatch() as watch:
+                    result = jax.block_until_ready(methods[name]())
+                calls.append(watch.seconds)
+                if results is not None:
+                    results.setdefault(name, []).append(result)
+            seconds[name].append(float(np.mean(calls)))
     return seconds
 
 
