@@ -36,7 +36,7 @@ FUNC_MOST = 16_384  # networks that torch.func is measured on at most
 def sweep(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     """Measure the published sweep, 2-16-2 and 2-256-256-2 on 128 rows, from one network to the card's limit."""
     suite = workloads()
-    small, wide = dataclasses.replace(suite["sweep-small"], epochs=256), suite["sweep-large"]
+    small, wide = dataclasses.replace(suite["sweep-small"], epochs=256), suite["sweep-large"]  # fits the budget
     plans: list[tuple[Workload, int, str, float]] = []
     for precision, sizes in ((TF32, (1, 128, 1024, 4096, 16_384, 65_536)), (FLOAT32, (128, 4096))):
         plans += [(small, size, precision, 6 if precision == TF32 else 14) for size in sizes]
