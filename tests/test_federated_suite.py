@@ -48,7 +48,7 @@ def test_pytorch_ends_with_the_same_weights(network):
 
 
 def test_a_rate_is_tuned_on_rows_that_are_held_apart(monkeypatch):
-    part, apart = federated_suite.held_apart(DATA, 100, seed=1)
+    part, apart = federated_suite.held_apart(DATA, 0.25, seed=1)
     rows = np.concatenate([part[0], apart[0]])
     assert len(apart[1]) == 100 and sorted(rows.sum((1, 2, 3))) == sorted(IMAGES.sum((1, 2, 3)))
     scores, used = {0.1: 0.5, 0.2: 0.7, 0.4: None}, []

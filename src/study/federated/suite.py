@@ -104,9 +104,10 @@ def _sgd():
     return optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
 
 
-def held_apart(data, rows, *, seed=0):
-    """Split off `rows` random rows of data (x, y): (the others, these), each (x, y)."""
+def held_apart(data, share, *, seed=0):
+    """Split off a share of the rows of data (x, y), drawn at random: (the others, these), each (x, y)."""
     x, y = data
+    rows = round(share * len(x))
     order = np.random.default_rng(seed).permutation(len(x))
     return (x[order[rows:]], y[order[rows:]]), (x[order[:rows]], y[order[:rows]])
 
