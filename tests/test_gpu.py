@@ -24,7 +24,8 @@ def packed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sections.SECTIONS)
-def test_a_section_is_measured_and_written(name, tmp_path, packed):
+def test_a_section_is_measured_and_written(name, tmp_path, packed, monkeypatch):
+    monkeypatch.setattr("study.gpu.compare.TURN", 0.001)
     assert gpu.main(["--tiny", "--out", str(tmp_path), "--mnist", str(packed), name]) == 0
     table = pd.read_csv(tmp_path / f"{name}.csv")
     about = json.loads((tmp_path / "about.json").read_text())

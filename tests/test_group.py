@@ -130,6 +130,7 @@ def test_a_killed_worker_ends_the_run_in_one_sentence(method):
     assert of_run() == []
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence():
     with pytest.raises(
         FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"

@@ -108,6 +108,7 @@ def test_a_failing_process_ends_the_run_with_its_traceback_and_leaves_no_file(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(tmp_path):
     with pytest.raises(
         FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"

@@ -140,12 +140,6 @@ def test_folders_are_one_sentence_and_a_list_of_names():
         )
 
 
-def test_makefile_has_the_targets_that_the_readme_names():
-    targets = re.findall(r"^[a-z][a-z -]*(?=:)", (ROOT / "Makefile").read_text(), re.M)
-    named = re.findall(r"^\s*(?:\$ )?make ([a-z-]+)", (ROOT / "README.md").read_text(), re.M)
-    assert set(named) <= set(" ".join(targets).split())
-
-
 def test_committed_notebooks_name_their_kernel_and_the_pipelines_copies_do_not():
     for file in (ROOT / "notebooks").glob("*.ipynb"):
         assert json.loads(file.read_text())["metadata"].keys() == {"kernelspec"}, file

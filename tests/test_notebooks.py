@@ -1,6 +1,7 @@
 """The notebooks as they lie in git, and what dvc.yaml says of them."""
 
 import ast
+import functools
 import json
 import re
 import shutil
@@ -84,6 +85,7 @@ def files_of(name):
     return {file_of(name) or file_of(outer)}
 
 
+@functools.cache
 def used(source):
     """The files of ours that a source uses: what it imports anywhere in it, and the names it takes of `turbanet`."""
     names, packages, taken = set(), set(), set()

@@ -137,7 +137,9 @@ def study(tmp_path_factory):
     for name in params["data"]:
         params["data"][name]["source"] = "embedded"
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    return folder, project.rebuild(folder, **QUIET), before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPLBACKEND", "agg")  # no picture is drawn once more for the notebook
+        return folder, project.rebuild(folder, **QUIET), before
 
 
 def made(study, stage):

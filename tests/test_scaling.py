@@ -175,6 +175,7 @@ def test_throughput_leaves_the_first_steps_out():
     assert result.throughput() == 30.0 and result.seconds_to(0.3) == 15.0 and result.seconds_to(0.5) == np.inf
 
 
+@pytest.mark.thorough
 def test_a_sum_over_processes_is_timed():
     seconds = launch.all_reduce_seconds([10, 1000], workers=2, repeats=3)
     assert seconds.shape == (2, 3) and (seconds > 0).all()
@@ -210,6 +211,7 @@ def test_a_failing_worker_is_quoted():
         launch.train("jax", job(depth=9), workers=1)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_no_number_is_named():
     with pytest.raises(RuntimeError, match=r"The loss of worker \d is (nan|inf) at step \d, with learning rate 1e\+30"):
         launch.train("pytorch_ddp", job(learning_rate=1e30, warm_up=0), workers=1)

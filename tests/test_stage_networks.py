@@ -126,9 +126,9 @@ def test_no_network_of_a_stage_is_forgotten(stage, images):
 
 
 def called(stage):
-    """The networks of ours that a stage's notebook and what it imports of the lab call by name."""
+    """The networks of ours that a stage's notebook and what it imports of the study call by name."""
     own = code(f"{stage}.ipynb")
-    lab = [file.read_text() for file in closure(own) if "lab" in (file.parent.name, file.parent.parent.name)]
+    lab = [file.read_text() for file in closure(own) if "study" in file.parts]
     calls = [node.func for text in (own, *lab) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     names = {ast.unparse(func) for func in calls} - {"LSTM"}  # PyTorch's
     return MODELS & {name.removeprefix("tn.") for name in names}

@@ -96,11 +96,11 @@ def render(
     environment.filters |= {"digits": reports.number, "percent": _percent}
     sources = {name: environment.from_string(template.read_text()) for name, template in templates.items()}
     numbers, texts = _Numbers({}), {}
-    for _ in range(2):  # the first round assigns the numbers that the second one mentions
+    for folder in (None, latex):  # the first round assigns the numbers that the second one mentions
         numbers = _Numbers(numbers.assigned)
         shown = {
             "figure": partial(_figure, numbers, pictures, not_run),
-            "table": partial(_table, numbers, tables, latex),
+            "table": partial(_table, numbers, tables, folder),
             "as_committed": partial(_as_committed, not_run),
             "not_run": list(not_run),
         }
@@ -212,7 +212,8 @@ def markdown(frame, digits=3):
 def _latex(frame, name, caption, digits):
     """Format a table in LaTeX by booktabs, with citations by natbib."""
     cells, right = _readable(frame, digits)
-    caption = pypandoc.convert_text(caption, "latex", format="markdown", extra_args=["--natbib"]).strip()
+    options = {"format": "markdown", "extra_args": ["--natbib"], "verify_format": False}
+    caption = pypandoc.convert_text(caption, "latex", **options).strip()
     form = {"index": False, "escape": True, "column_format": "".join("lr"[is_right] for is_right in right)}
     text = cells.to_latex(**form, caption=caption, label=f"tab:{name}", position="tbp")
     return re.sub(r"@(\w+)", r"\\citet{\1}", text)
