@@ -196,7 +196,8 @@ def test_stopped_members_are_set_aside_and_end_as_they_would_have(blocks, monkey
 @pytest.mark.parametrize("call", [lambda: fit(made()), lambda: tn.predict(made(), X)], ids=["fit", "predict"])
 def test_a_block_is_what_memory_holds_found_by_one_more_compilation(call, blocks, monkeypatch):
     share = MEMBERS // len(jax.devices())
-    monkeypatch.setattr(memory, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == share else (400, 100))
+    size = property(lambda self: (1000 if blocks[-1][1] == share else 400, 100))
+    monkeypatch.setattr(compilation.Compiled, "bytes", size)
     monkeypatch.setattr(memory, "free_memory", lambda devices: 1000)
     call()
     assert {block for _, block in blocks} == {share, share // 2}  # three quarters would fit, and leave a small block
@@ -239,7 +240,8 @@ def test_the_states_are_let_go_before_smaller_blocks_get_theirs(when, blocks, mo
     share = MEMBERS // len(jax.devices())
     monkeypatch.setattr(training.Training, "_place", placed)
     if when == "compiled":
-        monkeypatch.setattr(memory, "_bytes", lambda executable: (1000, 100) if blocks[-1][1] == share else (400, 100))
+        size = property(lambda self: (1000 if blocks[-1][1] == share else 400, 100))
+        monkeypatch.setattr(compilation.Compiled, "bytes", size)
         monkeypatch.setattr(memory, "free_memory", lambda devices: 1000)
     else:
         program = training.Training._program

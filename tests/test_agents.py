@@ -372,3 +372,35 @@ def test_agents_are_a_number_or_a_swarm():
         train(members="3")
     with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got MLP"):
         evaluate_agents(Line(), tn.MLP((4, 2)))
+
+
+def test_a_schedule_of_epochs_is_refused():
+    swarm, _ = train_agents(Line(), SHORT, 2, plan=BLOCK, progress=False)
+    with pytest.raises(ValueError, match=r"follows no schedule of epochs: name the settings in PPOConfig\(anneal=\)"):
+        train_agents(Line(), SHORT, tn.with_schedule(swarm, "cosine"), plan=BLOCK, progress=False)
+
+
+class Board(Line):
+    """Line, seen as [row, feature]."""
+
+    def reset(self, key, params):
+        observation, state = super().reset(key, params)
+        return jnp.stack([observation, 2 * observation]), state
+
+    def step_env(self, *arguments):
+        observation, *others = super().step_env(*arguments)
+        return jnp.stack([observation, 2 * observation]), *others
+
+
+class Flat(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(*x.shape[:-2], -1)
+        return nn.Dense(2)(x), nn.Dense(1)(x)[..., 0]
+
+
+def test_observations_of_several_axes_are_normalised_by_feature():
+    config = SHORT._replace(normalize_observations=True)
+    swarm, _ = train_agents(Board(), config, 2, model=Flat(), plan=BLOCK, progress=False)
+    seen = 2 * config.total_timesteps  # rows of two in each observation
+    assert np.asarray(swarm.collections["observations"]["count"]).tolist() == [seen, seen]

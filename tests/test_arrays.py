@@ -109,3 +109,10 @@ def test_the_other_byte_order_is_swapped(dtype):
     found = as_array(np.arange(3).astype(dtype), "x")
     assert found.dtype.isnative
     np.testing.assert_array_equal(jnp.asarray(found), [0, 1, 2])
+
+
+def test_what_is_masked_is_not_counted_as_numbers():
+    x = np.ma.masked_equal(X, 3)
+    with pytest.raises(ValueError, match="x has 1 masked entries: fill them"):
+        as_array(x, "x")
+    np.testing.assert_array_equal(as_array(np.ma.masked_equal(X, -999), "x"), X)

@@ -214,7 +214,7 @@ def test_what_is_no_table_is_refused():
 
 @pytest.mark.parametrize(
     "ids",
-    [[1, "1"], ["007", "7"], ["a", "a "], ["a", "a\0"], [1, True], [1, 1.0], [("x", 1), ("x", 2)], ["ä", "a\u0308"]],
+    [["007", "7"], ["a", "a "], ["a", "a\0"], [10, 9], [1.0, 1.5], [("x", 1), ("x", 2)], ["ä", "a\u0308"]],
 )
 def test_ids_are_kept_apart_to_the_letter(ids):
     column = pd.Series(np.empty(40, object))
@@ -279,3 +279,53 @@ def test_fill_makes_a_grid():
     ):
         with pytest.raises(ValueError, match=message):
             read(table.assign(**change), Columns(), freq, fill)
+
+
+def test_freq_names_the_periods_or_is_refused():
+    months = pd.period_range("2020-01", periods=20, freq="M")
+    table = pd.DataFrame({"unique_id": "a", "ds": months, "y": Y})
+    for freq in ("ME", pd.offsets.MonthEnd(), None, 1):
+        found = Forecaster(**HOW, freq=freq).fit(table)
+        assert found.predict().ds.tolist() == [months[-1] + 1, months[-1] + 2] and found.calendar_.season == 12
+    for freq in ("D", "Q", "2M", "QE", pd.offsets.QuarterEnd(), pd.DateOffset(months=1)):
+        with pytest.raises(ValueError, match="ds holds periods of M, and freq=.* came too: leave freq out"):
+            Forecaster(**HOW, freq=freq).fit(table)
+
+
+@pytest.mark.parametrize("freq", [None, "M"])
+def test_missing_periods_are_filled(freq):
+    months = pd.period_range("2020-01", periods=21, freq="M").delete(7)
+    filled = read(pd.DataFrame({"unique_id": "a", "ds": months, "y": Y}), Columns(), freq, "forward")
+    assert np.diff(filled.ds).tolist() == [1] * 20 and filled.y[6:9].tolist() == [6, 6, 7]
+
+
+def test_every_second_month_is_half_a_season():
+    months = pd.period_range("2020-01", periods=20, freq="2M")
+    table = pd.DataFrame({"unique_id": "a", "ds": months.asfreq("M"), "y": Y})
+    assert Forecaster(**HOW).fit(table).calendar_ == calendar.Steps(2, 6)
+    assert Forecaster(**HOW).fit(table.assign(ds=months)).calendar_ == calendar.Steps(2, 6)
+
+
+@pytest.mark.parametrize(
+    "spellings, season",
+    [
+        (("D", "24h", "1440min", "86400s"), 7),
+        (("h", "60min", "3600s"), 24),
+        (("min", "60s"), 1440),
+        (("W-SUN", "7D", "168h"), 52),
+        (("14D", "2W"), 26),
+        (("2D", "48h", "500ms"), None),
+        (("30s",), 2),
+    ],
+)
+def test_a_season_does_not_depend_on_the_spelling_of_the_step(spellings, season):
+    offsets = map(pd.tseries.frequencies.to_offset, spellings)
+    assert [calendar.Offset(offset).season for offset in offsets] == [season] * len(spellings)
+
+
+def test_ids_of_several_types_are_refused():
+    table = pd.DataFrame(
+        {"unique_id": pd.Series(["1"] * 20 + [1] * 20, dtype=object), "ds": [*range(20)] * 2, "y": 1.0}
+    )
+    with pytest.raises(ValueError, match="unique_id holds int and str: make them of one type"):
+        Forecaster(**HOW).fit(table)

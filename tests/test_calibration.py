@@ -145,6 +145,12 @@ def test_logits_are_no_probabilities(score):
     score(softmax(logits, axis=-1).astype(np.float16), Y)
 
 
+def test_temperature_of_probabilities_is_refused():
+    for probability in (P, P[0]):
+        with pytest.raises(ValueError, match="These logits are probabilities"):
+            tn.ensembles.temperature(probability, Y)
+
+
 def test_scores_work_inside_jit():
     np.testing.assert_allclose(
         jax.jit(tn.ensembles.negative_log_likelihood)(P, Y), tn.ensembles.negative_log_likelihood(P, Y), rtol=1e-5
@@ -157,3 +163,8 @@ def test_an_interval_takes_as_few_rows_as_its_message_says(level):
     assert np.isfinite(calibration.factor_of(np.arange(float(needed)), level))
     with pytest.raises(ValueError, match=f"needs at least {needed} rows"):
         calibration.factor_of(np.arange(needed - 1.0), level)
+
+
+def test_a_rank_that_is_whole_is_not_rounded_up():
+    assert 100 * 0.55 > 55  # in floating point
+    assert calibration.factor_of(np.arange(1.0, 100.0), 0.55) == 55

@@ -103,6 +103,7 @@ def test_any_number_of_shards_gives_the_bits_of_one_machine(cluster, tmp_path, s
     scores = results.scores()
     assert np.array_equal(scores.train_loss, seen.train_loss[-1])
     assert np.array_equal(scores.validation_metric, seen.validation_metric[-1])
+    pd.testing.assert_frame_equal(history.whole().best(), seen.best())
     losses = history.frame().pivot(index="epoch", columns="member", values="validation_loss")
     assert np.array_equal(losses, seen.validation_loss)
     assert np.array_equal(results.predictions(), tn.predict(here, X[:5]))
@@ -121,6 +122,16 @@ def test_rows_go_with_their_members(cluster, tmp_path):
     rows = np.asarray(tn.bootstrap(jax.random.key(0), members=12, rows=40))
     results, _ = on_cluster(tmp_path, members=12, shard=4, rows=rows)
     here, _ = tn.fit(classifiers(range(12)), X, Y, tn.softmax_cross_entropy, rows=rows, **HOW, progress=False)
+    assert same(results.swarm(), here)
+
+
+def test_constants_go_with_their_members(cluster, tmp_path):
+    def scaled(params, x, y, apply_fn, *, member):
+        return tn.mse(params, x, member["scale"] * y, apply_fn)
+
+    job = {"member": {"scale": np.arange(12.0)}, "per_member": True}
+    here, _ = tn.fit(regressors(range(12)), SERIES, NEXT, scaled, **HOW, **job, progress=False)
+    results, _ = on_cluster(tmp_path, regressors, (SERIES, NEXT), scaled, members=12, shard=4, **job)
     assert same(results.swarm(), here)
 
 
@@ -366,11 +377,13 @@ def locked(lock):
         ({"metric": tn.accuracy}, ValueError, "came without validation"),
         ({"plan": 7}, ValueError, "plan must be a Plan"),
         ({"predict": X[:, :2]}, ValueError, "The model cannot take predict's x with rows of shape"),
-        ({"make": classifiers(range(3))}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
-        ({"make": classifiers(range(12)), "members": [3, 40, 5, 6]}, ValueError, "make_swarm has no member 40"),
+        ({"swarm": range(3)}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
+        ({"swarm": range(12), "members": [3, 40, 5, 6]}, KeyError, "No member 40 in this swarm"),
     ],
 )
 def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, error, sentence):
+    if "swarm" in wrong:  # made here, not where tests are collected
+        wrong = {"make": classifiers(wrong.pop("swarm"))} | wrong
     with pytest.raises(error, match=sentence):
         on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
     assert not (tmp_path / "run" / "shards").exists()
@@ -463,8 +476,8 @@ def test_the_port_of_a_cluster_answers(cluster):
 def test_predictions_come_back_as_they_were(tmp_path):
     values = RANDOM.normal(size=(3, 4, 2)).astype(np.float32)
     for each in (values, values > 0, values.astype(jax.numpy.bfloat16)):
-        shards._keep_predictions(each, np.arange(3), tmp_path / "some.parquet")
-        assert np.array_equal(shards.kept_predictions(tmp_path / "some.parquet"), each)
+        shards._keep_predictions(each, tmp_path / "some.npy")
+        assert np.array_equal(shards.kept_predictions(tmp_path / "some.npy"), each)
 
 
 def test_a_killed_node_costs_what_came_after_its_last_checkpoint(cluster, tmp_path):

@@ -189,12 +189,6 @@ def test_stacking_counts_a_row_that_every_member_finds_impossible():
     assert weights.sum() == pytest.approx(1) and np.isfinite(weights).all()
 
 
-def test_out_of_bag_leaves_a_broken_member_to_the_rows_it_did_not_see():
-    prediction = np.array([[[np.nan], [np.nan]], [[1.0], [2.0]]])
-    found = tn.ensembles.out_of_bag(prediction, np.array([[0, 0], [-1, -1]]))
-    assert found[0] == 1.0 and np.isnan(found[1])
-
-
 BROKEN = np.array(LOGITS)
 BROKEN[[1, 3], 5] = np.nan
 
@@ -214,6 +208,8 @@ BROKEN[[1, 3], 5] = np.nan
         lambda logits: tn.ensembles.member_scores(logits, Y),
         lambda logits: tn.ensembles.mean_confusion(logits, Y),
         lambda logits: tn.score_interval(logits, Y, resamples=2),
+        lambda logits: tn.ensembles.out_of_bag(logits, np.zeros((len(logits), 1), int)),
+        lambda logits: tn.ensembles.temperature(logits, Y),
         lambda logits: tn.ensembles.prediction_interval(logits),
         lambda logits: tn.ensembles.prediction_interval(LOGITS[..., 0], (logits[..., 0], Y)),
     ],

@@ -322,3 +322,13 @@ def test_counts_are_no_classes():
 def test_images_of_the_other_byte_order_are_the_same():
     one, other = (tn.cross_validate(MODELS["small"], x, Y, folds=2, **JOB).table for x in (X, X.astype(">f4")))
     np.testing.assert_array_equal(one.train_loss, other.train_loss)
+
+
+@pytest.mark.filterwarnings("ignore:The groups parameter is ignored")
+@pytest.mark.parametrize("folds", [model_selection.KFold(5), [(range(30), range(30, 60))]], ids=["splitter", "pairs"])
+def test_what_folds_would_ignore_is_refused(folds):
+    with pytest.raises(ValueError, match="stratified=True came, and folds is .*: give the number of folds"):
+        splits(Y, folds, stratified=True)
+    with pytest.raises(ValueError, match="Fold 0 trains on rows of group ., of which it holds out others"):
+        splits(Y, folds, groups=np.arange(60) // 8)
+    assert len(splits(Y, folds, groups=np.arange(60) // 6))

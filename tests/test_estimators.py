@@ -615,3 +615,15 @@ def test_an_out_of_bag_score_may_end():
 def test_an_out_of_bag_score_needs_rows_that_some_did_not_see():
     with pytest.raises(ValueError, match="oob_score needs rows that some member did not see, there are none"):
         TurbaRegressor(1, hidden=(4,), epochs=1, oob_score=True).fit(np.ones((1, 2)), np.ones(1))
+
+
+def test_balanced_classes_weigh_validation_rows_as_those_of_the_training():
+    x, y = make_classification(100, weights=[0.9], random_state=0)
+    x_val, y_val = np.r_[x[y == 0][:5], x[y == 1][:5]], np.repeat([0, 1], 5)
+    how = {"hidden": (4,), "epochs": 3, "early_stopping": True, "random_state": 0}
+    of_class = {each: len(y) / (2 * (y == each).sum()) for each in (0, 1)}
+    losses = [
+        TurbaClassifier(2, class_weight=weight, **how).fit(x, y, None, x_val, y_val).history_.validation_loss
+        for weight in ("balanced", of_class)
+    ]
+    np.testing.assert_array_equal(*losses)

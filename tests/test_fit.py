@@ -646,7 +646,7 @@ def test_rows_scored_in_parts_take_the_memory_of_a_part(monkeypatch):
         plan = tn.Plan(1, 1)
         (data,) = placed((prepare(swarm, images),), plan, plan.rounds(len(swarm)))
         compiled = compilation.compiled(program.predict_rows, plan, plan.place(swarm), data)
-        needs.append(memory.needs(compiled.executable, plan).bytes)
+        needs.append(memory.needs(compiled, plan).bytes)
     assert 3 * needs[0] < needs[1]
 
 
@@ -670,3 +670,10 @@ def test_a_swarm_of_numpy_arrays_is_fitted_and_scored_as_any_other(more):
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in results)
     np.testing.assert_array_equal(tn.predict(held, X), tn.predict(make(), X))
     np.testing.assert_array_equal(*[tn.evaluate(each, X, Y, tn.softmax_cross_entropy) for each in (held, make())])
+
+
+def test_the_order_of_whole_batches_is_all_rows():
+    order = tn.batch_order(make(2), 10, epochs=1)
+    assert order.shape == (2, 1, 1, 10) and (np.sort(order, axis=-1) == np.arange(10)).all()
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+        tn.batch_order(make(2), 10, epochs=1, batch_size=0)

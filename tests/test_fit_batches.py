@@ -442,3 +442,10 @@ def test_blocks_are_halved_where_memory_is_short(monkeypatch):
     ours = train(in_order(10), plan=tn.Plan(DEVICES, 2))
     assert ours[1].plan.block == 1
     equal(ours, whole)
+
+
+def test_chunks_of_later_epochs_are_those_of_the_first(monkeypatch):
+    monkeypatch.setattr(batches_module, "MOST_BATCHES", 4)
+    reader = batches_module.Batches(in_order(10), 2, lambda chunk: None)
+    for epoch in range(3):
+        assert [chunk.steps for chunk in reader.chunks(epoch)] == [4, 1]

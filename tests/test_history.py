@@ -173,3 +173,14 @@ def test_that_the_first_weights_came_back_is_said(caplog):
 def test_nobody_who_is_well_is_named(caplog):
     blown([0.1, 0.2], epochs=2)
     assert "diverged" not in caplog.text
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_history_without_epochs_adds_no_metric_and_takes_none(first):
+    empty = history(np.zeros((0, 2)), begun=0 if first else 2)
+    metric = {"accuracy": np.array([[0.5, 0.9], [0.75, 0.8]])}
+    full = history([[1, 1], [2, 2]], validation_metric=metric)
+    both = empty + full if first else full + empty
+    assert both.recorded().keys() == {"train_loss", "accuracy"}
+    np.testing.assert_array_equal(both.validation_metric["accuracy"], metric["accuracy"])
+    assert both.epochs.tolist() == [2, 2] and both.steady_seconds == 4.0

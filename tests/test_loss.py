@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from scipy.special import softmax
 from sklearn.metrics import log_loss, mean_squared_error
 
 import turbanet as tn
@@ -110,3 +112,17 @@ def test_weighted_loss_by_hand():
     assert value == pytest.approx((0 * 4 + 1 * 1 + 2 * 0 + 0.5 * 1) / 3.5) and prediction.shape == (4, 1)
     nothing, _ = tn.weighted(tn.mse)(None, x, (y, np.zeros(4)), lambda variables, x: 2 * x)
     assert nothing == 0
+
+
+@pytest.mark.parametrize("dtype, classes", [(np.uint8, 256), (np.int8, 128), (np.int32, 256)])
+def test_labels_of_a_small_type_may_be_of_as_many_classes_as_it_has_numbers(dtype, classes):
+    y = np.array([0, 97, classes - 1], dtype)
+    logits = rng.normal(size=(3, classes)).astype(np.float32)
+    for labels in (y, jnp.asarray(y)):
+        loss, _ = softmax_cross_entropy(logits, np.zeros((3, 1)), labels, given)
+        np.testing.assert_allclose(loss, log_loss(y, softmax(logits, axis=-1), labels=range(classes)), rtol=1e-5)
+        assert tn.ensembles.scores(logits, labels)["accuracy"] == (logits.argmax(1) == y).mean()
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, classes)), optax.adam(0.01), 2, sample_input=X[:1])
+    for labels in (y, jnp.asarray(y)):
+        _, history = tn.fit(swarm, X[:3], labels, softmax_cross_entropy, epochs=1, progress=False)
+        assert np.isfinite(history.train_loss).all()

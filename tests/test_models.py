@@ -36,6 +36,16 @@ def test_features_first_is_the_same_network(shape):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *gradients)
 
 
+@pytest.mark.parametrize("shape", [(100, 3), (4, 30, 3)], ids=str)
+def test_an_activation_is_of_a_rows_features_in_either_order(shape):
+    x = np.random.default_rng(0).normal(size=shape)
+    rows, first = (MLP((5, 2), features_first=order, activation=jax.nn.softmax) for order in (False, True))
+    params = rows.init(KEY, x)
+    np.testing.assert_allclose(rows.apply(params, x), first.apply(params, x), rtol=1e-5, atol=1e-6)
+    one = rows.apply(params, x.reshape(-1, 3)[:1])
+    np.testing.assert_allclose(first.apply(params, x).reshape(-1, 2)[:1], one, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("rows, expected", [(128, True), (8, False)])
 def test_narrow_layers_on_many_rows_compute_features_first(rows, expected):
     model, x = MLP((16, 2)), np.zeros((rows, 2), np.float32)

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from turbanet.networks.policies import Agent
 from turbanet.rl import PPOConfig
 from turbanet.rl.foraging import Foraging
 from turbanet.rl.multi_agent import Together, evaluate_together, play_together, train_together
@@ -112,6 +113,12 @@ def test_bad_input_is_refused():
         train(world=object())
     with pytest.raises(ValueError, match="batch_size 500 is more than .* 32 transitions times 6 agents"):
         train(SHORT._replace(batch_size=500), shared=True)
+    for actions in (3, 9):
+        with pytest.raises(ValueError, match=rf"Foraging takes 5 action\(s\), the network's policy is over {actions}"):
+            train(model=Agent(actions))
+    other, _ = train(world=OnlyThree(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16))
+    with pytest.raises(ValueError, match=r"Foraging takes 5 action\(s\), the network's policy is over 3"):
+        evaluate_together(WORLD, other)
     with pytest.raises(ValueError, match="6 agents act in this world, by a network each or by one; got 2"):
         evaluate_together(WORLD, swarm[[0, 1]])
     with pytest.raises(ValueError, match="episodes must be a whole number"):
@@ -119,3 +126,13 @@ def test_bad_input_is_refused():
     for call in (lambda: train(seed=2**32), lambda: evaluate_together(WORLD, seed=-1)):
         with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646"):
             call()
+
+
+class OnlyThree(Foraging):
+    actions = 3
+
+
+def test_agents_learn_in_float64():
+    with jax.enable_x64(True):
+        _, history = train()
+        assert history.train_loss.shape == (3, 6) and np.isfinite(history.train_loss).all()

@@ -5,6 +5,7 @@ import pytest
 
 import turbanet as tn
 from turbanet.evolution import population_based
+from turbanet.evolution.genetics import costs
 from turbanet.evolution.pbt import exploit, explore
 from turbanet.rl import PPOConfig
 
@@ -32,7 +33,7 @@ def run(swarm=None, train=train, values=None, rounds=3, **how):
 
 def test_the_worst_copy_the_best_and_the_others_stay():
     fitness = np.random.default_rng(1).normal(size=20)
-    places = np.asarray(exploit(KEY, fitness, share=0.2))
+    places = np.asarray(exploit(KEY, costs(fitness, 20), 0.2))
     order = np.argsort(-fitness)
     assert set(places[order[-4:]]) <= set(order[:4])
     np.testing.assert_array_equal(places[order[:-4]], order[:-4])
@@ -40,20 +41,20 @@ def test_the_worst_copy_the_best_and_the_others_stay():
 
 def test_copied_are_all_of_the_best_alike():
     fitness = np.arange(10.0)
-    copied = [np.asarray(exploit(key, fitness, share=0.3))[:3] for key in jax.random.split(KEY, 500)]
+    copied = [np.asarray(exploit(key, costs(fitness, len(fitness)), 0.3))[:3] for key in jax.random.split(KEY, 500)]
     counts = np.bincount(np.ravel(copied), minlength=10)
     np.testing.assert_allclose(counts[7:] / 1500, 1 / 3, atol=0.05)
 
 
 def test_all_who_have_nan_copy_and_nobody_copies_them():
     fitness = np.array([np.nan, 3.0, np.nan, np.nan, 1.0, np.nan, 2.0, np.nan])
-    places = np.asarray(exploit(KEY, fitness, share=0.25))
+    places = np.asarray(exploit(KEY, costs(fitness, 8), 0.25))
     assert set(places[np.isnan(fitness)]) <= {1, 6}
     np.testing.assert_array_equal(places[[1, 4, 6]], [1, 4, 6])
 
 
 def test_who_copied_explores_within_limits():
-    values = {"a": np.full(200, 2.0), "b": np.full(200, 1.0)}
+    values = {"a": np.full(200, 2.0, np.float32), "b": np.full(200, 1.0, np.float32)}
     copied = np.arange(200) < 100
     after = explore(KEY, values, copied, factors=(0.5, 3.0), limits={"b": (0.7, 2.0)})
     assert set(np.asarray(after["a"])[:100]) == {1.0, 6.0}
@@ -62,9 +63,17 @@ def test_who_copied_explores_within_limits():
     assert len(set(zip(np.asarray(after["a"])[:100], np.asarray(after["b"])[:100], strict=True))) == 4
 
 
-def test_whole_numbers_are_not_explored():
-    with pytest.raises(ValueError, match="multiplies floating-point numbers, a holds int32"):
-        explore(KEY, {"a": np.arange(1, 5)}, np.ones(4, bool), factors=(0.8, 1.25), limits={})
+def test_a_members_constants_stay_its_own():
+    def scaled(params, x, y, apply_fn, *, member):
+        return tn.mse(params, x, member["scale"] * y, apply_fn)
+
+    def train(swarm, round, values):
+        constants = {"scale": np.arange(6.0)} if round == 0 else None
+        return tn.fit(swarm, X, Y, scaled, epochs=1, member=constants, plan=tn.Plan(1, 2), progress=False)[0], RATES
+
+    swarm, history = run(train=train, share=0.34)
+    assert (history.parents[..., 0][1:] != history.member[1:]).any()
+    assert np.asarray(swarm.member["scale"]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_history_tells_what_was_copied_and_tried():

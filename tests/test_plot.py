@@ -116,6 +116,15 @@ def test_reliability_of_members_is_that_of_all_their_rows():
     np.testing.assert_allclose(points(plot.reliability(each, Y).lines[1]), points(pooled.lines[1]))
 
 
+def test_reliability_takes_probabilities_in_the_bins_of_the_calibration_error():
+    with pytest.raises(ValueError, match="Probabilities are at least 0"):
+        plot.reliability(LOGITS, Y)
+    p = np.array([[0.8, 0.2], [0.81, 0.19]])
+    confidence, right = points(plot.reliability(p, np.array([0, 1])).lines[1]).T
+    np.testing.assert_allclose(confidence, [0.8, 0.81])  # bins (0.7, 0.8] and (0.8, 0.9]
+    assert right.tolist() == [1, 0]
+
+
 def test_uncertainty_begins_with_the_surest_rows():
     share, accuracy = points(plot.uncertainty(LOGITS, Y).lines[0]).T
     order = np.argsort(-PROBABILITY.max(1))
@@ -160,6 +169,20 @@ def test_forecasts_are_those_of_one_series_with_its_band():
     assert plot.forecasts(truth, ahead, "b", last=1).lines[0].get_ydata().tolist() == [4]
     with pytest.raises(ValueError, match="No forecast of 'c'"):
         plot.forecasts(truth, ahead, "c")
+
+
+@pytest.mark.parametrize("of", ["zone", "polars", "numbers"])
+def test_forecasts_are_of_any_table_and_times(of):
+    days = {"numbers": range(3)}.get(of, pd.date_range("2020-01-01", periods=3, tz="UTC" if of == "zone" else None))
+    truth = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1.0, 2.0, 3.0]})
+    ahead = pd.DataFrame({"unique_id": "a", "ds": list(days)[2:], "LSTM": [5.0]})
+    if of == "polars":
+        truth, ahead = (pytest.importorskip("polars").from_pandas(table) for table in (truth, ahead))
+    ax = plot.forecasts(truth, ahead)
+    assert ax.lines[0].get_ydata().tolist() == [1, 2, 3] and ax.lines[1].get_ydata().tolist() == [5]
+    ax.figure.canvas.draw()
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert any("Jan" in label for label in labels) == (of != "numbers")
 
 
 def test_a_figure_is_sized_for_a_screen_and_within_a_style_for_print():

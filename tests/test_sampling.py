@@ -240,3 +240,9 @@ def test_an_int_seeds_as_its_key_and_key_is_the_former_name(draw):
 def test_a_seed_is_an_int_or_a_key():
     with pytest.raises(ValueError, match="seed must be one int from 0 to 2147483646, got 0.5"):
         bootstrap(0.5, members=2, rows=9)
+
+
+@pytest.mark.parametrize("rows", [[[True, False, True], [False, True, True]], [[0.9, 2.7]]], ids=["masks", "fractions"])
+def test_ragged_takes_row_numbers_alone(rows):
+    with pytest.raises(ValueError, match=r"rows must be int \[row\] for each member, got (bool|float32)"):
+        ragged([np.array(row) for row in rows])

@@ -5,8 +5,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from turbanet.core import extras
 from turbanet.training.callbacks import TrainingView
 
@@ -35,19 +33,11 @@ class ProgressTable:
 
         row = {"epoch": view.epoch, "seconds": time.monotonic() - self._begin, "training": int(view.training.sum())}
         for name, values in view.history.recorded().items():
-            low, median, high = _spread(values[-1:])[:, 0]
+            low, median, high = pd.Series(values[-1]).quantile([0.05, 0.5, 0.95])  # without NaN
             row |= {name: median, f"{name}_low": low, f"{name}_high": high}
         self.table = pd.concat([self.table, pd.DataFrame([row])], ignore_index=True)
         if self.show:
             self._display = shown(self.table, self._display)
-
-
-def _spread(values):
-    """5 %, 50 % and 95 % quantiles over members, without NaN: [epoch, member] -> [3, epoch], NaN where all are."""
-    some = ~np.isnan(values).all(1)
-    found = np.full((3, len(values)), np.nan)
-    found[:, some] = np.nanquantile(values[some], [0.05, 0.5, 0.95], axis=1)
-    return found
 
 
 def shown(thing, display):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from turbanet.data.checks import expects
@@ -25,7 +26,7 @@ def _classes(y, prediction):
         return _distributions(y, prediction)
     if not jnp.issubdtype(y.dtype, jnp.integer):
         return _probabilities(y, prediction)
-    classes = prediction.shape[-1]
+    classes = np.int32(prediction.shape[-1])  # of a type of its own: 256 is 0 in the type of uint8 labels
     return [(y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs")]
 
 
@@ -194,7 +195,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
         _check(logits[..., 0], y)
         is_target = jnp.arange(len(classes_first)).reshape(-1, *[1] * y.ndim) == y  # compared, not gathered: it fuses
         target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
-        target_logit = jnp.where((y >= 0) & (y < len(classes_first)), target_logit, jnp.nan)
+        target_logit = jnp.where((y >= 0) & (y < np.int32(len(classes_first))), target_logit, jnp.nan)
         return jax.nn.logsumexp(classes_first, axis=0) - target_logit, logits
     _check(logits, y)
     return optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0), logits

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from turbanet.core.extras import needed
+from turbanet.ensembles.calibration import binned
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
 from turbanet.ensembles.predictions import with_classes
 from turbanet.live import shown
@@ -153,9 +154,7 @@ def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = Non
     with _axes(ax) as ax:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         for (name, one), marker in zip(curves.items(), cycle(MARKERS), strict=False):
-            one, true = map(np.asarray, with_classes(one, y))
-            confidence, right = one.max(axis=-1).ravel(), (one.argmax(axis=-1) == true).ravel()
-            which = np.minimum((confidence * bins).astype(int), bins - 1)
+            confidence, right, which = map(np.ravel, binned(one, y, bins))
             filled = np.unique(which)
             means = [[values[which == each].mean() for each in filled] for values in (confidence, right)]
             ax.plot(*means, marker=marker, markersize=4, label=name)
@@ -239,10 +238,11 @@ def forecasts(
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     id_col, time_col, target_col : what these columns are called
     """
-    series = forecast[id_col].iloc[0] if series is None else series
-    known, ahead = (table[table[id_col] == series] for table in (truth, forecast))
+    tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
+    series = tables[1][id_col].iloc[0] if series is None else series
+    known, ahead = (table[table[id_col] == series] for table in tables)
     if not len(ahead):
-        raise ValueError(f"No forecast of {series!r}; there are those of {list(forecast[id_col].unique())!s:.100}.")
+        raise ValueError(f"No forecast of {series!r}; there are those of {list(tables[1][id_col].unique())!s:.100}.")
     known = known.sort_values(time_col)[-(last or len(known)) :]
     beside = id_col, time_col, target_col, "cutoff"
     models = [name for name in ahead if name not in beside and not any(part in name for part in ("-lo-", "-hi-", "-q"))]
@@ -256,7 +256,7 @@ def forecasts(
             for low, high in bounds:
                 color = line.get_color()
                 ax.fill_between(ahead[time_col], ahead[low], ahead[high], color=color, alpha=0.2, linewidth=0)
-        if np.issubdtype(ahead[time_col].dtype, np.datetime64):
+        if ahead[time_col].dtype.kind == "M":
             dates = needed("matplotlib.dates", "plot")
             locator = dates.AutoDateLocator(maxticks=6)
             ax.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator))

@@ -8,8 +8,8 @@ import html
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
-from typing import Any, Self, TypeVar, cast
+from functools import partial
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from turbanet.backend import on_accelerator, platform
 from turbanet.checkpoints import serialization
 from turbanet.checkpoints.describe import described
 from turbanet.core import member
+from turbanet.core.aliases import aliases
 from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
@@ -34,18 +35,7 @@ from turbanet.training.compilation import remembered
 from turbanet.training.program import Evaluate
 
 PAIR = np.array([2**32, 1])  # of a seed and an id: one number for both
-PUBLIC_NAMES = {"input_data": "x", "output_data": "y"}  # of TurbaNet 0.4: of this version
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _by_public_names(method: Method) -> Method:
-    """Let `method` also take x and y by the names of TurbaNet 0.4."""
-
-    @wraps(method)
-    def call(self, *args, **kwargs):
-        return method(self, *args, **{PUBLIC_NAMES.get(name, name): value for name, value in kwargs.items()})
-
-    return cast(Method, call)
+_by_public_names = aliases(input_data="x", output_data="y")  # of TurbaNet 0.4
 
 
 def _each(function, fixed, swarm, x, *y):

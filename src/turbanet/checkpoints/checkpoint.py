@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from turbanet.checkpoints.identity import OPAQUE, differences
-from turbanet.core.arrays import check_whole, first_line, is_key
-from turbanet.core.fingerprint import as_numbers
+from turbanet.core.arrays import check_whole, first_line
+from turbanet.core.fingerprint import as_numbers, from_numbers
 from turbanet.core.plan import say_once
 from turbanet.core.storage import Mirror, is_address, place
 
@@ -174,10 +174,6 @@ def _locked(folder):
 
 def named_leaves(arrays: dict, like: Any) -> Any:
     """Return the pytree `like` with the leaves of {path: leaf}; leaves of random keys are made from their numbers."""
-
-    def named(path, old):
-        leaf = jax.numpy.asarray(arrays[jax.tree_util.keystr(path)])
-        key = jax.numpy.empty((), old.dtype)  # `old` may be a ShapeDtypeStruct
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(key)) if is_key(old) else leaf
-
-    return jax.tree_util.tree_map_with_path(named, like)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, old: from_numbers(arrays[jax.tree_util.keystr(path)], old), like
+    )

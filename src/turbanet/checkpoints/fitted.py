@@ -7,12 +7,10 @@ import os
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from turbanet.checkpoints import identity
-from turbanet.core.arrays import is_key
-from turbanet.core.fingerprint import as_numbers, fingerprint
+from turbanet.core.fingerprint import as_numbers, fingerprint, from_numbers
 from turbanet.core.plan import say_once
 from turbanet.core.state import State, Swarm
 from turbanet.core.storage import place, write_whole
@@ -101,13 +99,7 @@ def with_numbers(like: Swarm, numbers: list[np.ndarray]) -> Swarm | None:
     leaves, tree = jax.tree.flatten(like)
     if [as_numbers(leaf).shape for leaf in leaves] != [np.shape(each) for each in numbers]:
         return None
-    again = (
-        jax.random.wrap_key_data(jnp.asarray(each), impl=jax.random.key_impl(leaf))
-        if is_key(leaf)
-        else jnp.asarray(each)
-        for leaf, each in zip(leaves, numbers, strict=True)
-    )
-    return jax.tree.unflatten(tree, again)
+    return jax.tree.unflatten(tree, map(from_numbers, numbers, leaves))
 
 
 def _defaults(kind):

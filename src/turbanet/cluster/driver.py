@@ -53,8 +53,8 @@ def fit(
     ----------
     make_swarm : make_swarm(ids) -> the swarm of those members (`TurbaTrainState.swarm(..., swarm_size=ids)`), called
         on the workers; or a swarm of all members
-    data : (x, y) as `fit` takes them, or a dict of x, y and optionally rows, validation, validation_rows, per_member
-        and predict (inputs that every member predicts after its training), each for all members; or
+    data : (x, y) as `fit` takes them, or a dict of x, y and optionally rows, validation, validation_rows, per_member,
+        member and predict (inputs that every member predicts after its training), each for all members; or
         data(ids) -> one of these for the members of a shard, which its worker then reads itself
     loss_fn : as `fit` takes it
     members : number of members, or their ids int [member]
@@ -104,7 +104,7 @@ def fit(
         shared, own = shard_data.split(whole)
         first = shard_data.as_dict(of_ids(first_ids)) if of_ids else shard_data.merge(shared, own(positions[0]))
         like = shard_data.swarm_of(maker, states(positions[0])) if states else shard_data.members(maker, first_ids)
-        validation.check_shard(like, first, loss_fn, fit_kwargs)
+        followed = validation.check_shard(like, first, loss_fn, fit_kwargs)
         copies = 3 if fit_kwargs.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)
         engine.check_room(ray, **needs)
@@ -131,7 +131,8 @@ def fit(
         finally:
             marker.remove()
     table = _table(lines, resumed=set(lines) - set(pending))
-    results = ClusterResults(table, folder, jax.tree.map(lambda leaf: leaf[:1], like)), ClusterHistory(table, folder)
+    like = jax.tree.map(lambda leaf: leaf[:1], like)
+    results = ClusterResults(table, folder, like), ClusterHistory(table, folder, followed)
     if failed:
         raise ShardsFailed(*results, {number: (ids[positions[number]], text) for number, text in failed.items()})
     return results

@@ -26,10 +26,12 @@ class ClusterHistory:
         written), begin (seconds since 1970) and seconds of the last attempt, compile_seconds and steady_seconds of all
         attempts, resumed (whether an earlier call had finished the shard)
     folder : of the run, with the losses of all epochs
+    followed : what `History.best` goes by (see `History`)
     """
 
     table: "pd.DataFrame"
     folder: Any
+    followed: tuple[str, str, float]
 
     def frame(self) -> "pd.DataFrame":
         """Return the losses and metrics of all members and epochs as `History.frame` has them, shard after shard."""
@@ -47,7 +49,7 @@ class ClusterHistory:
         fields |= {name: float(self.table[name].sum()) for name in ("compile_seconds", "steady_seconds")}
         fields["epochs"] = _concatenate(self, shards.SCORES).epoch.to_numpy() + 1 - fields["begun"]
         fields["validation_metric"] = metrics.get(ONE, metrics or None)
-        return History(**fields, plan=None)
+        return History(**fields, plan=None, followed=self.followed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class ClusterResults:
     """Results of a run over a cluster, in its folder, by shards in the order of their members.
 
     table : as of `ClusterHistory`
-    folder : of the run; each shard has scores and predictions in Parquet and weights by Orbax
+    folder : of the run; each shard has scores in Parquet, predictions as a NumPy file and weights by Orbax
     like : one member before its training, with the functions that all share
     """
 

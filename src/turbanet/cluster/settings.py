@@ -50,8 +50,8 @@ class Cluster:
     ) -> tuple[TurbaTrainState, History]:
         """Train as `turbanet.fit` does, on the cluster, and return all members to this process.
 
-        Arguments are those of `turbanet.fit` without checkpoints, on_interrupt and compile_only. The history's seconds
-        are sums over the workers.
+        Arguments are those of `turbanet.fit` without checkpoints, callbacks, on_interrupt and compile_only. The
+        history's seconds are sums over the workers.
         """
         arguments.pop("progress", None)  # the cluster has its own
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -11,28 +11,20 @@ from turbanet.core.fingerprint import as_numbers
 from turbanet.data.examples import join, one_a_member, pair
 from turbanet.turba_train_state import TurbaTrainState
 
-DATA_NAMES = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict"
+DATA_NAMES = "x", "y", "rows", "validation", "validation_rows", "per_member", "predict", "member"
 
 
 def states(make_swarm: Any, members: Any) -> tuple[Any, Callable | None]:
     """Split a swarm into (its tree, a function from positions in `members` to states); a function into (it, None).
 
-    members : the number of members, for all, or ids
+    members : the number of members, for all, or ids; KeyError for one that the swarm has not
     """
     if not isinstance(make_swarm, TurbaTrainState):
         return make_swarm, None
     if np.ndim(make_swarm.step) != 1:
         raise ValueError("make_swarm is one member's state: give a swarm, of a member axis, or make_swarm(ids).")
-    ids = np.asarray(make_swarm.id).tolist()
-    requested = np.asarray(ids if np.ndim(members) == 0 else members).tolist()
-    position_of = {id: position for position, id in enumerate(ids)}
-    if unknown := [id for id in requested if id not in position_of]:
-        raise ValueError(f"make_swarm has no member {unknown[0]}: members must be ids of that swarm.")
-    if np.ndim(members) and len(position_of) < len(ids):
-        raise ValueError(f"make_swarm has members with equal ids: pass their number, members={len(ids)}, not ids.")
-    order = np.arange(len(ids)) if np.ndim(members) == 0 else np.asarray([position_of[id] for id in requested])
-    leaves, tree = jax.tree.flatten(make_swarm)
-    return tree, lambda positions: [_as_numbers(leaf, order[positions]) for leaf in leaves]
+    leaves, tree = jax.tree.flatten(make_swarm if np.ndim(members) == 0 else make_swarm[members])
+    return tree, lambda positions: [_as_numbers(leaf, positions) for leaf in leaves]
 
 
 def _as_numbers(leaf, positions):
@@ -88,7 +80,8 @@ def own_pair(data: dict) -> tuple[Any, Any]:
 def split(data: dict) -> tuple[dict, Callable[[Any], list]]:
     """Split data of `as_dict` into (what all shards share, a function from positions to a shard's own arrays)."""
     of_x, of_y = own_pair(data)
-    is_own = {"x": of_x, "y": of_y, "rows": True, "validation": (of_x, of_y), "validation_rows": True, "predict": of_x}
+    is_own = {"x": of_x, "y": of_y, "validation": (of_x, of_y), "predict": of_x}
+    is_own |= dict.fromkeys(("rows", "validation_rows", "member"), True)
     arrays = {name: part for name, part in data.items() if name in is_own}
     leaves, tree = jax.tree.flatten(arrays)
     owned = jax.tree.leaves(jax.tree.broadcast({name: is_own[name] for name in arrays}, arrays))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAINING, SWARM, ATTEMPTS, DONE = "training", "swarm", "attempts", "shard.json"  # of a shard's folder
-SCORES, LOSSES, PREDICTIONS = "scores.parquet", "losses.parquet", "predictions.parquet"
+SCORES, LOSSES, PREDICTIONS = "scores.parquet", "losses.parquet", "predictions.npy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _train(job, folder, number, swarm, data, begin):
     _keep_table(scores(history), out / SCORES)
     if inputs is not None:
         predicted = np.asarray(predict(swarm, inputs, per_member=shard_data.own_pair(data)[0]))
-        _keep_predictions(predicted, ids, out / PREDICTIONS)
+        _keep_predictions(predicted, out / PREDICTIONS)
     line = {"shard": number, "members": len(ids), "first": int(ids[0]), "last": int(ids[-1]), "out": out.name}
     line |= {"node": socket.gethostname(), "process": os.getpid(), "block": history.plan and history.plan.block}
     line |= {"attempts": len(list((folder / ATTEMPTS).iterdir())), "resumed_at": max(steps, default=0)}
@@ -158,26 +158,15 @@ def kept_table(file: Any) -> "pd.DataFrame":
         return pd.read_parquet(opened)
 
 
-def _keep_predictions(values, ids, file):
-    import pyarrow
-    from pyarrow import parquet
-
-    supported = values.dtype.kind in "biuf"  # Parquet has no bfloat16
-    flat = pyarrow.array((values if supported else values.astype(np.float32)).reshape(-1))
-    column = pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size)
-    table = pyarrow.table({"member": ids, "prediction": column})
-    with file.open("wb") as opened:
-        parquet.write_table(table.replace_schema_metadata({"shape": json.dumps(values.shape[1:])}), opened)
+def _keep_predictions(values, file):
+    with file.open("wb") as opened:  # a NumPy file has no bfloat16
+        np.save(opened, values if values.dtype.kind in "biuf" else values.astype(np.float32))
 
 
 def kept_predictions(file: Any) -> np.ndarray:
     """Read the predictions [member, ...] that a shard wrote."""
-    from pyarrow import parquet
-
     with file.open("rb") as opened:
-        table = parquet.read_table(opened)
-    shape = json.loads(table.schema.metadata[b"shape"])
-    return table["prediction"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
+        return np.load(opened)
 
 
 def kept_swarm(folder: Any, like: TurbaTrainState) -> TurbaTrainState:

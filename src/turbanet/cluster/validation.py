@@ -4,20 +4,22 @@ import inspect
 import pickle
 from typing import Any
 
+import jax
 import numpy as np
 
 from turbanet.checkpoints.identity import versions
 from turbanet.cluster import shard_data
 from turbanet.core.arrays import check_ids, check_whole
 from turbanet.core.fingerprint import fingerprint
+from turbanet.core.member import with_constants
 from turbanet.core.plan import Plan, check_plan, say_once
-from turbanet.data.checks import check_data
+from turbanet.data.checks import check_data, one_prediction
 from turbanet.data.examples import prepare
 from turbanet.training.checks import check_fit
 from turbanet.training.fit import fit
 from turbanet.turba_train_state import TurbaTrainState
 
-FORMAT = 3  # of a run's folder
+FORMAT = 4  # of a run's folder
 EXCLUDED = "checkpoints", "progress", "on_interrupt", "compile_only", "callbacks"  # arguments of fit
 
 
@@ -55,13 +57,21 @@ def split_arguments(data: Any, fit_arguments: dict) -> tuple[Any, dict, dict]:
     return data, {}, fit_kwargs
 
 
-def check_shard(swarm: TurbaTrainState, data: dict, loss_fn: Any, fit_kwargs: dict) -> None:
-    """Raise ValueError for a shard that `fit` would refuse, and for inputs that it could not predict afterwards."""
+def check_shard(swarm: TurbaTrainState, data: dict, loss_fn: Any, fit_kwargs: dict) -> tuple[str, str, float]:
+    """Raise ValueError for a shard that `fit` would refuse, and for inputs that it could not predict afterwards.
+
+    Returns (name, mode, min_delta) of what `History.best` goes by.
+    """
     arguments = {name: part for name, part in data.items() if name not in ("x", "y", "predict")}
-    check_fit(swarm, data["x"], data["y"], loss_fn, **arguments, **fit_kwargs)
+    swarm = with_constants(swarm, data.get("member"), loss_fn or swarm.loss_fn)
+    checked = check_fit(swarm, data["x"], data["y"], loss_fn, **arguments, **fit_kwargs)
     if "predict" in data:
         inputs = prepare(swarm, data["predict"], per_member=shard_data.own_pair(data)[0])
         check_data(swarm, inputs, None, part="predict's ", allow_nan=True)
+        shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(inputs.x), inputs.is_own, strict=False)]
+        if not hasattr(one_prediction(swarm, inputs.x, shapes), "shape"):
+            raise ValueError("The model predicts several arrays; predict= stores one: leave it out, and predict later.")
+    return checked.followed(data.get("validation"), fit_kwargs.get("min_delta", 0.0))
 
 
 def check_shipped(**things: Any) -> None:

@@ -3,10 +3,12 @@
 import functools
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def aliases(**names: str) -> Callable[[Any], Any]:
+def aliases(**names: str) -> Callable[[T], T]:
     """Let a function or a class take and show arguments under further names: aliases(horizon="h")."""
 
     def renamed(function: Callable) -> Callable:

@@ -137,6 +137,8 @@ def _is_list_of_numbers(node):
 
 
 def _read(value, name):
+    if isinstance(value, np.ma.MaskedArray) and (masked := np.ma.count_masked(value)):
+        raise ValueError(f"{name} has {masked} masked entries: fill them (.filled(...)), or leave their rows out.")
     if hasattr(value, "detach"):  # a PyTorch tensor
         value = value.detach().cpu()
     try:

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.training.train_state import TrainState
 
@@ -55,6 +56,14 @@ def fingerprint(thing: object) -> "Fingerprint":
 def as_numbers(array: jax.Array | np.ndarray) -> np.ndarray:
     """Return an array in the host's memory, typed random keys as the numbers they hold."""
     return np.asarray(jax.random.key_data(array) if is_key(array) else array)
+
+
+def from_numbers(numbers: np.ndarray, like: jax.Array) -> jax.Array:
+    """Return the array of which `as_numbers` gave these numbers, random keys of the type of `like`."""
+    array = jnp.asarray(numbers)
+    if not is_key(like):
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
 
 
 class Fingerprint(str):

@@ -3,10 +3,8 @@
 import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import psutil
@@ -57,9 +55,9 @@ def _free(folder, limit, used, cached):
         return math.inf
 
 
-def needs(executable: Any, plan: Any, rounds: int = 1) -> Need:
-    """Return the memory that `rounds` calls of a compiled program need, and what is free."""
-    temporary, returned = _bytes(executable)
+def needs(program: Any, plan: Any, rounds: int = 1) -> Need:
+    """Return the memory that `rounds` calls of a `Compiled` program need, and what is free."""
+    temporary, returned = program.bytes
     sharing = 1 if plan.on_accelerator else len(plan.devices)  # a CPU's share a memory; without any, the process dies
     need = sharing * (temporary + rounds * returned)
     return Need(need, free_memory(plan.devices))
@@ -76,7 +74,7 @@ def fitting(compile: Callable, plan: Any, rounds: int = 1) -> tuple[Any, int]:
         if not is_out_of_memory(error) or plan.block == 1:
             raise
         return None, max(1, plan.block // 4)
-    return program, fitting_block(getattr(program, "executable", program), plan, rounds)
+    return program, fitting_block(program, plan, rounds)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -85,16 +83,16 @@ def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in message and "hared memory" not in message  # which belongs to a multiprocessor
 
 
-def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
+def fitting_block(program: Any, plan: Any, rounds: int = 1) -> int:
     """Return the plan's block, or a smaller one if this program needs more memory than is free.
 
     A CPU's block is halved. An accelerator's is computed from the needs of this program, of which the temporary memory
     grows with the block. Raises MemoryError if not even one member at a time fits.
     """
-    need = needs(executable, plan, rounds)
+    need = needs(program, plan, rounds)
     if need.bytes < need.free:
         return plan.block
-    temporary, returned = _bytes(executable)
+    temporary, returned = program.bytes
     available = HEADROOM * need.free - rounds * returned
     proportional = int(plan.block * available / max(temporary, 1))
     block = min(proportional, plan.block - 1) if plan.on_accelerator else plan.block // 2
@@ -102,22 +100,3 @@ def fitting_block(executable: Any, plan: Any, rounds: int = 1) -> int:
         return block
     message = f"Out of memory: {need.bytes / 2**30:.1f} GiB are needed, more than is free"
     raise MemoryError(f"{message}; take fewer members, fewer at a time (Plan(block=...)) or smaller batches.")
-
-
-def _bytes(executable):
-    """Return the (temporary, returned) bytes of a program; cached, as the analysis takes milliseconds."""
-    known = _sizes()
-    if executable not in known:
-        sizes = executable.memory_analysis()
-        returned = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0) if sizes else 0
-        known[executable] = sizes.temp_size_in_bytes if sizes else 0, returned
-    return known[executable]
-
-
-@lru_cache
-def _sizes():
-    """Return the cache of `_bytes`; weak, as it would keep programs alive that are dropped.
-
-    A function holds it, and not the module, whose values a fingerprint of a loss that predicts would read.
-    """
-    return WeakKeyDictionary()

@@ -121,6 +121,8 @@ class Plan:
             except RuntimeError:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
         object.__setattr__(self, "devices", tuple(devices))
+        if not self.devices:
+            raise ValueError("devices is an empty sequence: name a device, their number, or None for all.")
 
     def resolve(self, swarm: State) -> "Plan":
         """Return the plan with the default block if it has none; a given block stays."""
@@ -268,6 +270,13 @@ def _found_again(names, block, deterministic=False, *others):
 def say_once(sentence: str) -> None:
     """Log a message as a warning, once in this process."""
     logging.getLogger("turbanet").warning(sentence)
+
+
+def dividing(devices: Any, members: int) -> Plan:
+    """Return a plan of one block a device, for the largest number of `devices` that divides the members."""
+    available: Any = Plan(devices).devices
+    count = max(count for count in range(1, len(available) + 1) if members % count == 0)
+    return Plan(available[:count], block=members // count)
 
 
 def check_plan(plan: Any) -> None:

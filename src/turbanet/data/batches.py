@@ -85,8 +85,7 @@ class Batches:
             while following is not None and len(group) < capacity and _shapes(following) == shapes:
                 group.append(following)
                 following = next(batches, None)
-            if following is None:
-                capacity = self.capacities.setdefault(shapes, len(group))
+            capacity = self.capacities.setdefault(shapes, len(group) if following is None else capacity)
             chunk = self._chunk(group, capacity, ends=following is None)
             try:
                 self.check(chunk)

@@ -158,12 +158,14 @@ def dirichlet(seed: int | jax.Array, *, labels: Any, clients: int, alpha: float)
 def ragged(rows: Iterable[Any]) -> jax.Array:
     """Join `rows`, an index array for each member (as from scikit-learn's splitters), into one: int32 [member, row].
 
-    Shorter ones are padded at the end with -1. Raises ValueError for a member without rows.
+    Shorter ones are padded at the end with -1. Raises ValueError for a member without rows, and for a mask of rows.
     """
     arrays = [as_array(array, "rows") for array in rows]
     width = max(map(len, arrays), default=0)
     if min(map(len, arrays), default=0) < 1:
         raise ValueError("Every member needs at least one row.")
+    if wrong := [array.dtype for array in arrays if array.dtype.kind not in "iu"]:
+        raise ValueError(f"rows must be int [row] for each member, got {wrong[0]}: of a mask take np.flatnonzero.")
     return jnp.asarray([np.pad(a, (0, width - len(a)), constant_values=-1) for a in arrays], jnp.int32)
 
 

@@ -9,7 +9,7 @@ from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.ensembles.predictions import Array, are_probabilities, check_nan, of_logits, true_class, with_classes
+from turbanet.ensembles.predictions import check_nan, of_logits, true_class, with_classes, with_probabilities
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -17,7 +17,7 @@ def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
 
     It is finite where that probability is 0.
     """
-    likelihood = true_class(*_probabilities(probability, y))
+    likelihood = true_class(*with_probabilities(probability, y))
     return -jnp.log(jnp.maximum(likelihood, jnp.finfo(likelihood.dtype).tiny)).mean(-1)
 
 
@@ -26,7 +26,7 @@ def brier_score(probability: ArrayLike, y: ArrayLike) -> jax.Array:
 
     y: int [row]. From 0 (sure and right) to 2 (sure and wrong) (Brier 1950).
     """
-    probability, y = _probabilities(probability, y)
+    probability, y = with_probabilities(probability, y)
     truth = jax.nn.one_hot(y, probability.shape[-1])
     return jnp.square(probability - truth).sum(-1).mean(-1)
 
@@ -36,26 +36,35 @@ def expected_calibration_error(probability: ArrayLike, y: ArrayLike, *, bins: in
 
     y: int [row]. The confidence is the largest probability (Guo et al. 2017, equation 3).
     """
-    probability, y = map(np.asarray, _probabilities(probability, y))
-    confidence = probability.max(-1)
-    right = probability.argmax(-1) == y
-    bin_of_row = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # open below, closed above
+    confidence, right, bin_of_row = binned(probability, y, bins)
     gap = np.bincount(bin_of_row, right - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
+
+
+def binned(probability: ArrayLike, y: ArrayLike, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the confidence, whether it is right, and the bin of it: [..., row, class], int [row] -> [..., row] each.
+
+    Bins are of equal width, open below and closed above.
+    """
+    probability, y = map(np.asarray, with_probabilities(probability, y))
+    confidence = probability.max(-1)
+    bin_of_row = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    return confidence, probability.argmax(-1) == y, bin_of_row
 
 
 def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Return the temperature that minimises the mean negative log-likelihood of logits / temperature.
 
     logits: [..., row, class], y: int [row] -> [...]. Fitted on held-out rows, it corrects over- and underconfidence
-    without changing the predicted class (Guo et al. 2017, section 4.2).
+    without changing the predicted class (Guo et al. 2017, section 4.2). Raises ValueError for probabilities and for
+    members that predict NaN.
     """
     from scipy.optimize import elementwise
     from scipy.special import softmax
 
     _, y = with_classes(logits, y)
     logits = np.asarray(logits, np.float64)
-    members = logits.reshape(-1, *logits.shape[-2:])
+    members = of_logits(logits.reshape(-1, *logits.shape[-2:]))
 
     def slope(log_temperature, member):
         """The loss's derivative by 1 / temperature, which grows with it: the loss is convex."""
@@ -131,7 +140,7 @@ def factor_of(deviations: np.ndarray, level: float) -> float:
 
     Raises ValueError for too few deviations for the level.
     """
-    rank = int(np.ceil((deviations.size + 1) * level))
+    rank = int(np.ceil(round((deviations.size + 1) * level, 6)))
     if rank > deviations.size:
         raise ValueError(f"A level of {level} needs at least {rows_for(level)} rows of calibration.")
     return float(np.sort(deviations.ravel())[rank - 1])
@@ -146,15 +155,3 @@ def _centre_and_spread(prediction):
     """Mean and standard deviation over members; where members agree exactly, these are exact too."""
     from_first = prediction - prediction[0]
     return prediction[0] + from_first.mean(0), from_first.std(0)
-
-
-def _probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """Return `with_classes` of probabilities; ValueError for other numbers, such as logits. Tracers pass unchecked."""
-    probability, y = with_classes(probability, y)
-    if not isinstance(probability, jax.core.Tracer):
-        entries = np.asarray(probability, np.float32)
-        if not are_probabilities(entries):
-            total = entries.sum(-1)
-            got = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
-            raise ValueError(f"Probabilities are at least 0 and sum to 1; got {got}: of logits take jax.nn.softmax.")
-    return probability, y

@@ -100,9 +100,11 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     """Mean prediction of the members that were not trained on a row: [member, row, ...] -> [row, ...], NaN if all were.
 
     rows: int [member, row], the rows that each member was trained on (see `sampling`), padded with -1. Such
-    predictions can be scored without test rows (Breiman 1996).
+    predictions can be scored without test rows (Breiman 1996). Raises ValueError for members that predict NaN.
     """
-    return of_unseen_rows(np.asarray(prediction), np.asarray(rows)).mean(axis=0).filled(np.nan)
+    prediction = np.asarray(prediction)
+    check_nan(prediction, "prediction")
+    return of_unseen_rows(prediction, np.asarray(rows)).mean(axis=0).filled(np.nan)
 
 
 def of_unseen_rows(prediction: np.ndarray, rows: np.ndarray) -> np.ma.MaskedArray:
@@ -136,7 +138,8 @@ def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
 
     Raises ValueError for a prediction with NaN and for a y that does not hold its classes.
     """
-    return dict(zip(SCORES, _of_counts(confusion(prediction, y)).tolist()))
+    counts = confusion(prediction, y)
+    return dict(zip(SCORES, _of_totals(np.diagonal(counts), counts.sum(1), counts.sum(0)).tolist()))
 
 
 def member_scores(prediction: ArrayLike, y: ArrayLike) -> pd.DataFrame:
@@ -210,11 +213,6 @@ def _of_draws(predicted, true, times, classes):
         right = is_predicted[:, is_true] @ times[is_true]
         found.append(np.broadcast_arrays(right, times[is_true].sum(0), is_predicted @ times))
     return _of_totals(*np.moveaxis(np.array(found, float), 0, -1))
-
-
-def _of_counts(counts):
-    """Return SCORES [score, ...] of confusion matrices [..., true, predicted]."""
-    return _of_totals(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1), counts.sum(-2))
 
 
 def _of_totals(right, true, predicted):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.utils import compute_sample_weight
+from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from turbanet.core.arrays import check_float32
@@ -109,8 +109,11 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
     def _decode(self, logits):
         return np.asarray(jax.nn.softmax(logits), dtype=np.float64)
 
-    def _encode(self, labels, weight, resume, classes):
-        """Set `classes_`, and return (int32 [row], number of classes, loss function, weight [row] or None)."""
+    def _encode(self, labels, weight, resume, classes, balanced_by=None):
+        """Set `classes_`, and return (int32 [row], number of classes, loss function, weight [row] or None).
+
+        balanced_by : the labels whose shares "balanced" classes are weighted by; None: these
+        """
         check_classification_targets(labels)
         classes = np.unique(labels) if classes is None else classes
         if resume and not np.array_equal(classes, self.classes_):
@@ -119,15 +122,12 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         if len(unknown := np.setdiff1d(labels, classes)):
             raise ValueError(f"y holds {unknown[0]!r}, which is none of the classes {classes}.")
         self.classes_ = classes
+        encoded = np.searchsorted(classes, labels).astype(np.int32)
         if self.class_weight is not None:
-            of_class = compute_sample_weight(self.class_weight, labels).astype(np.float32)
-            weight = of_class if weight is None else weight * of_class
-        return (
-            np.searchsorted(classes, labels).astype(np.int32),
-            len(classes),
-            self.loss or softmax_cross_entropy,
-            weight,
-        )
+            y = labels if balanced_by is None else balanced_by
+            of_class = compute_class_weight(self.class_weight, classes=classes, y=y).astype(np.float32)
+            weight = of_class[encoded] if weight is None else weight * of_class[encoded]
+        return encoded, len(classes), self.loss or softmax_cross_entropy, weight
 
     def _score_out_of_bag(self, logits, rows, held_out, labels, weight):
         unseen, covered, weight = self._out_of_bag(self._decode(logits), rows, held_out, weight)
@@ -206,7 +206,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         y = np.asarray(standardised, np.float64) * self._spread + self._mean
         return y[..., 0] if self._single else y
 
-    def _encode(self, targets, weight, resume, classes=None):
+    def _encode(self, targets, weight, resume, classes=None, balanced_by=None):
         """Return (float32 [row, target], number of targets, loss function, weight), standardised as at first."""
         single = targets.ndim == 1
         targets = np.asarray(targets, np.float64).reshape(len(targets), -1)  # centred before rounding to float32

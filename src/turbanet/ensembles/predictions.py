@@ -77,9 +77,21 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     classes = array.shape[-1]
     if classes == 1:
         raise ValueError(f"prediction has shape {array.shape}, one output a row: give an output for each class.")
-    if not isinstance(true, jax.core.Tracer) and len(bad := np.flatnonzero((true < 0) | (true >= classes))):
+    if not isinstance(true, jax.core.Tracer) and len(bad := np.flatnonzero((true < 0) | (true >= np.int32(classes)))):
         raise ValueError(f"y holds {true[bad[0]]} in row {bad[0]}; the prediction has the classes 0 to {classes - 1}.")
     return array, true
+
+
+def with_probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    """Return both as `with_classes` does; ValueError for other numbers than probabilities. Tracers pass unchecked."""
+    probability, y = with_classes(probability, y)
+    if not isinstance(probability, jax.core.Tracer):
+        entries = np.asarray(probability, np.float32)
+        if not are_probabilities(entries):
+            total = entries.sum(-1)
+            got = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
+            raise ValueError(f"Probabilities are at least 0 and sum to 1; got {got}: of logits take jax.nn.softmax.")
+    return probability, y
 
 
 def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:

@@ -135,7 +135,7 @@ class SwarmEstimator(Fitted, BaseEstimator):
             x_val, y_val = validate_data(
                 self, *validation, dtype=np.float32, accept_sparse="csr", reset=False, **kwargs
             )
-            encoded_val, _, _, weight_val = self._encode(y_val, None, True, getattr(self, "classes_", None))
+            encoded_val, _, _, weight_val = self._encode(y_val, None, True, getattr(self, "classes_", None), y)
             if total_weight is not None:
                 ones = np.ones(len(y_val), np.float32)
                 total_weight = np.concatenate([total_weight, ones if weight_val is None else weight_val])

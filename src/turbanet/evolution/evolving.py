@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,40 +80,34 @@ def evolve(
     if isinstance(rule, Genetic) and (generations > 1 or history is not None):
         rule.check(swarm)
     check_follows(swarm, history, state=is_strategy)
+    strategy = _Strategy(rule, params, swarm) if is_strategy else None
     return generations_of(
         swarm,
-        _Strategy(rule, params, swarm) if is_strategy else _Rule(rule),
+        strategy.follow if strategy else partial(_follow, rule),
         lambda born, generation, _: train(born, generation),
         generations=generations,
         seed=seed,
         history=history,
         unit="generation",
         progress=progress,
+        tell=strategy.tell if strategy else None,
     )
 
 
-class _Rule:
-    """Adapt a rule (key, swarm, fitness) -> swarm to `generations_of`."""
-
-    def __init__(self, rule):
-        self.rule = rule
-
-    def follow(self, key, swarm, last):
-        if last is None:
-            return swarm, np.full((len(swarm), 2), NOBODY), None, None
-        if isinstance(self.rule, Genetic):
-            return *self.rule.offspring(key, swarm, last.fitness[-1]), None, None
-        born = self.rule(key, swarm, jnp.asarray(last.fitness[-1]))
-        if _specification(getattr(born, "params", None)) != _specification(swarm.params):
-            made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
-            raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")
-        if len(np.unique(born.id)) < len(born):
-            raise ValueError("The rule made members that share an id: give copies ids that nobody had.")
-        survivors = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
-        return born, np.stack([survivors, np.full_like(survivors, NOBODY)], axis=1), None, None
-
-    def tell(self, key, swarm, fitness, state):
-        return None
+def _follow(rule, key, swarm, last):
+    """Return the generation after `last` by a rule (key, swarm, fitness) -> swarm, as `generations_of` takes it."""
+    if last is None:
+        return swarm, np.full((len(swarm), 2), NOBODY), None, None
+    if isinstance(rule, Genetic):
+        return *rule.offspring(key, swarm, last.fitness[-1]), None, None
+    born = rule(key, swarm, jnp.asarray(last.fitness[-1]))
+    if _specification(getattr(born, "params", None)) != _specification(swarm.params):
+        made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
+        raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")
+    if len(np.unique(born.id)) < len(born):
+        raise ValueError("The rule made members that share an id: give copies ids that nobody had.")
+    survivors = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
+    return born, np.stack([survivors, np.full_like(survivors, NOBODY)], axis=1), None, None
 
 
 class _Strategy:

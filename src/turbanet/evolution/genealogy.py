@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from turbanet.core import extras
@@ -41,12 +42,6 @@ class EvolutionHistory(Shown):
         cost = f"{self.seconds.sum():.3g} s"
         return f"EvolutionHistory: {count(members, 'member')}, {count(generations, 'generation')}, {cost}", rows
 
-    @classmethod
-    def of(cls, fitness: Any, member: Any, parents: Any, values: Any, seconds: float, state: Any) -> "EvolutionHistory":
-        """Return the history of one generation from arrays [member, ...]."""
-        values = None if values is None else {name: np.asarray(value)[None] for name, value in values.items()}
-        return cls(fitness[None], member[None], parents[None], values, np.array([seconds]), state)
-
     @property
     def best(self) -> int:
         """Id of the fittest member of the last generation."""
@@ -83,8 +78,7 @@ class EvolutionHistory(Shown):
 
 def joined(histories: list[EvolutionHistory], fingerprint: str) -> EvolutionHistory:
     """Concatenate the histories of consecutive generations; `fingerprint`: of the last generation."""
-    names = "fitness", "member", "parents", "seconds"
-    arrays = {name: np.concatenate([getattr(one, name) for one in histories]) for name in names}
-    each = [one.values for one in histories if one.values is not None]
-    values = {name: np.concatenate([one[name] for one in each]) for name in each[0]} if each else None
-    return dataclasses.replace(histories[-1], values=values, fingerprint=fingerprint, **arrays)
+    names = "fitness", "member", "parents", "values", "seconds"
+    parts = [{name: getattr(one, name) for name in names} for one in histories]
+    arrays = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return dataclasses.replace(histories[-1], fingerprint=fingerprint, **arrays)

@@ -22,7 +22,7 @@ BREED = 2**31 - 1  # larger than any id, so that no member draws from the same k
 
 def generations_of(
     swarm: Swarm,
-    rule: Any,
+    follow: Callable,
     train: Callable[[Swarm, int, Any], tuple[Swarm, Any]],
     *,
     generations: int,
@@ -30,12 +30,13 @@ def generations_of(
     history: EvolutionHistory | None,
     unit: str,
     progress: bool,
+    tell: Callable | None = None,
 ) -> tuple[Swarm, EvolutionHistory]:
     """Run the loop of `evolve` and `population_based`: -> (the last generation, the history of all).
 
-    rule : follow(key, swarm, last history or None) -> (swarm, parents, state, values), tell(key, swarm, fitness, state)
-        -> state
+    follow : follow(key, swarm, last history or None) -> (swarm, parents, state, values)
     train : train(swarm, generation, values) -> (swarm, fitness)
+    tell : tell(key, swarm, fitness, state) -> state; None: the state stays
     """
     histories = [] if history is None else [history]
     begin = len(history.fitness) if history is not None else 0
@@ -45,9 +46,9 @@ def generations_of(
             started = time.perf_counter()
             key = jax.random.fold_in(breed, generation)
             try:
-                born, parents, state, values = rule.follow(key, swarm, histories[-1] if histories else None)
+                born, parents, state, values = follow(key, swarm, histories[-1] if histories else None)
                 trained, fitness = _checked(train(born, generation, values), born)
-                state = rule.tell(key, trained, fitness, state)
+                state = tell(key, trained, fitness, state) if tell else state
             except KeyboardInterrupt as stop:
                 if not histories:
                     raise
@@ -56,8 +57,9 @@ def generations_of(
             swarm = trained
             seconds = time.perf_counter() - started
             histories[-1:] = [dataclasses.replace(last, state=None) for last in histories[-1:]]  # only the last is used
-            ids, parents = np.asarray(born.id), np.asarray(parents)
-            histories.append(EvolutionHistory.of(fitness, ids, parents, values, seconds, state))
+            arrays = {"fitness": fitness, "member": born.id, "parents": parents, "values": values, "seconds": seconds}
+            arrays = jax.tree.map(lambda leaf: np.asarray(leaf)[None], arrays)
+            histories.append(EvolutionHistory(**arrays, state=state))
             bar.update()
             bar.set_postfix({"best": f"{np.nanmax(fitness):.4g}"})
     return swarm, joined(histories, _fingerprint(swarm))

@@ -15,16 +15,14 @@ from turbanet.evolution.generations import check_follows, check_names, generatio
 from turbanet.evolution.genetics import costs, ranked, share_of
 
 
-def exploit(key: jax.Array, fitness: Any, *, share: float) -> jax.Array:
+def exploit(key: jax.Array, costs: jax.Array, share: float) -> jax.Array:
     """Return the position of the member whose weights each member continues with, int [member].
 
+    costs : of `genetics.costs`; the smallest is the fittest, infinite without a fitness
+
     The worst `share` of the members each copy one of the best `share`, drawn uniformly (truncation selection: Jaderberg
-    et al. 2017); the others keep their own. Members with NaN fitness copy too, and are never copied.
+    et al. 2017); the others keep their own. Members without a fitness copy too, and are never copied.
     """
-    return _exploited(key, costs(fitness, len(fitness)), share)
-
-
-def _exploited(key, costs, share):
     draw_key, tie_key = jax.random.split(key)
     members = len(costs)
     cut = int(share_of(share, members))
@@ -51,9 +49,6 @@ def explore(
     -------
     {name: [member]}
     """
-    values = {name: jnp.asarray(value) for name, value in values.items()}
-    if whole := [name for name, value in values.items() if not jnp.issubdtype(value.dtype, jnp.floating)]:
-        raise ValueError(f"explore multiplies floating-point numbers, {whole[0]} holds {values[whole[0]].dtype}.")
     keys = dict(zip(sorted(values), jax.random.split(key, len(values)), strict=True))
 
     def explored(name, value):
@@ -156,10 +151,18 @@ def population_based(
         if (initial[name] < pair[0]).any() or (initial[name] > pair[1]).any():
             raise ValueError(f"{name} begins outside of its limits {pair!r}: {values[name]!r:.80}.")
     bounds = tuple((name, tuple(map(float, pair))) for name, pair in limits.items())
-    step = partial(_copied, share=share, factors=factors, limits=bounds)
+
+    def follow(key, swarm, last):
+        if last is None:
+            return swarm, np.full((members, 2), NOBODY), None, initial
+        values = {name: value[-1] for name, value in last.values.items()}
+        fit = costs(last.fitness[-1], members)
+        swarm, parents, values = _copied(key, swarm, fit, values, share=share, factors=factors, limits=bounds)
+        return swarm, parents, None, values
+
     return generations_of(
         swarm,
-        _Copies(step, initial),
+        follow,
         train,
         generations=rounds,
         seed=seed,
@@ -169,31 +172,14 @@ def population_based(
     )
 
 
-class _Copies:
-    """Adapt exploitation and exploration to `generations_of`."""
-
-    def __init__(self, step, initial):
-        self.step = step
-        self.initial = initial
-
-    def follow(self, key, swarm, last):
-        if last is None:
-            return swarm, np.full((len(swarm), 2), NOBODY), None, self.initial
-        values = {name: value[-1] for name, value in last.values.items()}
-        swarm, parents, values = self.step(key, swarm, costs(last.fitness[-1], len(swarm)), values)
-        return swarm, parents, None, values
-
-    def tell(self, key, swarm, fitness, state):
-        return None
-
-
 @partial(jax.jit, static_argnames=("share", "factors", "limits"))
 def _copied(key, swarm, costs, values, *, share, factors, limits):
     """Return the swarm after exploitation, its members' parents, and the values after exploration."""
     exploit_key, explore_key = jax.random.split(key)
-    sources = _exploited(exploit_key, costs, share)
+    sources = exploit(exploit_key, costs, share)
     copied = sources != jnp.arange(len(swarm))
-    exploited = jax.tree.map(lambda leaf: leaf[sources], swarm).replace(seed=swarm.seed, id=swarm.id)
+    own = {"seed": swarm.seed, "id": swarm.id, "member": swarm.member}  # a member's constants stay its own
+    exploited = jax.tree.map(lambda leaf: leaf[sources], swarm).replace(**own)
     values = {name: jnp.asarray(value)[sources] for name, value in values.items()}
     values = explore(explore_key, values, copied, factors=factors, limits=dict(limits))
     return exploited, jnp.stack([swarm.id[sources], jnp.full_like(swarm.id, NOBODY)], axis=1), values

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from turbanet.core import member
 from turbanet.core.arrays import check_whole, floating
 from turbanet.core.optimizers import check_plain
-from turbanet.core.plan import Plan
+from turbanet.core.plan import dividing
 from turbanet.core.tables import Shown, count, spread
 from turbanet.data.checks import check_data
 from turbanet.data.examples import prepare
@@ -118,7 +118,7 @@ def local_sgd(
     begin = int(swarm.epoch[0])
     order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed, begin=begin)
     order = order.reshape(workers, -1, order.shape[-1])
-    plan = _plan(workers, devices)
+    plan = dividing(devices, workers)
     averaging = _Averaging(loss_fn, every, outer or optax.sgd(1.0))
 
     copies = swarm.replace(loss_fn=None, sample=None).copies(workers)
@@ -199,13 +199,6 @@ def _mean(tree, axes):
 @jax.jit
 def _merge(state):
     return state.merge()
-
-
-def _plan(workers, devices):
-    """Return a plan for the largest number of devices that divides the workers."""
-    available: Any = Plan(devices).devices
-    count = max(count for count in range(1, len(available) + 1) if workers % count == 0)
-    return Plan(available[:count], block=workers // count)
 
 
 def _run(run, own, shared, *, steps, every):

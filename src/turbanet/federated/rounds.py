@@ -13,10 +13,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from tqdm.auto import tqdm
 
-from turbanet.core import member, schedules
+from turbanet.core import schedules
 from turbanet.core.arrays import floating
 from turbanet.core.sums import added, zero
-from turbanet.data.sampling import epoch_order, own_order, own_steps
+from turbanet.data.examples import Data
 from turbanet.training import compilation, program
 
 CALL_SECONDS = 2  # approximate length of a call of the program, unless one round takes longer
@@ -96,29 +96,17 @@ class Rounds:
         id, rows, count, own = client
         server, x, y, proximal = shared
         state = server.replace(id=id, params={**server.params, **own} if self.own else server.params)
-        length = rows.shape[0]
-        steps = own_steps(count if self.ragged else length, self.batch_size)
-        mask = jnp.arange(self.batch_size) < count if self.masked else None
+        data = Data(x, y, rows, count, is_own=(), length=len(rows), ragged=self.ragged)
+        train = program.Train(self.client_loss(server, proximal), self.batch_size, masked=self.masked)
 
         def epoch(number, carry):
             state, total = carry
-            state = schedules.begin_epoch(state.replace(epoch=server.epoch + number))
-            key = jax.random.fold_in(member.member_key(state.seed, id, member.SHUFFLE), state.epoch)
-            all_rows = self.batch_size == length and not self.ragged  # nothing to shuffle
-            sizes = {"length": length, "batch_size": self.batch_size}
-            order = (own_order if self.ragged else epoch_order)(None if all_rows else key, count, **sizes)
-
-            def step(number, carry):
-                state, total = carry
-                batch_x, batch_y = jax.tree.map(lambda leaf: leaf[rows[order[number]]], (x, y))
-                state, loss, _ = member.train_step(self.client_loss(server, proximal), state, batch_x, batch_y, mask)
-                return state, added(total, loss)
-
-            return jax.lax.fori_loop(0, steps, step, (state, total))
+            state, loss = train.epoch(schedules.begin_epoch(state.replace(epoch=server.epoch + number)), data)
+            return state, added(total, loss)
 
         state, (total, _) = jax.lax.fori_loop(0, self.epochs, epoch, (state, zero()))
         shared, own = split_layers(state.params, self.own)
-        return (shared, state.collections), own, total / (steps * self.epochs)
+        return (shared, state.collections), own, total / self.epochs
 
     def client_loss(self, server, proximal):
         """Return a client's loss, with the proximal term of FedProx if there is one."""

@@ -74,11 +74,11 @@ class FederatedHistory(Shown):
             names = [name for name, values in scores.items() if name and values is not None]
             advice = "name one of them, or train with metric="
             raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: {advice}.")
-        best = np.maximum.accumulate(np.asarray(scores[metric], float))
+        best = np.fmax.accumulate(np.asarray(scores[metric], float))  # a NaN score is none
         above = np.flatnonzero(best >= score)
         if not len(above):
             return float("inf")
-        around = slice(max(above[0] - 1, 0), above[0] + 1)
+        around = slice(max(above[0] - (not np.isnan(best[above[0] - 1])), 0), above[0] + 1)
         return float(np.interp(score, best[around], self.scored[around]))
 
 

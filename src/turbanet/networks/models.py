@@ -12,6 +12,18 @@ from flax.linen.recurrent import DenseParams
 
 from turbanet.networks.cpu.lstm import lstm
 
+# Functions of each number, to which the order of axes is nothing.
+ELEMENTWISE = {nn.relu, nn.gelu, nn.silu, nn.elu, nn.celu, nn.selu, nn.leaky_relu, nn.softplus, nn.soft_sign}
+ELEMENTWISE |= {
+    nn.sigmoid,
+    nn.log_sigmoid,
+    nn.hard_sigmoid,
+    nn.hard_silu,
+    nn.hard_tanh,
+    nn.relu6,
+    jnp.tanh,
+    jnp.asarray,
+}
 FEATURES_FIRST_ROWS = 64  # from this number on rows fill the vector units that narrow layers leave half empty
 
 
@@ -33,7 +45,7 @@ class Precise(nn.Module, kw_only=True):
 class MLP(Precise):
     """Dense layers, the hidden ones with `activation` and `dropout`: x [..., feature] -> [..., widths[-1]].
 
-    activation : ReLU by default, of arrays in place of rows or features
+    activation : a function of a row's features, ReLU by default
     dropout : share of the hidden units that a training step leaves out
 
     Parameters, from `Dense_0` on, and `kernel_init` are those of nn.Dense. Narrow layers on many rows compute features
@@ -56,9 +68,13 @@ class MLP(Precise):
         features_first = pays if self.features_first is None else self.features_first
         dense = _FeaturesFirstDense if features_first else nn.Dense
         kernel_init = self.kernel_init or nn.Dense.kernel_init
-        x = jnp.moveaxis(x, -1, 0) if features_first else x
+        activation = self.activation
+        if features_first:
+            x = jnp.moveaxis(x, -1, 0)
+            for _ in range(0 if activation in ELEMENTWISE else x.ndim - 1):
+                activation = jax.vmap(activation, -1, -1)  # which costs relu some copies
         for i, width in enumerate(self.widths):
-            x = nn.Dropout(self.dropout, deterministic=not train)(self.activation(x)) if i else x
+            x = nn.Dropout(self.dropout, deterministic=not train)(activation(x)) if i else x
             x = dense(width, kernel_init=kernel_init, name=f"Dense_{i}", **self.precision)(x)
         return jnp.moveaxis(x, 0, -1) if features_first else x
 

@@ -13,12 +13,14 @@ from turbanet.core.gather import gathered, home
 from turbanet.core.interrupt import Interrupted
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import check_swarm
+from turbanet.core.stopping import Stopping
 from turbanet.core.tables import Shown, count, spread
 from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
 from turbanet.rl import environments, learning
 from turbanet.rl.settings import count_updates, into_swarm, of_members
+from turbanet.training.callbacks import check_callbacks
 from turbanet.training.run import Training
 from turbanet.training.scores import apply
 from turbanet.turba_train_state import TurbaTrainState
@@ -146,8 +148,7 @@ def train_agents(
     config = config or PPOConfig()
     updates = count_updates(config)
     check_plan(plan)
-    if on_interrupt not in ("raise", "return"):
-        raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
+    check_callbacks((), on_interrupt)
     if solved is not None and not evaluations:
         raise ValueError(f"solved={solved} needs evaluations, got {evaluations=}: give evaluations= of at least 1.")
     check_whole(episodes=episodes)
@@ -166,12 +167,16 @@ def train_agents(
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     swarm = into_swarm(members, data.x["settings"])
     program = learning.learner(
-        config, env, every=-(-updates // epochs), episodes=episodes if evaluations else 0, uneven=updates % epochs > 0
+        config,
+        env,
+        every=-(-updates // epochs),
+        episodes=episodes if evaluations else 0,
+        uneven=updates % epochs > 0,
+        solved=float("inf") if solved is None else float(solved),
     )
     life = program.initial_life(env_params)
     life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), life)
-    stopping = learning.Solved(np.ones(len(swarm), bool), float("inf") if solved is None else float(solved))
-    start = swarm.replace(_underway=life, _stopping=stopping)
+    start = swarm.replace(_underway=life, _stopping=Stopping(np.ones(len(swarm), bool)))
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
     options = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
     run = Training(program, start, (data, None), metrics={}, between=None, **options)
@@ -276,17 +281,29 @@ def _history(run, program, swarm, counts):
         return np.moveaxis(leaf, 2, 1)[np.arange(program.every) < counts[: len(leaf), None]]
 
     metrics = {name: by_update(recorded.get(name, empty)) for name in program.metric_names if name != "evaluation"}
+    metrics["loss"] = by_update(losses if recorded else empty)
+    evaluation = recorded.get("evaluation", empty[..., 0]) if program.episodes else None
+    return history_of(metrics, evaluation, swarm, program.config, (run.compile_seconds, run.steady_seconds), run.plan)
+
+
+def history_of(
+    metrics: dict[str, np.ndarray], evaluation: Any, swarm: Any, config: PPOConfig, seconds: tuple, plan: Any
+) -> AgentHistory:
+    """Return the history of a training, of {name: [update, member]}, NaN after a member's last update.
+
+    seconds : (of compilation, of training)
+    """
     return AgentHistory(
-        train_loss=by_update(losses if recorded else empty),
+        train_loss=metrics.pop("loss"),
         **metrics,
-        steps=program.config.n_steps * program.config.n_envs,
-        evaluation=recorded.get("evaluation", empty[..., 0]) if program.episodes else None,
+        steps=config.n_steps * config.n_envs,
+        evaluation=evaluation,
         updates=(~np.isnan(metrics["episodes"])).sum(0),
         seed=np.asarray(swarm.seed),
         member=np.asarray(swarm.id),
-        compile_seconds=run.compile_seconds,
-        steady_seconds=run.steady_seconds,
-        plan=run.plan,
+        compile_seconds=seconds[0],
+        steady_seconds=seconds[1],
+        plan=plan,
     )
 
 

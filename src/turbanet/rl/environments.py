@@ -110,15 +110,19 @@ def policy(env: Any, params: Any, out: Any) -> Any:
     Raises ValueError for a distribution over other actions than the environment takes.
     """
     is_pair = isinstance(out, tuple) and not hasattr(out, "log_probability")
-    policy = distribution(out[0] if is_pair else out)
-    number, continuous = actions(env, params)
+    return policy_over(*actions(env, params), out[0] if is_pair else out, type(env).__name__)
+
+
+def policy_over(number: int, continuous: bool, out: Any, name: str) -> Any:
+    """Return the distribution in a network's output, over the actions that `actions` told; `name` : who takes them."""
+    policy = distribution(out)
     mode = jax.eval_shape(policy.mode)
     if continuous != jnp.issubdtype(mode.dtype, jnp.floating):
         required = "a distribution over numbers, such as Gaussian" if continuous else "logits of numbered actions"
-        raise ValueError(f"{type(env).__name__} takes {required}; the network returned {type(policy).__name__}.")
+        raise ValueError(f"{name} takes {required}; the network returned {type(policy).__name__}.")
     size = mode.shape[-1] if continuous else getattr(policy, "logits", jnp.zeros(number)).shape[-1]
     if size != number:
-        raise ValueError(f"{type(env).__name__} takes {number} action(s), the network's policy is over {size}.")
+        raise ValueError(f"{name} takes {number} action(s), the network's policy is over {size}.")
     return policy
 
 

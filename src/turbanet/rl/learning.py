@@ -33,19 +33,6 @@ class Life:
     updates: Any  # number of updates made
 
 
-@struct.dataclass
-class Solved:
-    """Stopping rule: a member trains until its evaluation reaches `at` or its losses are no longer finite."""
-
-    active: Any  # bool [member]
-    at: float = struct.field(pytree_node=False)
-    monitor: str = struct.field(pytree_node=False, default="evaluation")
-
-    @property
-    def rule(self):
-        return f"at {self.at}"
-
-
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """`ppo_loss` with the signature that `member.train_step` calls: y is (Taken, {setting: number})."""
@@ -61,13 +48,17 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learn(Train):
-    """Epochs of one agent, each of some updates and an evaluation: (state, data) -> (state, metrics)."""
+    """Epochs of one agent, each of some updates and an evaluation: (state, data) -> (state, metrics).
+
+    An agent trains until its evaluation reaches `solved` or its losses are no longer finite.
+    """
 
     env: Any
     config: PPOConfig  # without the settings that are data
     every: int  # updates of an epoch
     episodes: int  # of an evaluation; 0: no evaluation
     uneven: bool = False  # whether the first epochs have one update fewer than `every`
+    solved: float = float("inf")
 
     @property
     def metric_names(self):
@@ -75,7 +66,8 @@ class Learn(Train):
 
     @property
     def computed(self) -> dict[str, Any]:
-        return {"environment": self.env, "settings": self.config, "updates and episodes": (self.every, self.episodes)}
+        counts = self.every, self.episodes
+        return {"environment": self.env, "settings": self.config, "updates and episodes": counts, "solved": self.solved}
 
     def initial_life(self, params: Any) -> Life:
         """Return zeros of the shapes of one member's `Life`; the first update resets the environments."""
@@ -88,7 +80,7 @@ class Learn(Train):
         spread = {"mean": jnp.zeros(()), "variance": jnp.ones(()), "count": jnp.zeros(())}
         return Life(worlds, observation, zeros, zeros, spread, jnp.int32(0))
 
-    def _epoch(self, state, data):
+    def epoch(self, state, data):
         settings = data.x["settings"]
         shape = jax.eval_shape(self._update, state, settings, data.x["params"])[1]
         count = self.every - (state._underway.updates < settings["shorter"]) if self.uneven else self.every
@@ -111,7 +103,7 @@ class Learn(Train):
             returns = environments.play(self.env, after, params, key, episodes=self.episodes)
             evaluation = returns.mean()
         active = before._stopping.active
-        trains_on = active & finite & ~(evaluation >= before._stopping.at)
+        trains_on = active & finite & ~(evaluation >= self.solved)
         after = stopping.choose(active & finite, after.replace(epoch=after.epoch + 1), before)
         after = after.replace(_stopping=before._stopping.replace(active=trains_on))
         metrics = {name: jnp.where(active & made, value, jnp.nan) for name, value in metrics.items()}
@@ -155,7 +147,8 @@ class Learn(Train):
 
         state, losses = jax.lax.scan(epoch, state, jax.random.split(key, config.n_epochs))
         if config.normalize_observations:
-            statistics = running(state.collections["observations"], transitions[0])
+            rows = transitions[0].reshape(-1, transitions[0].shape[-1])  # `Normalised` has one mean a feature
+            statistics = running(state.collections["observations"], rows)
             state = state.replace(collections={**state.collections, "observations": statistics})
         episodes = rollout["ended"].sum()
         train_return = jnp.where(rollout["ended"], rollout["so_far"], 0).sum() / episodes
@@ -218,14 +211,8 @@ def _flat(leaf):
     return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
 
 
-def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0, uneven: bool = False) -> Learn:
-    """Return the `Learn` program of these settings."""
-    return Learn(
-        Loss(config.clip_values),
-        config.batch_size,
-        env=env,
-        config=without_numbers(config),
-        every=every,
-        episodes=episodes,
-        uneven=uneven,
-    )
+def learner(config: PPOConfig, env: Any, *, every: int = 1, episodes: int = 0, **options: Any) -> Learn:
+    """Return the `Learn` program of these settings; options : its others."""
+    loss = Loss(config.clip_values)
+    options |= {"config": without_numbers(config), "every": every, "episodes": episodes}
+    return Learn(loss, config.batch_size, env=env, **options)

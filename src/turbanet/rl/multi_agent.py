@@ -15,13 +15,14 @@ from turbanet.core.arrays import check_seed, check_whole
 from turbanet.core.cache import read
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.plan import LARGEST_BLOCK, Plan
-from turbanet.networks.policies import Agent, distribution
+from turbanet.core.plan import LARGEST_BLOCK, dividing
+from turbanet.networks.policies import Agent
 from turbanet.ppo import PPOConfig
-from turbanet.rl import learning
-from turbanet.rl.agents import AgentHistory, new_swarm, warn_of_diverged
+from turbanet.rl import environments, learning
+from turbanet.rl.agents import AgentHistory, history_of, new_swarm, warn_of_diverged
 from turbanet.rl.settings import count_updates, into_swarm, of_members
 from turbanet.training import compilation
+from turbanet.training.callbacks import check_callbacks
 from turbanet.turba_train_state import TurbaTrainState
 
 INTERFACE = "reset", "step", "agents", "actions", "limit"
@@ -70,8 +71,7 @@ def train_together(
     check(world)
     seed = int(check_seed(seed))
     updates = count_updates(config, world.agents if shared else 1)
-    if on_interrupt not in ("raise", "return"):
-        raise ValueError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}.')
+    check_callbacks((), on_interrupt)
     members = 1 if shared else world.agents
     observations = jax.eval_shape(world.reset, jax.random.key(0))[0]
     if swarm is None:
@@ -101,7 +101,7 @@ def train_together(
             if interrupted():
                 break
         stopped = interrupted()
-    history = _history(recorded, swarm, config, compiled - began, time.perf_counter() - compiled, plan)
+    history = _history(recorded, swarm, config, (compiled - began, time.perf_counter() - compiled), plan)
     warn_of_diverged(history, "its weights are lost")
     state = jax.device_put(state.replace(_underway=None, epoch=state.epoch + len(recorded)), jax.tree.map(home, swarm))
     trained = swarm.replace(
@@ -126,8 +126,8 @@ class Together:
     def initial_state(self, swarm):
         """Return the members with an initial `Life`, without worlds and observations, which all members share."""
         envs = self.learn.config.n_envs * (self.world.agents if self.shared else 1)
-        returns = np.zeros((len(swarm), envs), np.float32)
-        zeros = np.zeros(len(swarm), np.float32)
+        returns = np.zeros((len(swarm), envs), jnp.result_type(float))
+        zeros = np.zeros(len(swarm), jnp.result_type(float))
         spread = {"mean": zeros, "variance": zeros + 1, "count": zeros}
         return swarm.replace(_underway=learning.Life((), (), returns, returns, spread, zeros.astype(np.int32)))
 
@@ -179,7 +179,7 @@ class Together:
         return state.replace(_underway=life), worlds, jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), rollout)
 
     def _policy(self, state, x):
-        return distribution(member.predict(state, x)[0])
+        return _policy(self.world, state, x)
 
     def _to_members(self, leaf):
         """Rearrange [world, agent, ...] to [member, env, ...]."""
@@ -246,7 +246,7 @@ def _play(world, swarm, episodes, greedy, key, fingerprint):
             return jax.random.randint(key, shape, 0, world.actions)
         shared = len(swarm) == 1
         x = observation.reshape(1, -1, *observation.shape[2:]) if shared else jnp.swapaxes(observation, 0, 1)
-        policy = jax.vmap(lambda state, x: distribution(member.predict(state, x)[0]))(swarm, x)
+        policy = jax.vmap(partial(_policy, world))(swarm, x)
         action = policy.mode() if greedy else policy.sample(policy.noise(key))
         return action.reshape(shape) if shared else jnp.swapaxes(action, 0, 1)
 
@@ -262,33 +262,24 @@ def _play(world, swarm, episodes, greedy, key, fingerprint):
     return rewards.sum(0).T, worlds
 
 
+def _policy(world, state, x):
+    return environments.policy_over(world.actions, False, member.predict(state, x)[0], type(world).__name__)
+
+
 def _plan(members, devices):
     """Return a plan for the largest number of devices that divides the members.
 
     A block is all members of a device; on a CPU the largest divisor of their number up to LARGEST_BLOCK.
     """
-    available: Any = Plan(devices).devices
-    count = max(count for count in range(1, len(available) + 1) if members % count == 0)
-    share = members // count
-    plan = Plan(available[:count], block=share)
+    plan = dividing(devices, members)
     if plan.on_accelerator:
         return plan
+    share: Any = plan.block
     return dataclasses.replace(plan, block=max(size for size in range(1, LARGEST_BLOCK + 1) if share % size == 0))
 
 
-def _history(recorded, swarm, config, compile_seconds, seconds, plan):
+def _history(recorded, swarm, config, seconds, plan):
     empty = np.zeros((0, len(swarm)), np.float32)
     names = ["loss", *(name for name in learning.METRICS if name != "evaluation")]
     metrics = {name: np.stack([update[name] for update in recorded]) if recorded else empty for name in names}
-    return AgentHistory(
-        train_loss=metrics.pop("loss"),
-        **metrics,
-        steps=config.n_steps * config.n_envs,
-        evaluation=None,
-        updates=np.full(len(swarm), len(recorded)),
-        seed=np.asarray(swarm.seed),
-        member=np.asarray(swarm.id),
-        compile_seconds=compile_seconds,
-        steady_seconds=seconds,
-        plan=plan,
-    )
+    return history_of(metrics, None, swarm, config, seconds, plan)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -36,13 +37,14 @@ def count_updates(config: PPOConfig, agents: int = 1) -> int:
 
 def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np.ndarray]:
     """Return {name: scalar or [member]} of the settings that may differ by member, and the number of `updates`."""
-    settings = {name: np.asarray(as_array(getattr(config, name), name), np.float32) for name in OF_MEMBER}
+    dtype = jnp.result_type(float)
+    settings = {name: np.asarray(as_array(getattr(config, name), name), dtype) for name in OF_MEMBER}
     for name, value in settings.items():
         if value.shape not in ((), (members,)):
             raise ValueError(f"{name} must be one number or {members} of them, got shape {value.shape}.")
         if not np.isfinite(value).all() or (value < 0).any():
             raise ValueError(f"{name} must be numbers of at least 0, got {getattr(config, name)!r:.80}.")
-    return settings | {"updates": np.asarray(updates, np.float32)}
+    return settings | {"updates": np.asarray(updates, dtype)}
 
 
 def without_numbers(config: PPOConfig) -> PPOConfig:
@@ -54,6 +56,8 @@ def without_numbers(config: PPOConfig) -> PPOConfig:
 def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
     """Return `swarm` with these settings in its optimizer."""
     check_plain(swarm, "an agent's training")
+    if swarm.schedule is not None:
+        raise ValueError("An agent's training follows no schedule of epochs: name the settings in PPOConfig(anneal=).")
     return with_hyperparameters(swarm, **{key: settings[name] for name, key in IN_OPTIMIZER.items()})
 
 

@@ -277,7 +277,8 @@ def splits(
     Raises
     ------
     ValueError : by scikit-learn, for more folds than rows, groups or rows of a class, and for groups of another length;
-        for a row without a group, and for a fold that trains on rows that it holds out, or on rows that are not there
+        for a row without a group, for a fold that trains on rows or groups that it holds out, or on rows that are not
+        there, and for `stratified` with folds that are not a number
     """
     pd = extras.pandas()
     from sklearn import model_selection
@@ -288,8 +289,17 @@ def splits(
     if isinstance(folds, int | np.integer):
         splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
         folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=seed)
+    elif stratified:
+        problem = f"stratified=True came, and folds is {folds!r:.60}"
+        raise ValueError(f"{problem}: give the number of folds, or sklearn's StratifiedKFold alone.")
     pairs = model_selection.check_cv(folds).split(np.zeros(len(y)), y, groups)
-    return [_checked_fold(fold, pair, len(y)) for fold, pair in enumerate(pairs)]
+    pairs = [_checked_fold(fold, pair, len(y)) for fold, pair in enumerate(pairs)]
+    for fold, (train, held_out) in enumerate(pairs if groups is not None else ()):
+        of_row = pd.factorize(np.asarray(groups))[0]
+        if len(both := held_out[np.isin(of_row[held_out], of_row[train])]):
+            problem = f"Fold {fold} trains on rows of group {np.asarray(groups)[both[0]]}, of which it holds out others"
+            raise ValueError(f"{problem}: give the number of folds, or a splitter that keeps groups apart.")
+    return pairs
 
 
 def _checked_fold(fold: int, pair: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:

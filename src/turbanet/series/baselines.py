@@ -16,9 +16,13 @@ from turbanet.series.targets import pinball
 NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them
 
 
-def naive(y: np.ndarray, season: int | None, steps: int) -> dict[str, np.ndarray]:
-    """Return the forecasts of `steps` [step] from a series' values: as the last one, as a season ago, by the drift."""
-    slope = (y[-1] - y[0]) / (len(y) - 1) if len(y) > 1 else 0.0
+def slope(y: np.ndarray) -> float:
+    """Return the mean step from each value of a series to the next; 0 for one value."""
+    return (y[-1] - y[0]) / (len(y) - 1) if len(y) > 1 else 0.0
+
+
+def naive(y: np.ndarray, slope: float, season: int | None, steps: int) -> dict[str, np.ndarray]:
+    """Return the forecasts of `steps` [step] after a series' values: as the last one, as a season ago, by the slope."""
     found = {NAIVE: np.repeat(y[-1], steps)}
     if season:
         found[SEASONAL] = np.resize(y[-season:] if len(y) >= season else np.nan, steps)

@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-SEASONS = {
-    "h": 24,
-    "min": 24 * 60,
-    "s": 60,
-    "B": 5,
-    "C": 5,
-    "D": 7,
-    "W": 52,
-    "M": 12,
-    "Q": 4,
-    "Y": 1,
-}  # by a step's unit
+SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5, "M": 12, "Q": 4, "Y": 1}  # of one unit
+SECONDS = {"W": 7 * 24 * 3600, "D": 24 * 3600, "h": 3600, "min": 60, "s": 1}
 ENOUGH = 0.9  # share of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
 ADVICE = 'name the step, such as freq="D" or freq=1, a pandas offset, or the list of all times, those to come too'
@@ -48,13 +38,7 @@ class Offset:
 
     @property
     def season(self) -> int | None:
-        name = self.offset.base.freqstr.partition("-")[0]
-        unit = name if name in SEASONS else name.lstrip("B").rstrip("SE")
-        if unit == "D" and self.offset.n == 7:
-            return SEASONS["W"]
-        if unit not in SEASONS or SEASONS[unit] % self.offset.n:
-            return None
-        return SEASONS[unit] // self.offset.n
+        return _season(self.offset.base, self.offset.n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +82,7 @@ class Listed:
     """All times, those to come too, as they were given."""
 
     times: pd.Index
+    season = None
 
     def after(self, last: Any, steps: int) -> pd.Index:
         coming = self.times[self.times > last][:steps]
@@ -105,10 +90,6 @@ class Listed:
             problem = f"freq lists {len(coming)} times after {last}, {steps} are forecast"
             raise ValueError(f"{problem}: list more times, or forecast fewer steps.")
         return coming
-
-    @property
-    def season(self) -> int | None:
-        return None
 
 
 Calendar = Steps | Offset | Monthly | Weekly | Listed
@@ -142,6 +123,30 @@ def given(freq: Any, times: pd.Index) -> Calendar:
     return calendar
 
 
+def step_of(freq: Any, period: str) -> Any:
+    """Return the step in whole numbers of a `freq` that names the frequency of a table's periods; others as they are.
+
+    period : that frequency, such as M; ValueError for another one
+    """
+    if not isinstance(freq, str | pd.offsets.BaseOffset):
+        return freq
+    offset = pd.PeriodDtype(period).freq
+    try:
+        named = pd.PeriodDtype(freq).freq
+    except (AttributeError, TypeError, ValueError):  # as of the end of a month, "ME", whose period is "M"
+        named = pd.tseries.frequencies.to_offset(freq)
+    if named != offset:
+        raise ValueError(f"ds holds periods of {period}, and freq={freq!r} came too: leave freq out.")
+    return offset.n
+
+
+def of_periods(calendar: Calendar | None, period: str) -> Calendar | None:
+    """Return a calendar of whole numbers with the season of the periods that they count."""
+    if not isinstance(calendar, Steps):
+        return calendar
+    return Steps(calendar.step, _season(pd.PeriodDtype(period).freq.base, calendar.step))
+
+
 def learned(times: pd.Index) -> Calendar | None:
     """Return the calendar of times that are there, each once and in order; None if they follow none.
 
@@ -152,7 +157,7 @@ def learned(times: pd.Index) -> Calendar | None:
         return None
     if not isinstance(times, pd.DatetimeIndex):
         steps = np.diff(times.to_numpy())
-        step = int(_commonest(steps))
+        step = int(pd.Series(steps).mode()[0])
         return Steps(step) if not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step else None
     wall = times.tz_localize(None)
     return _months(wall) or _equal(times, wall) or _grid(times, wall) or _week(wall)
@@ -196,6 +201,17 @@ def restored(about: dict[str, Any] | None) -> Calendar | None:
     return rule(**fields)
 
 
+def _season(unit, count):
+    """Return how many steps of `count` units, a pandas offset, make a season; None if they make no whole one."""
+    name = unit.freqstr.partition("-")[0]
+    name = name if name in SEASONS else name.lstrip("B").rstrip("SE")
+    if name in SECONDS:  # 24 hours are a day
+        seconds = count * SECONDS[name]
+        name = next(unit for unit, length in SECONDS.items() if seconds % length == 0)
+        count = seconds // SECONDS[name]
+    return SEASONS[name] // count if name in SEASONS and SEASONS[name] % count == 0 else None
+
+
 def _follows(calendar, time, following):
     try:
         return calendar.after(time, 1)[0] == following
@@ -221,11 +237,6 @@ def _kind(times):
     return "dates" if isinstance(times, pd.DatetimeIndex) else "whole numbers"
 
 
-def _commonest(steps):
-    values, counts = np.unique(steps, return_counts=True)
-    return values[counts.argmax()]
-
-
 def _clocked(dates, clock, last):
     """Return the times of `dates` at each of `clock`, in the zone of `last` and after it."""
     wall = pd.DatetimeIndex([date + time for date in dates for time in clock])
@@ -238,7 +249,8 @@ def _months(wall):
     month = wall.year * 12 + wall.month
     clock = wall - wall.normalize()
     steps = np.diff(np.unique(month))
-    if clock.nunique() > 1 or not len(steps) or (steps != (every := int(_commonest(steps)))).mean() > 1 - ENOUGH:
+    every = pd.Series(steps).mode()
+    if clock.nunique() > 1 or not len(steps) or (steps != every[0]).mean() > 1 - ENOUGH:
         return None
     counts = pd.Series(wall.day).groupby(np.asarray(month)).agg(list)
     days = max(counts, key=lambda each: (len(each), each))  # of a long month, which has all of them
@@ -249,7 +261,7 @@ def _months(wall):
     expected = np.minimum(np.array(days)[:, None], np.asarray(length)[None])
     if not (expected == np.asarray(wall.day)[None]).any(axis=0).all() or len(wall) < ENOUGH * len(counts) * len(days):
         return None
-    return Monthly(every, tuple(int(day) for day in days), (clock[0],))
+    return Monthly(int(every[0]), tuple(int(day) for day in days), (clock[0],))
 
 
 def _equal(times, wall):
@@ -265,7 +277,7 @@ def _grid(times, wall):
     """Return the offset of times of which at most a tenth is missing."""
     for index in (times, wall):
         steps = np.diff(index.as_unit("ns").asi8)
-        step = _commonest(steps)
+        step = pd.Series(steps).mode()[0]
         if step > 0 and not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step:
             whole_days = step % DAY.value == 0
             if whole_days or index is times:

@@ -166,7 +166,7 @@ class Forecaster(Fitted):
         errors = np.empty((0, count, self.h))  # [cut, series, step]
         if self.calibration:
             held_out = np.arange(count, len(pairs[0]))
-            found = trained.forecast(held_out, trained.stop[held_out], self.h).point
+            found, _ = trained.forecast(held_out, trained.stop[held_out], self.h)
             following = panel.truth[trained.stop[held_out][:, None] + np.arange(self.h)]
             errors = np.abs(following - found).reshape(self.calibration, count, self.h)
         first = {LOCAL: slice(count), GLOBAL: slice(1)}
@@ -176,7 +176,7 @@ class Forecaster(Fitted):
         self.calendar_ = calendar
         self._season = self.season or calendar.season
         self._panel = panel.tail(max(self.input_size, self._season or 1))  # what `predict` goes on from
-        self._slope = np.array([_slope(panel.y[slice(*each)]) for each in zip(panel.begin, panel.end, strict=True)])
+        self._slope = np.array([baselines.slope(y) for y in panel.values(panel.end)])
         self._scaling, self._fitted_shape = trained.scaling[:count], trained.shape
         self._conformal = Conformal(errors, self._scaling.spread[:, 0])
         self._stat: Any = None if stat is None else stat[0]
@@ -234,8 +234,10 @@ class Forecaster(Fitted):
         seen = inputs.Seen(panel.y[window], hist, futr, stat, np.where(new, UNKNOWN, number).astype(np.int32))
         members = {LOCAL: number, GLOBAL: np.zeros(len(number), int)}
         found = networks.forecast(self, self.swarms_, members, seen, scaling, self._fitted_shape, steps)
-        slope = None if df is not None else self._slope
-        table = self._table(panel, self._coming(panel, steps), found, slope)
+        table = self._keys(panel, self._coming(panel, steps))
+        values = panel.values(panel.end)
+        slopes = self._slope if df is None else list(map(baselines.slope, values))
+        self._add_forecasts(table, values, slopes, found, self._season)
         self._conformal.add(table, self.name, levels, number, steps, scaling.spread[:, 0], self._target.least)
         return panel.kind.written(table, self.time_col)
 
@@ -351,10 +353,9 @@ class Forecaster(Fitted):
         return panel
 
     def _calendar(self, times, kind):
-        of_period = kind.period is not None and (self.freq is None or isinstance(self.freq, str))
-        if of_period and isinstance(rule := calendars.learned(times), calendars.Steps):
-            return calendars.Steps(rule.step, calendars.SEASONS.get(kind.period.partition("-")[0]))
-        return calendars.learned(times) if self.freq is None else calendars.given(self.freq, times)
+        freq = self.freq if kind.period is None else calendars.step_of(self.freq, kind.period)
+        calendar = calendars.learned(times) if freq is None else calendars.given(freq, times)
+        return calendar if kind.period is None else calendars.of_periods(calendar, kind.period)
 
     def _shape(self, panel, stat):
         futr = panel.exog.shape[1] - panel.hist
@@ -430,38 +431,26 @@ class Forecaster(Fitted):
         times = coming[0].append(list(coming[1:]))
         return pd.DataFrame({self.id_col: panel.ids.repeat(steps), self.time_col: times})
 
-    def _table(self, panel, coming, found, slope):
-        """Return forecasts as a long table with the naive forecasts; slope : of all rows of `fit`, or None."""
-        table = self._keys(panel, coming)
-        steps = found.point.shape[1]
-        self._add_forecasts(
-            table, [panel.y[slice(*each)] for each in zip(panel.begin, panel.end, strict=True)], found, self._season
-        )
-        if slope is not None:
-            last = panel.y[panel.end - 1]
-            table[baselines.DRIFT] = (last[:, None] + slope[:, None] * np.arange(1, steps + 1)).ravel()
-        return table
-
-    def _add_forecasts(self, table, values, found, season):
+    def _add_forecasts(self, table, values, slopes, found, season):
         """Add the columns of the model's and the naive forecasts to a table of keys."""
-        steps = found.point.shape[1]
-        table[self.name] = found.point.ravel()
+        point, quantile = found
+        table[self.name] = point.ravel()
         for each in self._target.quantiles:
-            table[f"{self.name}-q{each:g}"] = found.quantile(self._target, each).ravel()
-        naive = [baselines.naive(y, season, steps) for y in values]
+            table[f"{self.name}-q{each:g}"] = quantile(each).ravel()
+        naive = [baselines.naive(*each, season, point.shape[1]) for each in zip(values, slopes, strict=True)]
         for name in naive[0]:
             table[name] = np.concatenate([each[name] for each in naive])
 
     def _cross_validated(self, panel, series, stop, found, season, further):
         """Return the forecasts from one origin beside the values that came, NaN where there are none."""
-        steps = found.point.shape[1]
+        steps = found[0].shape[1]
         rows = stop[:, None] + np.arange(steps)
         there = rows < panel.end[series][:, None]
         rows = np.minimum(rows, panel.end[series][:, None] - 1)
         table = pd.DataFrame({self.id_col: panel.ids[series].repeat(steps), self.time_col: panel.ds[rows.ravel()]})
         table[self.target_col] = np.where(there, panel.truth[rows], np.nan).ravel()
-        values = [panel.y[slice(*each)] for each in zip(panel.begin[series], stop, strict=True)]
-        self._add_forecasts(table, values, found, season)
+        values = panel.values(stop, series)
+        self._add_forecasts(table, values, map(baselines.slope, values), found, season)
         for name, model in further.items():
             table[name] = model(values, season, self.input_size, steps).ravel()
         return table
@@ -475,7 +464,7 @@ class Forecaster(Fitted):
             stop = stops[origin - back]
             series = np.flatnonzero((pair >= 0) & (stop + self.h <= stops[origin]))
             if len(series):
-                found = trained.forecast(pair[series], stop[series], self.h).point
+                found, _ = trained.forecast(pair[series], stop[series], self.h)
                 errors[number, series] = np.abs(panel.truth[stop[series][:, None] + np.arange(self.h)] - found)
         return errors
 
@@ -517,7 +506,3 @@ class Forecaster(Fitted):
         check_float32(self._scaling.centre, self._scaling.spread)
         program = networks.program_of(self, self.swarms_, self._scaling, self._stat, self._fitted_shape)
         return "forecast", program, self._fitted_shape.samples(self.h)
-
-
-def _slope(y):
-    return (y[-1] - y[0]) / (len(y) - 1) if len(y) > 1 else 0.0

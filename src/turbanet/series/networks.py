@@ -1,7 +1,6 @@
 """The networks of a forecaster: one of each series, or one of all that is told which series it sees."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +12,6 @@ import optax
 from turbanet.core import member
 from turbanet.series.inputs import Scaling, Seen, Shape, channels, windows
 from turbanet.series.panel import Panel
-from turbanet.series.targets import Target
 from turbanet.training.fit import fit, predict
 from turbanet.training.history import diverged
 from turbanet.turba_train_state import TurbaTrainState
@@ -107,7 +105,7 @@ class Trained:
         x, y = map(list, zip(*pairs, strict=True))
         return x, y
 
-    def forecast(self, pair: np.ndarray, stop: np.ndarray, steps: int) -> "Outputs":
+    def forecast(self, pair: np.ndarray, stop: np.ndarray, steps: int) -> tuple[np.ndarray, Callable]:
         """Forecast the `steps` after the rows `stop` [request] by the networks of a pair [request] each."""
         series = self.series[pair]
         window = stop[:, None] + np.arange(-self.shape.window, 0)
@@ -122,19 +120,6 @@ class Trained:
         return forecast(self.forecaster, self.swarms, members, seen, self.scaling[pair], self.shape, steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-    """Forecasts: `point` [request, step] in the unit of y, and the outputs that quantiles are made of."""
-
-    point: np.ndarray
-    out: np.ndarray
-    last: np.ndarray
-    scale: tuple[np.ndarray, np.ndarray]
-
-    def quantile(self, target: Target, level: float) -> np.ndarray:
-        return target.quantile(self.out, level, self.last, self.scale)
-
-
 def forecast(
     forecaster: Any,
     swarms: dict[str, Any],
@@ -143,8 +128,10 @@ def forecast(
     scaling: Scaling,
     shape: Shape,
     steps: int,
-) -> Outputs:
-    """Return the `Outputs` of requests, the mean over the kinds of networks.
+) -> tuple[np.ndarray, Callable[[float], np.ndarray]]:
+    """Return forecasts [request, step] in the unit of y, the mean over the kinds of networks, and their quantiles.
+
+    The latter is a function level -> [request, step].
 
     members : {kind: int [request], the member that forecasts it}; scaling : of each request
     """
@@ -168,7 +155,8 @@ def forecast(
         found.append(np.concatenate(of_kind, axis=1)[:, :steps])
     out = np.asarray(target.combined(found))
     last = values[:, -1:] if target.relative else np.zeros_like(values[:, -1:])
-    return Outputs((np.asarray(target.point(out)) + last) * scale[1] + scale[0], out, last, scale)
+    point = (np.asarray(target.point(out)) + last) * scale[1] + scale[0]
+    return point, lambda level: target.quantile(out, level, last, scale)
 
 
 class _Requests:
@@ -251,8 +239,6 @@ def program_of(forecaster: Any, swarms: dict[str, Any], scaling: Scaling, stat: 
 def _repeated(pair, count):
     """Return `count` examples of (x, y), which begin anew after the last one."""
     x, y = pair
-    if len(x) == count:
-        return x, y
     rows = np.resize(np.arange(len(x)), count)
     return x[rows], y[rows]
 

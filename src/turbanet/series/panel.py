@@ -52,6 +52,10 @@ class Panel:
         """Return the row after the last one up to `time` [series]."""
         return self.begin + np.add.reduceat((self.ds <= time).astype(np.int64), self.begin)
 
+    def values(self, stop: np.ndarray, series: Any = slice(None)) -> list[np.ndarray]:
+        """Return y [step] of some series, all by default, up to the row `stop` [series] of each."""
+        return [self.y[slice(*each)] for each in zip(self.begin[series], stop, strict=True)]
+
     def tail(self, steps: int) -> "Panel":
         """Return the last `steps` rows of each series, or all of those that are shorter."""
         first = np.maximum(self.begin, self.end - steps)
@@ -92,13 +96,9 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
     ids, ds, kind = tables.keys(table, columns, kind)
     y = tables.numbers(table[columns.target], columns.target, f"series {columns.ids}", missing=fill is not None)
     exog, labels, plain = tables.encoded(table, columns.hist + columns.futr)
-    codes, unique = pd.factorize(tables.exact(ids), sort=False)
-    order_of_ids = np.argsort(tables.sortable(unique), kind="stable")
-    codes = np.argsort(order_of_ids)[codes]
+    codes, names = pd.factorize(ids, sort=True)
     order = np.lexsort([ds.asi8 if isinstance(ds, pd.DatetimeIndex) else ds, codes])
     codes, ds, y, exog = codes[order], ds[order], y[order], exog[order]
-    own = [ids.iloc[int(row)] for row in _firsts(codes, order)]
-    names = pd.Index(own, dtype=None if len(set(map(type, own))) < 2 else object, tupleize_cols=False)
     if (twice := (np.diff(codes) == 0) & (ds[1:] == ds[:-1])).any():
         row = int(twice.argmax())
         raise ValueError(f"Series {names[codes[row]]} has two rows for {ds[row]}: keep one of them.")
@@ -168,22 +168,19 @@ def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
     if lacking.any():
         some = panel.ids[lacking > 0]
         which = f"{len(some)} of {len(panel.ids)} series lack times that others have, such as {some[0]}"
-    elif isinstance(calendar, calendars.Offset) and len(gap := _gap(times, calendar)):
+    elif isinstance(calendar, calendars.Offset) and len(gap := _grid_of(calendar, times).difference(times)):
         which = f"The table has no rows for {gap[0]} and {len(gap) - 1} more times of its grid"
     else:
         return
     say_once(f"{which}: values follow one another without them; fill= and freq= make a grid of equal steps.")
 
 
-def _gap(times, calendar):
-    grid = pd.date_range(times[0], times[-1], freq=calendar.offset)
-    return grid.difference(times)
-
-
 def _filled(panel, freq, fill):
     """Return the panel with a row for each time of its calendar's grid, values filled from those before."""
     if fill != FORWARD and (isinstance(fill, bool | str) or not np.isfinite(fill)):
         raise ValueError(f'fill must be "forward", a number or None, got {fill!r}.')
+    if panel.kind.period is not None:
+        freq = calendars.step_of(freq or panel.kind.period, panel.kind.period)
     if freq is None:
         raise ValueError('fill= makes a grid of equal steps, and no step came: name it, such as freq="D".')
     calendar = calendars.given(freq, panel.times)
@@ -217,8 +214,3 @@ def _grid_of(calendar, ds):
     if isinstance(calendar, calendars.Steps):
         return pd.Index(np.arange(ds[0], ds[-1] + 1, calendar.step))
     return calendar.times[(calendar.times >= ds[0]) & (calendar.times <= ds[-1])]
-
-
-def _firsts(codes, order):
-    """Return the table's row of each series' first time."""
-    return order[np.r_[0, np.flatnonzero(np.diff(codes)) + 1]]

@@ -134,6 +134,8 @@ def keys(table, columns, kind):
     if (empty := (ids.isna() | ds.isna()).to_numpy()).any():
         which = f"Row {int(empty.argmax())} of the table has no {columns.ids} or no {columns.time}"
         raise ValueError(f"{which}: fill it, or leave it out.")
+    if ids.dtype == object and len(types := sorted({type(each).__name__ for each in ids})) > 1:
+        raise ValueError(f"{columns.ids} holds {' and '.join(types)}: make them of one type, such as by .map(str).")
     if pd.api.types.is_float_dtype(ds):
         raise ValueError(f"{columns.time} holds decimal numbers: make them dates, or whole numbers by .astype(int).")
     if isinstance(ds.dtype, pd.PeriodDtype):
@@ -160,19 +162,3 @@ def numbers(column, name, where, missing):
     if missing and np.isinf(values).any():
         raise ValueError(f"{name} is infinite in row {int(np.isinf(values).argmax())}: give numbers.")
     return values
-
-
-def exact(ids):
-    """Return ids such that equal ones of different types, as 1, "1", 1.0 and True, are different."""
-    if ids.dtype != object:
-        return ids.array
-    types = ids.map(type)
-    return ids.array if types.nunique() < 2 else np.array([f"{type(each).__name__} {each!r}" for each in ids], object)
-
-
-def sortable(unique):
-    """Return an order's keys of ids, which may be of types that have no order."""
-    try:
-        return np.asarray(pd.Series(unique).rank(method="first"))
-    except TypeError:
-        return np.asarray(pd.Series(list(map(repr, unique))).rank(method="first"))

@@ -5,7 +5,7 @@ import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -28,6 +28,13 @@ class Compiled:
     updates: bool  # whether it takes the memory of its first argument, and returns that as its first output
     seconds: float  # of tracing and compiling
     pace: float = float("inf")  # seconds of an epoch, or of a step of a part, of one round in the last call
+
+    @cached_property
+    def bytes(self) -> tuple[int, int]:
+        """Return the (temporary, returned) bytes of memory of a call; kept, as the analysis takes milliseconds."""
+        sizes = self.executable.memory_analysis()
+        returned = max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0) if sizes else 0
+        return (sizes.temp_size_in_bytes if sizes else 0), returned
 
     def __call__(self, *arguments, **numbers):
         first, *others = arguments

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.core import stopping
+from turbanet.core.arrays import check_whole
 from turbanet.core.member import SHUFFLE, member_key, with_constants
 from turbanet.core.plan import Plan
 from turbanet.core.state import Swarm, check_swarm
@@ -224,7 +225,7 @@ def predict(
 
 
 def batch_order(
-    swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int, equal_steps: bool = False
+    swarm: Swarm, rows: ArrayLike, *, epochs: int, batch_size: int | None = None, equal_steps: bool = False
 ) -> np.ndarray:
     """Return the rows that `fit` would read in each step, int32 [member, epoch, step, batch].
 
@@ -237,10 +238,11 @@ def batch_order(
     -------
     The rows; -1 marks steps that a member does not make, and entries of a batch that its own rows do not fill.
     """
+    check_whole(epochs=epochs, **({} if batch_size is None else {"batch_size": batch_size}))
     rows = jnp.tile(jnp.arange(rows), (len(check_swarm(swarm)), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]
-    sizes = {"length": rows.shape[1], "batch_size": min(batch_size, rows.shape[1])}
+    sizes = {"length": rows.shape[1], "batch_size": min(batch_size or rows.shape[1], rows.shape[1])}
     wraps = equal_steps and bool((counts < rows.shape[1]).any())
 
     def one_epoch(seed, id, epoch, rows, count):

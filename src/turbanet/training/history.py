@@ -114,7 +114,8 @@ class History(Shown):
             ended, begun = (np.broadcast_to(n, wrong.shape)[one] for n in (self.begun + self.epochs, other.begun))
             gap = f"member {self.member[one]} ended the first after {ended} epochs and began the second after {begun}"
             raise ValueError(f"These histories do not follow one another: {gap}.")
-        if self.recorded().keys() != other.recorded().keys():
+        empty = [not len(each.train_loss) for each in (self, other)]  # interrupted before the first epoch
+        if not any(empty) and self.recorded().keys() != other.recorded().keys():
             names = f"{list(self.recorded())} and {list(other.recorded())}"
             raise ValueError(f"Histories to be added must hold the same metrics, got {names}: pass equal metric=.")
 
@@ -129,7 +130,9 @@ class History(Shown):
                 return {key: joined(one[key], two[key]) for key in one}
             return None if one is None else joined(one, two)
 
-        recorded: dict[str, Any] = {name: both(name) for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric")}
+        recorded: dict[str, Any] = {}
+        for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric"):
+            recorded[name] = getattr(other if empty[0] else self, name) if any(empty) else both(name)
         costs = ("compile_seconds", "steady_seconds", "epochs")
         sums = {name: getattr(self, name) + getattr(other, name) for name in costs}
         return dataclasses.replace(self, **recorded, **sums, plan=other.plan, followed=other.followed)

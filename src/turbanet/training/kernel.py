@@ -39,7 +39,7 @@ class Kernel(Train):
         after, losses = self._train(state, data, order, epochs, self.epochs)
         return after.replace(epoch=state.epoch + epochs), (losses, None, {})
 
-    def _epoch(self, state, data):
+    def epoch(self, state, data):
         order = None if self._is_whole(data) else self._order(state, data)[None]
         after, losses = self._train(state, data, order, 1, 1)
         return after, losses[0]

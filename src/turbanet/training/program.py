@@ -48,7 +48,7 @@ class Train:
     def __call__(self, state, data, held_out=None, *, epochs):
         @partial(jax.jit, inline=True)  # traced once, for its shapes and for the loop
         def epoch(before):
-            after, loss = self._epoch(schedules.begin_epoch(before), data)
+            after, loss = self.epoch(schedules.begin_epoch(before), data)
             return self._end(before, after, loss, held_out)
 
         def another(number, carry):
@@ -73,7 +73,8 @@ class Train:
             return jax.lax.fori_loop(0, epochs, another, (state, metrics))
         return jax.lax.fori_loop(0, -(-epochs // self.together), some, (state, metrics))
 
-    def _epoch(self, state, data):
+    def epoch(self, state: Any, data: Any) -> tuple[Any, Any]:
+        """Train one member for one epoch: -> (state, the mean loss of its steps)."""
         if self.batch_size == data.length and not data.ragged:  # one step uses every row: nothing to shuffle
             return member.train_step(self.loss_fn, state, *data.read())[:2]
 

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -28,7 +27,6 @@ from turbanet.training.compilation import compile_in_thread, compiled
 from turbanet.training.kernel import Kernel, in_kernel, remember_refusal
 from turbanet.training.parts import Part, epochs_together, is_long, members_at_least
 from turbanet.training.program import Evaluate, Train
-from turbanet.training.progress import counted
 from turbanet.training.scores import evaluated, is_by_count
 
 CALL_SECONDS = 2  # of one call of a program, about, if an epoch takes less
@@ -51,7 +49,7 @@ class Training:
     """
 
     interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
-    waiting: Callable[[str], Any] = staticmethod(lambda _: nullcontext())  # a context that says what is waited for
+    say: Callable[[str], None] = staticmethod(lambda _: None)  # shows what is waited for
     is_recorded = True  # whether the losses of all that the states have trained are recorded
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
@@ -136,7 +134,7 @@ class Training:
         total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
         with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
             self.interrupted = interrupted
-            self.waiting = partial(counted, bar)
+            self.say = bar.set_postfix_str
             while self.goes_on and not interrupted():
                 try:
                     self.advance()
@@ -309,8 +307,8 @@ class Training:
         """Return the program, compiled for the placed states and data."""
         begin = time.perf_counter()
         if not self.ready:
-            with self.waiting("compiling, the first time for these shapes"):
-                self.ready = self._program()
+            self.say("compiling, the first time for these shapes")
+            self.ready = self._program()
         self.compile_seconds += time.perf_counter() - begin
         return self.ready
 
