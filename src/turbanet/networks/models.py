@@ -13,17 +13,8 @@ from flax.linen.recurrent import DenseParams
 from turbanet.networks.cpu.lstm import lstm
 
 # Functions of each number, to which the order of axes is nothing.
-ELEMENTWISE = {nn.relu, nn.gelu, nn.silu, nn.elu, nn.celu, nn.selu, nn.leaky_relu, nn.softplus, nn.soft_sign}
-ELEMENTWISE |= {
-    nn.sigmoid,
-    nn.log_sigmoid,
-    nn.hard_sigmoid,
-    nn.hard_silu,
-    nn.hard_tanh,
-    nn.relu6,
-    jnp.tanh,
-    jnp.asarray,
-}
+ELEMENTWISE: tuple[Callable, ...] = (nn.relu, nn.relu6, nn.leaky_relu, nn.elu, nn.celu, nn.selu, nn.gelu, nn.silu)
+ELEMENTWISE += (nn.sigmoid, nn.log_sigmoid, nn.hard_sigmoid, nn.softplus, nn.soft_sign, jnp.tanh, jnp.asarray)
 FEATURES_FIRST_ROWS = 64  # from this number on rows fill the vector units that narrow layers leave half empty
 
 
