@@ -22,6 +22,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
+from flax import linen as nn
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 from small_runs import (
@@ -42,7 +43,7 @@ from small_runs import (
 from tiers import first
 
 import turbanet as tn
-from turbanet.cluster import engine, folder, shards
+from turbanet.cluster import engine, folder, shards, validation as cluster_validation
 from turbanet.cluster.driver import environment
 from turbanet.ensembles.estimators import TurbaClassifier
 
@@ -387,6 +388,22 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
     with pytest.raises(error, match=sentence):
         on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
     assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_several_predictions_are_refused_before_a_shard_is_trained():
+    class Heads(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(x), nn.Dense(2)(x)
+
+    def loss(params, x, y, apply_fn):
+        return tn.softmax_cross_entropy(params, x, y, lambda *inputs: apply_fn(*inputs)[0])
+
+    swarm = tn.TurbaTrainState.swarm(Heads(), optax.sgd(0.1), 2, input_size=3)
+    data = {"x": X, "y": Y}
+    assert cluster_validation.check_shard(swarm, data, loss, {"epochs": 1}) == ("train_loss", "min", 0.0)
+    with pytest.raises(ValueError, match="The model predicts several arrays; predict= stores one"):
+        cluster_validation.check_shard(swarm, data | {"predict": X}, loss, {"epochs": 1})
 
 
 def test_a_plan_is_of_as_many_devices_as_a_worker_has(cluster, tmp_path):
