@@ -5,7 +5,7 @@ import ast
 import jax
 import numpy as np
 import pytest
-from test_notebooks import PARAMS, cells, closure, code
+from test_notebooks import PARAMS, SOURCE, cells, closure, code
 
 import turbanet as tn
 from study.baselines.workloads import workloads
@@ -128,7 +128,7 @@ def test_no_network_of_a_stage_is_forgotten(stage, images):
 def called(stage):
     """The networks of ours that a stage's notebook and what it imports of the study call by name."""
     own = code(f"{stage}.ipynb")
-    lab = [file.read_text() for file in closure(own) if "study" in file.parts]
-    calls = [node.func for text in (own, *lab) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    study = [file.read_text() for file in closure(own) if file.is_relative_to(SOURCE / "study")]
+    calls = [node.func for text in (own, *study) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     names = {ast.unparse(func) for func in calls} - {"LSTM"}  # PyTorch's
     return MODELS & {name.removeprefix("tn.") for name in names}

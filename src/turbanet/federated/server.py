@@ -74,12 +74,13 @@ class FederatedHistory(Shown):
             names = [name for name, values in scores.items() if name and values is not None]
             advice = "name one of them, or train with metric="
             raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: {advice}.")
-        best = np.fmax.accumulate(np.asarray(scores[metric], float))  # a NaN score is none
+        known = ~np.isnan(scores[metric])
+        best, scored = np.maximum.accumulate(np.asarray(scores[metric], float)[known]), self.scored[known]
         above = np.flatnonzero(best >= score)
         if not len(above):
             return float("inf")
-        around = slice(max(above[0] - (not np.isnan(best[above[0] - 1])), 0), above[0] + 1)
-        return float(np.interp(score, best[around], self.scored[around]))
+        around = slice(max(above[0] - 1, 0), above[0] + 1)
+        return float(np.interp(score, best[around], scored[around]))
 
 
 def train(

@@ -148,13 +148,13 @@ class Together:
     def _rollout(self, state, settings, worlds, keys, key):
         """Take `n_steps` in every world: -> (members, worlds, {name: [member, step, env, ...]})."""
         config, life = self.learn.config, state._underway
-        policies = jax.eval_shape(jax.vmap(self._policy), state, self._to_members(worlds[0]))
+        policies = jax.eval_shape(jax.vmap(partial(_policy, self.world)), state, self._to_members(worlds[0]))
         noise = jax.vmap(lambda key, policy: policy.noise(key, config.n_steps))(keys, policies)
 
         def one_step(carry, drawn):
             (observation, worlds, time), so_far, discounted = carry
             noise, key = drawn
-            action = jax.vmap(lambda state, x, noise: self._policy(state, x).sample(noise))(
+            action = jax.vmap(lambda state, x, noise: _policy(self.world, state, x).sample(noise))(
                 state, self._to_members(observation), noise
             )
             step_key, reset_key = jax.random.split(key)
@@ -177,9 +177,6 @@ class Together:
         worlds, so_far, discounted = carry
         life = life.replace(so_far=so_far, discounted=discounted)
         return state.replace(_underway=life), worlds, jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), rollout)
-
-    def _policy(self, state, x):
-        return _policy(self.world, state, x)
 
     def _to_members(self, leaf):
         """Rearrange [world, agent, ...] to [member, env, ...]."""

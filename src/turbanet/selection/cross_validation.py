@@ -294,11 +294,8 @@ def splits(
         raise ValueError(f"{problem}: give the number of folds, or sklearn's StratifiedKFold alone.")
     pairs = model_selection.check_cv(folds).split(np.zeros(len(y)), y, groups)
     pairs = [_checked_fold(fold, pair, len(y)) for fold, pair in enumerate(pairs)]
-    for fold, (train, held_out) in enumerate(pairs if groups is not None else ()):
-        of_row = pd.factorize(np.asarray(groups))[0]
-        if len(both := held_out[np.isin(of_row[held_out], of_row[train])]):
-            problem = f"Fold {fold} trains on rows of group {np.asarray(groups)[both[0]]}, of which it holds out others"
-            raise ValueError(f"{problem}: give the number of folds, or a splitter that keeps groups apart.")
+    if groups is not None:
+        _check_groups(np.asarray(groups), pairs)
     return pairs
 
 
@@ -316,6 +313,15 @@ def _checked_fold(fold: int, pair: Any, rows: int) -> tuple[np.ndarray, np.ndarr
     if len(both := np.intersect1d(train, held_out)):
         raise ValueError(f"Fold {fold} trains on a row that it holds out: row {both[0]}.")
     return train, held_out
+
+
+def _check_groups(groups, pairs):
+    """Raise ValueError for a fold that trains on some rows of a group and holds out others."""
+    of_row, names = extras.pandas().factorize(groups)
+    for fold, (train, held_out) in enumerate(pairs):
+        if len(both := np.intersect1d(of_row[train], of_row[held_out])):
+            problem = f"Fold {fold} trains on rows of group {names[both[0]]}, of which it holds out others"
+            raise ValueError(f"{problem}: give the number of folds, or a splitter that keeps groups apart.")
 
 
 def _check_classes(y, pairs, advice):

@@ -116,8 +116,8 @@ class History(Shown):
             raise ValueError(f"These histories do not follow one another: {gap}.")
         empty = [not len(each.train_loss) for each in (self, other)]  # interrupted before the first epoch
         if not any(empty) and self.recorded().keys() != other.recorded().keys():
-            names = f"{list(self.recorded())} and {list(other.recorded())}"
-            raise ValueError(f"Histories to be added must hold the same metrics, got {names}: pass equal metric=.")
+            received = f"{list(self.recorded())} and {list(other.recorded())}"
+            raise ValueError(f"Histories to be added must hold the same metrics, got {received}: pass equal metric=.")
 
         length = max(len(self.train_loss), int((self.epochs + other.epochs).max(initial=0)))
 
@@ -130,9 +130,12 @@ class History(Shown):
                 return {key: joined(one[key], two[key]) for key in one}
             return None if one is None else joined(one, two)
 
-        recorded: dict[str, Any] = {}
-        for name in (TRAIN_LOSS, stopping.LOSS, "validation_metric"):
-            recorded[name] = getattr(other if empty[0] else self, name) if any(empty) else both(name)
+        names = [TRAIN_LOSS, stopping.LOSS, "validation_metric"]
+        recorded: dict[str, Any]
+        if any(empty):
+            recorded = {name: getattr(other if empty[0] else self, name) for name in names}
+        else:
+            recorded = {name: both(name) for name in names}
         costs = ("compile_seconds", "steady_seconds", "epochs")
         sums = {name: getattr(self, name) + getattr(other, name) for name in costs}
         return dataclasses.replace(self, **recorded, **sums, plan=other.plan, followed=other.followed)
