@@ -15,9 +15,12 @@ X = np.random.default_rng(0).normal(size=(40, 6, 5, 2)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 40)
 
 
+MODEL = nn.Sequential([lambda x: x.reshape(*x.shape[:-3], -1), tn.MLP((4, 3))])
+ADAM = optax.adam(0.01)
+
+
 def swarm(members=3, **how):
-    model = nn.Sequential([lambda x: x.reshape(*x.shape[:-3], -1), tn.MLP((4, 3))])
-    return tn.TurbaTrainState.swarm(model, optax.adam(0.01), members, sample_input=X[:1], seed=0, **how)
+    return tn.TurbaTrainState.swarm(MODEL, ADAM, members, sample_input=X[:1], seed=0, **how)
 
 
 def test_a_crop_is_a_window_of_the_padded_image():
@@ -111,7 +114,7 @@ WEIGHTED = tn.weighted(tn.augmented(seen, tn.Chain(tn.RandomCrop(4), tn.RandomFl
 
 
 def test_weighted_examples_are_changed_each_by_itself():
-    same = np.stack([X[0]] * 16)
+    same = np.stack([X[0]] * len(X))
     for crops in trained_on(WEIGHTED, swarm(2), same):
         assert len(np.unique(crops, axis=0)) > 8
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from small_networks import Line
 
-import turbanet as tn
 from turbanet.core.plan import say_once
 from turbanet.forecasting import Forecaster
 from turbanet.series import calendar
@@ -136,7 +136,7 @@ def test_a_calendar_that_no_file_holds():
 # Tables: what the times of a forecast are written as.
 
 Y = np.arange(20.0)
-HOW = {"model": tn.LSTM(2), "h": 2, "input_size": 3, "epochs": 1, "progress": False}
+HOW = {"model": Line(), "h": 2, "input_size": 3, "epochs": 1, "progress": False}
 
 
 def kinds():
@@ -167,13 +167,13 @@ def test_polars_and_arrow_tables_come_back_as_such():
     found = Forecaster(**how).fit(polars.DataFrame(columns)).predict()
     assert found.schema["day"] == polars.Date
     assert found["day"].to_list() == [datetime.date(2024, 1, 21), datetime.date(2024, 1, 22)] * 2
-    np.testing.assert_array_equal(found["LSTM"].to_numpy(), expected.LSTM)
+    np.testing.assert_array_equal(found["Line"].to_numpy(), expected.Line)
     origins = Forecaster(**how).cross_validation(polars.DataFrame(columns))
     assert origins.schema["cutoff"] == polars.Date
     found = Forecaster(**how).fit(pa.table(columns)).predict()
     assert isinstance(found, pa.Table)
     assert found.schema.field("day").type == pa.date32()
-    np.testing.assert_array_equal(found["LSTM"].to_numpy(), expected.LSTM)
+    np.testing.assert_array_equal(found["Line"].to_numpy(), expected.Line)
     zoned = polars.DataFrame(columns).with_columns(polars.col("day").cast(polars.Datetime("us", BERLIN)))
     assert Forecaster(**how).fit(zoned).predict().schema["day"] == polars.Datetime("us", BERLIN)
 

@@ -160,8 +160,9 @@ def test_canonical_of_a_tricky_source_by_hand():
     assert canonical(TRICKY) == KEPT
 
 
-def test_canonical_copy_means_what_its_source_means():
-    for file in SOURCE.rglob("*.py*"):
+@pytest.mark.parametrize("begin", first(1, range(4)))
+def test_canonical_copy_means_what_its_source_means(begin):
+    for file in sorted(SOURCE.rglob("*.py*"))[begin::4]:
         if file.suffix in (".py", ".pyi"):
             source = file.read_text()
             assert ast.dump(ast.parse(canonical(source))) == without_docstrings(source), file
@@ -183,8 +184,9 @@ def test_copies_have_the_same_bytes_under_every_python(tmp_path, version):
     other = python(version)
     if other is None:
         pytest.skip(f"there is no Python {version} here")
-    MODULE["copy"](SOURCE, tmp_path / "here")
-    subprocess.run([other, "-I", SCRIPT, SOURCE, tmp_path / "there"], check=True)
+    folder = SOURCE / "study"
+    MODULE["copy"](folder, tmp_path / "here")
+    subprocess.run([other, "-I", SCRIPT, folder, tmp_path / "there"], check=True)
     assert digest(tmp_path / "here") == digest(tmp_path / "there")
 
 

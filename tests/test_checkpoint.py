@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import first
 
 import turbanet as tn
 from turbanet.checkpoints import checkpoint, identity
@@ -266,13 +267,16 @@ def short(
 
 @pytest.mark.parametrize(
     "how",
-    [
-        lambda: {"loss": functools.partial(scaled(3.0))},
-        lambda: {"loss": tn.weighted(scaled(3.0)), "weights": True},
-        lambda: {"optimizer": optax.adam(0.05)},
-        lambda: {"optimizer": optax.adam(lambda step: 0.05 / (step + 1))},
-        lambda: {"schedule": functools.partial(tn.core.schedules.multistep, milestones=(1,))},
-    ],
+    first(
+        3,
+        [
+            lambda: {"loss": tn.weighted(scaled(3.0)), "weights": True},
+            lambda: {"optimizer": optax.adam(lambda step: 0.05 / (step + 1))},
+            lambda: {"schedule": functools.partial(tn.core.schedules.multistep, milestones=(1,))},
+            lambda: {"loss": functools.partial(scaled(3.0))},
+            lambda: {"optimizer": optax.adam(0.05)},
+        ],
+    ),
 )
 def test_what_is_built_anew_and_equal_goes_on(tmp_path, how):
     short(tmp_path, epochs=1, **how())
@@ -379,8 +383,8 @@ def test_a_folder_of_something_else_is_refused_in_a_sentence(tmp_path):
 
 
 def test_held_out_data_that_are_gone_are_named_and_not_their_digest(tmp_path):
-    train(made(), tmp_path, validation=(X, Y))
-    with pytest.raises(ValueError, match=r"data\[1\].x was float32\[40, 3\] and is not there"):
+    train(made(), tmp_path)
+    with pytest.raises(ValueError, match=r"data\[1\].x was float32\[9, 3\] and is not there"):
         train(made(), tmp_path, validation=None)
 
 
@@ -405,6 +409,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("kind", [jnp.asarray, np.ndarray.tolist], ids=["JAX", "lists"])
 def test_the_same_data_of_another_kind_are_the_same_training(tmp_path, kind):
     settings = {"batch_size": 8, "segment": 2, "plan": PLAN, "progress": False, "checkpoints": tmp_path}
+    settings["validation"] = X[:9], Y[:9]
     tn.fit(made(), X, Y, tn.softmax_cross_entropy, epochs=2, **settings)
     _, history = tn.fit(made(), kind(X), kind(Y), tn.softmax_cross_entropy, epochs=4, **settings)
     assert len(history.train_loss) == 4

@@ -94,13 +94,14 @@ def begun(where):
     return {file.parts[-3] for file in where.glob("shards/*/training/*") if file.name.isdigit() and file.name != "0"}
 
 
-@pytest.mark.parametrize("shard", first(1, [6, 42]))
-def test_any_number_of_shards_gives_the_bits_of_one_machine(cluster, tmp_path, shard):
+@pytest.mark.parametrize(("members", "shard"), first(1, [(12, 4), (42, 6), (42, 42)]))
+def test_any_number_of_shards_gives_the_bits_of_one_machine(cluster, tmp_path, members, shard):
     validation = {"validation": (X[:8], Y[:8]), "metric": tn.accuracy}
-    results, history = on_cluster(tmp_path / "run", shard=shard, predict=X[:5], **validation)
-    here, seen = tn.fit(classifiers(range(42)), X, Y, tn.softmax_cross_entropy, **HOW, **validation, progress=False)
+    results, history = on_cluster(tmp_path / "run", members=members, shard=shard, predict=X[:5], **validation)
+    swarm = classifiers(range(members))
+    here, seen = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW, **validation, progress=False)
     assert same(results.swarm(), here)
-    assert np.array_equal(results.swarm().id, np.arange(42))
+    assert np.array_equal(results.swarm().id, np.arange(members))
     scores = results.scores()
     assert np.array_equal(scores.train_loss, seen.train_loss[-1])
     assert np.array_equal(scores.validation_metric, seen.validation_metric[-1])
@@ -108,21 +109,21 @@ def test_any_number_of_shards_gives_the_bits_of_one_machine(cluster, tmp_path, s
     losses = history.frame().pivot(index="epoch", columns="member", values="validation_loss")
     assert np.array_equal(losses, seen.validation_loss)
     assert np.array_equal(results.predictions(), tn.predict(here, X[:5]))
-    assert history.table.members.tolist() == [shard] * (42 // shard)
+    assert history.table.members.tolist() == [shard] * (members // shard)
 
 
 def test_every_members_own_data_may_be_given_or_read_by_the_worker(cluster, tmp_path):
-    here, _ = tn.fit(regressors(range(12)), SERIES, NEXT, tn.mse, per_member=True, **HOW, progress=False)
-    for name, data in {"given": of_series(np.arange(12)), "read": of_series}.items():
-        results, _ = on_cluster(tmp_path / name, regressors, data, tn.mse, members=12, shard=4)
+    here, _ = tn.fit(regressors(range(8)), SERIES[:8], NEXT[:8], tn.mse, per_member=True, **HOW, progress=False)
+    for name, data in {"given": of_series(np.arange(8)), "read": of_series}.items():
+        results, _ = on_cluster(tmp_path / name, regressors, data, tn.mse, members=8, shard=4)
         assert same(results.swarm(), here)
-        assert np.array_equal(results.predictions(), tn.predict(here, SERIES[:, :4], per_member=True))
+        assert np.array_equal(results.predictions(), tn.predict(here, SERIES[:8, :4], per_member=True))
 
 
 def test_rows_go_with_their_members(cluster, tmp_path):
-    rows = np.asarray(tn.bootstrap(jax.random.key(0), members=12, rows=40))
-    results, _ = on_cluster(tmp_path, members=12, shard=4, rows=rows)
-    here, _ = tn.fit(classifiers(range(12)), X, Y, tn.softmax_cross_entropy, rows=rows, **HOW, progress=False)
+    rows = np.asarray(tn.bootstrap(jax.random.key(0), members=8, rows=40))
+    results, _ = on_cluster(tmp_path, members=8, shard=4, rows=rows)
+    here, _ = tn.fit(classifiers(range(8)), X, Y, tn.softmax_cross_entropy, rows=rows, **HOW, progress=False)
     assert same(results.swarm(), here)
 
 
@@ -130,9 +131,9 @@ def test_constants_go_with_their_members(cluster, tmp_path):
     def scaled(params, x, y, apply_fn, *, member):
         return tn.mse(params, x, member["scale"] * y, apply_fn)
 
-    job = {"member": {"scale": np.arange(12.0)}, "per_member": True}
-    here, _ = tn.fit(regressors(range(12)), SERIES, NEXT, scaled, **HOW, **job, progress=False)
-    results, _ = on_cluster(tmp_path, regressors, (SERIES, NEXT), scaled, members=12, shard=4, **job)
+    job = {"member": {"scale": np.arange(8.0)}, "per_member": True}
+    here, _ = tn.fit(regressors(range(8)), SERIES[:8], NEXT[:8], scaled, **HOW, **job, progress=False)
+    results, _ = on_cluster(tmp_path, regressors, (SERIES[:8], NEXT[:8]), scaled, members=8, shard=4, **job)
     assert same(results.swarm(), here)
 
 
@@ -145,13 +146,13 @@ def test_a_swarm_and_ids_of_ones_own_are_taken(cluster, tmp_path):
 
 
 def test_the_same_call_again_trains_nothing_and_another_one_is_refused(cluster, tmp_path):
-    first, _ = on_cluster(tmp_path, members=12, shard=6)
-    again, history = on_cluster(tmp_path, members=12)  # in the shards that are there
+    first, _ = on_cluster(tmp_path, members=8, shard=4)
+    again, history = on_cluster(tmp_path, members=8)  # in the shards that are there
     assert same(first.swarm(), again.swarm()) and history.table.resumed.all()
     with pytest.raises(ValueError, match="is of another run: make swarm was"):
-        on_cluster(tmp_path, lambda ids: classifiers(ids), members=12, shard=6)
+        on_cluster(tmp_path, lambda ids: classifiers(ids), members=8, shard=4)
     with pytest.raises(ValueError, match="is of another run: fit arguments was"):
-        on_cluster(tmp_path, members=12, shard=6, epochs=7)
+        on_cluster(tmp_path, members=8, shard=4, epochs=7)
 
 
 def test_what_data_of_ids_reads_has_not_changed(cluster, tmp_path):
@@ -169,7 +170,7 @@ def test_what_data_of_ids_reads_has_not_changed(cluster, tmp_path):
 def test_tensors_and_tables_are_data_too(cluster, tmp_path):
     for _ in range(2):  # the second time they are known again
         data = pd.DataFrame(X), torch.from_numpy(Y)
-        results, history = on_cluster(tmp_path / "run", data=data, members=4, shard=4, validation=[X, Y])
+        results, history = on_cluster(tmp_path / "run", data=data, members=4, shard=4, validation=[X[:8], Y[:8]])
     assert same(results.swarm(), alone(4)) and history.table.resumed.all()
 
 
@@ -199,7 +200,7 @@ def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
     assert cancelled == ["a", "b"]
 
 
-@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize("patience", first(1, [None, 2]))
 def test_a_swarm_at_an_address_is_kept_and_found_again(cluster, patience):
     how = {"members": 8, "shard": 4, "predict": X[:5], "validation": (X[:8], Y[:8]), "patience": patience}
     for _ in range(2):
@@ -222,7 +223,18 @@ def test_what_an_attempt_leaves_half_written_is_not_read(cluster, tmp_path):
     assert results.scores().member.tolist() == [0, 1, 2, 3]
 
 
-def test_a_node_that_joins_is_left_out_where_unfit_and_a_worker_there_may_have_several_cores(cluster, tmp_path, caplog):
+def test_a_worker_may_have_several_cores(cluster, tmp_path):
+    plan = tn.Plan(2, block=2)
+    node = cluster.add_node(num_cpus=2)
+    try:
+        results, _ = on_cluster(tmp_path, members=4, shard=4, cpus=2, plan=plan)
+    finally:
+        cluster.remove_node(node)
+    assert same(results.swarm(), alone(4, plan=plan))
+
+
+@pytest.mark.thorough  # on a node that really joins; the next two tests need none
+def test_a_node_that_joins_is_left_out_where_unfit(cluster, tmp_path, caplog):
     ray = __import__("ray")
     unfit = tmp_path / "unfit"
     jobs = ((number, (2, unfit if number else None)) for number in range(12))
@@ -231,18 +243,15 @@ def test_a_node_that_joins_is_left_out_where_unfit_and_a_worker_there_may_have_s
         node = cluster.add_node(num_cpus=2)
         try:
             came += ran
-            plan = tn.Plan(2, block=2)
-            results, _ = on_cluster(tmp_path / "run", members=4, shard=4, cpus=2, plan=plan)
         finally:
             cluster.remove_node(node)
     assert sorted(name for name, _ in came) == list(range(12))
     assert {where for _, where in came} == {each.node_id for each in cluster.nodes}
     assert "This node is bad. It gets no more shards." in caplog.text
-    assert same(results.swarm(), alone(4, plan=plan))
 
 
-def test_every_unfit_node_is_left_out():
-    answers = iter(["done", engine.Unfit("a", "It is bad."), engine.Unfit("b", "It is bad."), "done"])
+def test_every_unfit_node_is_left_out(caplog):
+    answers = iter(["done", engine.Unfit("a", "It is old."), engine.Unfit("b", "It is slow."), "done"])
     selectors = []
 
     def options(label_selector):  # what has options has no more of them, as in Ray
@@ -256,6 +265,7 @@ def test_every_unfit_node_is_left_out():
     came = list(engine.run(ray, print, [("x", ()), ("y", ())], at_once=lambda unfit: 1))
     assert sorted(came) == [("x", "done"), ("y", "done")]
     assert selectors == ["!in(a)", "!in(a,b)"]
+    assert "It is slow. It gets no more shards." in caplog.text
 
 
 def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
@@ -265,8 +275,8 @@ def test_a_node_that_cannot_work_from_the_beginning_stops_the_run(cluster):
 
 def test_a_cluster_trains_in_fits_place(cluster, tmp_path):
     there = tn.cluster.Cluster(tmp_path, shard=5, progress=False)
-    swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), 12, input_size=3, seed=[3, 1] * 6)
-    swarm = swarm.replace(id=jax.numpy.repeat(jax.numpy.arange(6), 2))  # of two seeds, so that each id comes twice
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(0.01), 8, input_size=3, seed=[3, 1] * 4)
+    swarm = swarm.replace(id=jax.numpy.repeat(jax.numpy.arange(4), 2))  # of two seeds, so that each id comes twice
     how = {"metric": {"right": tn.accuracy, "again": tn.accuracy}, "patience": 1, "validation": (X[:9], Y[:9])}
     for _ in range(2):
         trained, history = there.fit(swarm, X, Y, tn.softmax_cross_entropy, **HOW | how, progress=False)
@@ -291,7 +301,7 @@ def test_scores_are_in_the_order_of_the_members():
 
 
 def test_cross_validate_and_halving_train_on_a_cluster(cluster, tmp_path):
-    there = tn.cluster.Cluster(tmp_path, shard=2, progress=False)
+    there = tn.cluster.Cluster(tmp_path, shard=4, progress=False)
     how = {"optimizer": optax.adam(0.01), "loss": tn.softmax_cross_entropy, "epochs": 3, "folds": 3, "seeds": 2}
     found = [tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, plan=HOW["plan"], cluster=c) for c in (there, None)]
     pd.testing.assert_frame_equal(*(each.table.drop(columns="seconds") for each in found))
@@ -311,14 +321,20 @@ def test_cross_validate_and_halving_train_on_a_cluster(cluster, tmp_path):
         tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, cluster=there, checkpoints=tmp_path / "other")
 
 
-def test_an_estimator_trains_on_a_cluster_and_under_joblibs_ray(cluster, tmp_path):
+ESTIMATOR = {"members": 4, "hidden": (8,), "epochs": 3, "random_state": 0, "plan": HOW["plan"]}
+
+
+def test_an_estimator_trains_on_a_cluster(cluster, tmp_path):
+    there = TurbaClassifier(**ESTIMATOR, cluster=tn.cluster.Cluster(tmp_path, shard=2, progress=False)).fit(X, Y)
+    assert np.array_equal(there.predict_proba(X), TurbaClassifier(**ESTIMATOR).fit(X, Y).predict_proba(X))
+    assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 4)
+
+
+@pytest.mark.thorough  # as under joblib's own processes in test_estimators
+def test_an_estimator_trains_under_joblibs_ray(cluster):
     from ray.util.joblib import register_ray
 
-    how = {"hidden": (8,), "epochs": 3, "random_state": 0, "plan": HOW["plan"]}
-    there = TurbaClassifier(6, cluster=tn.cluster.Cluster(tmp_path, shard=2, progress=False), **how).fit(X, Y)
-    alone = TurbaClassifier(6, **how)
-    assert np.array_equal(there.predict_proba(X), alone.fit(X, Y).predict_proba(X))
-    assert clone(there).fit(X, Y).history_.train_loss.shape == (3, 6)
+    alone = TurbaClassifier(**ESTIMATOR)
     expected = cross_val_score(alone, X, Y, cv=2)
     register_ray()
     with joblib.parallel_config("ray", n_jobs=2):

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tiers import first
 
 import turbanet as tn
 
@@ -47,7 +48,7 @@ def test_members_learn_their_own_quantile():
 
 
 @pytest.mark.parametrize(
-    "loss", [pinball, pinball_of_rows, tn.weighted(pinball_of_rows)], ids=["own", "rows", "weighted"]
+    "loss", first(2, [pinball, tn.weighted(pinball_of_rows), pinball_of_rows]), ids=["own", "weighted", "rows"]
 )
 def test_each_member_is_the_network_that_is_trained_alone_with_its_constant(loss):
     y = (Y, np.ones(len(Y), np.float32)) if loss not in (pinball, pinball_of_rows) else Y
@@ -89,7 +90,7 @@ def test_constants_go_where_their_members_go(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "constants", [np.ones((3, 8)), {"a": np.ones((3, 8)), "b": [np.ones(3)]}], ids=["array", "tree"]
+    "constants", first(1, [{"a": np.ones((3, 8)), "b": [np.ones(3)]}, np.ones((3, 8))]), ids=["tree", "array"]
 )
 def test_a_saved_swarm_has_its_constants(constants, tmp_path):
     class Taking(nn.Module):

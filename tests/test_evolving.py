@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from evosax.algorithms import CMA_ES, Open_ES, SimpleGA
+from tiers import first
 
 import turbanet as tn
 from turbanet.evolution import Genetic, Truncation, evolve
@@ -95,10 +96,10 @@ def test_a_lineage_ends_with_its_member():
         history.lineage(0)
 
 
-@pytest.mark.parametrize("strategy", [CMA_ES, Open_ES])
+@pytest.mark.parametrize("strategy", first(1, [CMA_ES, Open_ES]))
 def test_a_strategy_is_asked_and_told_in_order(strategy):
-    swarm = make(16)
-    one = strategy(population_size=16, solution=swarm.get_state(0).params)
+    swarm = make()
+    one = strategy(population_size=8, solution=swarm.get_state(0).params)
     after, history = run(swarm, rule=one, generations=3, seed=5)
     params = one.default_params
     for generation in range(3):
@@ -201,14 +202,15 @@ def test_what_train_returns_is_checked(train, says):
         ({"rule": Genetic}, "rule is a Genetic"),
         ({"params": 3}, "params are a strategy's"),
         ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
-        ({"swarm": make(1)}, "one alone has no children"),
-        ({"swarm": make(3, seed=[1, 2, 3])}, "share an id"),
+        (lambda: {"swarm": make(1)}, "one alone has no children"),
+        (lambda: {"swarm": make(3, seed=[1, 2, 3])}, "share an id"),
     ],
 )
 def test_what_cannot_evolve_is_refused_at_once(how, says):
     def untouched(swarm, generation):
         raise AssertionError("trained")
 
+    how = how() if callable(how) else how  # a swarm is made in the test
     with pytest.raises(ValueError, match=says):
         run(**{"train": untouched, **how})
 
@@ -261,6 +263,7 @@ def test_ctrl_c_keeps_the_whole_generations():
     jax.tree.map(np.testing.assert_array_equal, after.params, run(generations=5)[0].params)
 
 
+@pytest.mark.thorough  # what is fit is found in a test above; the fitness may be any numbers, returns as well
 def test_cart_poles_are_held_by_evolution_alone():
     gymnax = pytest.importorskip("gymnax")
     env, _ = gymnax.make("CartPole-v1")

@@ -222,14 +222,12 @@ def test_what_cannot_be_read_is_to_be_the_same_object():
     assert fingerprint(lambda x: (x, pair)).holds()
 
 
-@pytest.mark.parametrize("make", [lambda: tn.MLP((4, 2)), lambda: optax.inject_hyperparams(optax.adamw)(0.1), Net])
+@pytest.mark.parametrize("make", first(1, [Net, lambda: tn.MLP((4, 2))]))
 def test_what_stays_as_it_is_holds_however_often_it_is_used(make):
-    thing = make()
-    found = fingerprint(thing)
-    model = thing if isinstance(thing, nn.Module) else tn.MLP((2,))
-    optimizer = optax.sgd(0.1) if model is thing else thing
+    model, optimizer = make(), optax.inject_hyperparams(optax.adamw)(0.1)
+    of_model, of_optimizer = fingerprint(model), fingerprint(optimizer)
     tn.TurbaTrainState.swarm(model, optimizer, 2, 3).train(np.ones((2, 4, 3)), np.ones((2, 4, 2)), tn.mse)
-    assert found.holds()
+    assert of_model.holds() and of_optimizer.holds()
 
 
 @pytest.mark.parametrize(
@@ -359,6 +357,12 @@ def test_what_was_compiled_so_far_is_no_part_of_a_function_that_predicts():
     assert fingerprint(distilled) == before and not before.opaque
 
 
+@functools.cache
+def by_importlib():
+    """What importlib reads of all packages, which takes seconds."""
+    return packages_distributions()
+
+
 @pytest.mark.parametrize("module", ["sklearn", "yaml", "PIL", "dateutil", "six", "_cffi_backend", "no_such_module"])
 def test_the_distribution_of_a_module_is_the_one_that_importlib_names(module):
-    assert _distributions(module) == sorted(set(packages_distributions().get(module, [])))
+    assert _distributions(module) == sorted(set(by_importlib().get(module, [])))

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import DEVICES
+from tiers import first
 
 import turbanet as tn
 from turbanet.core import member, memory, plan as plan_module
@@ -144,7 +145,7 @@ def test_fit_of_ragged_rows_reads_only_the_members_own():
     assert np.isfinite(history.train_loss[:, 0]).all() and np.isnan(history.train_loss[:, 1]).all()
 
 
-@pytest.mark.parametrize("batch_size", [8, None])
+@pytest.mark.parametrize("batch_size", first(1, [8, None]))
 def test_fit_of_per_member_data_equals_shared_data(batch_size):
     shared, a = train(make(), batch_size=batch_size)
     own = np.tile(X, (5, 1, 1)), np.tile(Y, (5, 1))
@@ -253,10 +254,11 @@ def compiled(monkeypatch):
     """The programs compiled so far, a list that grows."""
     programs, compile_one = [], compilation._compile_in_thread
     monkeypatch.setattr(compilation, "_compile_in_thread", lambda *a, **k: programs.append(a) or compile_one(*a, **k))
-    compilation.forget()
+    compilation._programs.cache_clear()  # and not JAX's own caches, which the next tests would have to fill again
     return programs
 
 
+@pytest.mark.thorough  # so do models, losses and optimizers that are only equal, in a test below
 def test_fit_compiles_once_for_equal_runs(compiled):
     train(make(), epochs=3)
     assert len(compiled) == 1
@@ -266,24 +268,27 @@ def test_fit_compiles_once_for_equal_runs(compiled):
 
 @pytest.mark.parametrize(
     ("plan", "job"),
-    [
-        (tn.Plan(1, 1), {}),
-        (tn.Plan(DEVICES, 2), {}),
-        (tn.Plan(DEVICES, 2), {"patience": 1, "segment": 1}),
-        (
-            tn.Plan(DEVICES, 2),
-            {"metric": {"mean": lambda p, y: np.mean(p)}, "monitor": "mean", "mode": "max", "patience": 2},
-        ),
-        (tn.Plan(DEVICES, 2), {"checkpoints": True}),
-    ],
-    ids=["one device", "plain", "patience", "monitor", "checkpoints"],
+    first(
+        1,
+        [
+            (
+                tn.Plan(DEVICES, 2),
+                {"metric": {"mean": lambda p, y: np.mean(p)}, "monitor": "mean", "mode": "max", "patience": 2},
+            ),
+            (tn.Plan(1, 1), {}),
+            (tn.Plan(DEVICES, 2), {}),
+            (tn.Plan(DEVICES, 2), {"patience": 1, "segment": 1}),
+            (tn.Plan(DEVICES, 2), {"checkpoints": True}),
+        ],
+    ),
+    ids=["monitor", "one device", "plain", "patience", "checkpoints"],
 )
 def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, monkeypatch, tmp_path):
     held_out = {"validation": (X[:11], Y[:11])}
     found = []
     for most in (0, 8):
         monkeypatch.setattr(plan_module, "MOST_CALLS", most)
-        compilation.forget()
+        compilation._programs.cache_clear()
         kept = {"checkpoints": tmp_path / str(most)} if "checkpoints" in job else {}
         swarm, history = train(make(7), epochs=6, plan=plan, **held_out, **job | kept)
         found.append((swarm, history.train_loss, history.validation_loss, tn.predict(swarm, X, plan=plan)))
@@ -293,7 +298,7 @@ def test_calls_of_a_block_train_what_one_call_of_all_blocks_trains(plan, job, mo
 @pytest.mark.cpu
 def test_how_long_a_call_is_goes_by_the_rounds_of_this_training(monkeypatch):
     plan, orders, call = tn.Plan(DEVICES, 1), [], compilation.Compiled.__call__
-    compilation.forget()
+    compilation._programs.cache_clear()
     train(make(2), epochs=1, plan=plan)
     (made,) = [future.result() for future in compilation._programs().values() if hasattr(future, "result")]
     made.pace = 0.2  # seconds a round and epoch: ten epochs of one round are a call, and one of eight
@@ -343,11 +348,11 @@ def test_equal_models_losses_and_optimizers_compile_once(compiled):
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("changed", [{"rate": 0.1}, {"act": 0.5}, {"scale": 3.0}], ids=str)
-def test_other_models_losses_and_optimizers_compile_anew(changed, compiled):
+def test_other_models_losses_and_optimizers_compile_anew(compiled):
     _, losses = trained(anew())
-    _, different = trained(anew(**changed))
-    assert len(compiled) == 2 and (losses[-1] != different[-1]).all()
+    for programs, changed in enumerate(({"rate": 0.1}, {"act": 0.5}, {"scale": 3.0}), 2):
+        _, different = trained(anew(**changed))
+        assert len(compiled) == programs and (losses[-1] != different[-1]).all(), changed
 
 
 def test_what_cannot_be_read_compiles_anew(compiled):
@@ -356,7 +361,7 @@ def test_what_cannot_be_read_compiles_anew(compiled):
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("opaque", [None, (0 for _ in "a")], ids=["readable", "opaque"])
+@pytest.mark.parametrize("opaque", first(1, [(0 for _ in "a"), None]), ids=["opaque", "readable"])
 def test_a_program_that_was_compiled_ahead_is_the_one_that_fit_runs(opaque, compiled):
     swarm = anew(opaque=opaque)
     job = {"epochs": 3, "batch_size": 8, "validation": (X, Y), "metric": {"share": tn.accuracy}, "progress": False}
@@ -369,7 +374,7 @@ def test_a_program_that_was_compiled_ahead_is_the_one_that_fit_runs(opaque, comp
 def test_a_training_that_was_kept_to_its_end_compiles_nothing_ahead(compiled, tmp_path):
     job = {"epochs": 2, "batch_size": 8, "checkpoints": tmp_path, "progress": False}
     _, history = tn.fit(anew(), X, Y, **job)
-    compilation.forget()
+    compilation._programs.cache_clear()
     tn.fit(anew(), X, Y, compile_only=True, **job)
     assert len(compiled) == 1
     np.testing.assert_array_equal(tn.fit(anew(), X, Y, **job)[1].train_loss, history.train_loss)
@@ -412,8 +417,8 @@ def looped(value):
 
 @pytest.mark.parametrize(
     ("times", "call"),
-    [(inner, "fit"), (looped, "fit"), (looped, "evaluate"), (inner, "train")],
-    ids=["jit-fit", "loop-fit", "loop-evaluate", "jit-train"],
+    first(2, [(looped, "fit"), (inner, "train"), (inner, "fit"), (looped, "evaluate")]),
+    ids=["loop-fit", "jit-train", "jit-fit", "loop-evaluate"],
 )
 def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, call):
     def made():  # the same code, and other functions
@@ -423,7 +428,7 @@ def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, cal
 
         return scaled
 
-    def first(loss):
+    def losses(loss):
         if call == "fit":
             return tn.fit(swarm, X, Y, loss, epochs=1, progress=False)[1].train_loss
         if call == "evaluate":
@@ -432,10 +437,10 @@ def test_what_changes_in_place_counts_in_loops_and_inner_programs_too(times, cal
 
     swarm, loss = make(), made()
     FACTORS[0] = 1
-    before = first(loss)
+    before = losses(loss)
     for other in (loss, made()):
         FACTORS[0] *= 2
-        np.testing.assert_allclose(first(other), FACTORS[0] * before, rtol=1e-6)
+        np.testing.assert_allclose(losses(other), FACTORS[0] * before, rtol=1e-6)
 
 
 def test_a_loss_that_has_no_hash_is_read_at_each_call():
@@ -623,7 +628,7 @@ def conv_swarm(members=2):
     return images, tn.TurbaTrainState.swarm(tn.networks.LeNet(classes=4), TX, members, sample_input=images[:1], seed=3)
 
 
-@pytest.mark.parametrize("rows", [100, 230])  # the last part is filled up; or one part holds all
+@pytest.mark.parametrize("rows", first(1, [100, 230]))  # the last part is filled up; or one part holds all
 def test_rows_scored_in_parts_are_scored_as_at_once(monkeypatch, rows):
     images, swarm = conv_swarm()
     labels = np.arange(230) % 4
@@ -661,7 +666,7 @@ def test_a_loss_that_is_no_mean_of_its_rows_is_the_same_in_parts(monkeypatch):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("more", [{}, {"validation": (X[:9], Y[:9]), "patience": 2}])
+@pytest.mark.parametrize("more", first(1, [{"validation": (X[:9], Y[:9]), "patience": 2}, {}]))
 def test_a_swarm_of_numpy_arrays_is_fitted_and_scored_as_any_other(more):
     held = jax.tree.map(np.asarray, make())
     found, expected = train(held, **more)[0], train(make(), **more)[0]

@@ -15,6 +15,7 @@ import optax
 import pytest
 import torch
 from conftest import DEVICES
+from tiers import first
 from torch.utils.data import DataLoader, TensorDataset
 
 import turbanet as tn
@@ -83,7 +84,7 @@ def test_without_validation_the_best_epoch_is_that_of_the_training_loss():
         assert history.best().epoch.tolist() == history.train_loss.argmin(axis=0).tolist()
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("most", first(1, [2, 1, 3]))
 def test_how_many_batches_a_chunk_has_changes_no_bit(monkeypatch, most):
     whole = train(in_order(10))
     monkeypatch.setattr(batches_module, "MOST_BATCHES", most)
@@ -164,7 +165,7 @@ def test_a_training_that_was_killed_goes_on_from_its_last_epoch(tmp_path):
     assert begun == [2, 3]  # of four epochs: what a callback raises leaves a checkpoint
 
 
-@pytest.mark.parametrize("calls", [3, 7])  # of five batches an epoch
+@pytest.mark.parametrize("calls", first(1, [7, 3]))  # of five batches an epoch
 def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
     tmp_path, monkeypatch, interrupted_after, calls
 ):
@@ -320,9 +321,10 @@ def test_a_loss_that_mixes_rows_is_of_those_that_a_member_sees():
     x, y = X[:10].copy(), Y[:10]
     still = made(model=tn.MLP((2,)))
     _, history = tn.fit_batches(still, [(x, y, seen)], rmse, **HOW | {"epochs": 1})
-    for member, state in enumerate(still):
-        expected = rmse(state.params, x[seen[member]], y[seen[member]], still.apply_fn)[0]
-        np.testing.assert_allclose(history.train_loss[0, member], expected, rtol=1e-5)
+    kernels, biases = (np.asarray(still.params["Dense_0"][name]) for name in ("kernel", "bias"))
+    for member, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        errors = x[seen[member]] @ kernel + bias - np.eye(2)[y[seen[member]]]
+        np.testing.assert_allclose(history.train_loss[0, member], np.sqrt(np.mean(errors**2)), rtol=1e-5)
 
 
 class Normed(nn.Module):

@@ -17,13 +17,14 @@ def test_neuralforecast_is_asked_for_the_same_training(monkeypatch, tmp_path):
     arrays = {"close": close, "tickers": np.array(["A", "B", "C"])}
     monkeypatch.setattr(store, "load", lambda name: (arrays, {}))
     monkeypatch.setattr(peers, "build", lambda name: f"python of {name}")
+    monkeypatch.setitem(peers.JOB, "origins", 2)
 
     def output(command, name):
         python, script, folder, job = command
         assert (python, script.name, name) == ("python of neuralforecast", "neural_forecast.py", "neuralforecast")
         table = pd.read_parquet(Path(folder) / "table.parquet")
         np.testing.assert_allclose(table[table.unique_id == "B"].y, 100 * np.log(close[-100:, 1]))
-        assert json.loads(job)["steps"] == 2  # epochs of 2 * (100 - 11 * 5 - 20) windows in one batch
+        assert json.loads(job)["steps"] == 2  # epochs of 2 * (100 - 3 * 5 - 20) windows in one batch
         found = table.groupby("unique_id").tail(5).assign(cutoff=94, LSTM=lambda t: t.y + 2, Naive=lambda t: t.y - 3)
         found.to_parquet(Path(folder) / "found.parquet")
         return "said before\n" + json.dumps({"seconds": 7.5})

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiers import first
 
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STEPS, USUAL
 from study.gpu import __main__ as gpu, chapter, figures, methods, sections, torch_steps
@@ -22,8 +23,11 @@ def packed(tmp_path):
     return file
 
 
+TESTED = ("sweep", "mnist", "kernel", "roofline")  # in `make test`; the others hold what tests of the library have
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sections.SECTIONS)
+@pytest.mark.parametrize("name", first(4, [*TESTED, *(name for name in sections.SECTIONS if name not in TESTED)]))
 def test_a_section_is_measured_and_written(name, tmp_path, packed, monkeypatch):
     monkeypatch.setattr("study.gpu.compare.TURN", 0.001)
     assert gpu.main(["--tiny", "--out", str(tmp_path), "--mnist", str(packed), name]) == 0

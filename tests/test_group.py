@@ -13,10 +13,9 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-from tiers import first
-from torch import nn
+from torch import multiprocessing, nn
 
-from study.data_parallel import group
+from study.data_parallel import group, workers
 from turbanet.data.sampling import deal
 
 RANDOM = np.random.default_rng(0)
@@ -66,18 +65,37 @@ def test_workers_in_step_end_where_one_loop_over_all_their_rows_ends():
     assert len(losses) == 2 * 8 and startup > 0 and np.isfinite(losses.loss).all()
 
 
-def test_one_worker_and_a_server_end_where_a_plain_loop_ends():
-    given = job("downpour", workers=1, every=3)
-    losses, _ = group.train(given)
+def several(rank, jobs, records, addresses, started):
+    """What `group.train` starts in a process, of one job after the other."""
+    for each, record, address in zip(jobs, records, addresses, strict=True):
+        if rank < each.processes:
+            group._local(rank, each, record, address, started)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """[(job, its steps)] of a server with one worker and with two: in the same processes, which take long to start."""
+    folder = tmp_path_factory.mktemp("meet")
+    jobs = [job("downpour", workers=1, every=3), job("downpour", epochs=40, every=2)]
+    for each in jobs:
+        each.model.share_memory()
+        each.order = each.order.share_memory_()
+    records = [group._record(each).share_memory_() for each in jobs]
+    addresses = [f"file://{folder}/{number}" for number in range(len(jobs))]
+    started = multiprocessing.get_context("spawn").Value("d", 0.0)
+    workers.spawn(several, jobs, records, addresses, started, count=3)
+    return [(each, workers.table(record)) for each, record in zip(jobs, records, strict=True)]
+
+
+def test_one_worker_and_a_server_end_where_a_plain_loop_ends(served):
+    given, losses = served[0]
     assert_equal(given.model, loop(given.order[0].numpy()))
     assert (losses.behind == 0).all()
 
 
-def test_two_workers_and_a_server_learn_and_see_how_far_they_are_behind():
-    given = job("downpour", epochs=40, every=2)
-    before = ENTROPY(given.model(X), Y).item()
-    losses, _ = group.train(given)
-    assert ENTROPY(given.model(X), Y).item() < before
+def test_two_workers_and_a_server_learn_and_see_how_far_they_are_behind(served):
+    given, losses = served[1]
+    assert ENTROPY(given.model(X), Y).item() < ENTROPY(network()(X), Y).item()
     exchanges = losses[losses.step % 2 == 1]
     assert losses.behind.sum() == exchanges.behind.sum() > 0
 
@@ -103,7 +121,8 @@ def test_a_worker_by_hand_needs_torchrun(capsys):
     assert "start it by torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", first(1, ["ddp", "downpour"]))
+@pytest.mark.thorough  # `test_workers` kills one of the processes of `workers.spawn`
+@pytest.mark.parametrize("method", ["ddp", "downpour"])
 def test_a_killed_worker_ends_the_run_in_one_sentence(method):
     me = psutil.Process()
     before = set(me.children(recursive=True))

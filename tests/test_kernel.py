@@ -23,9 +23,19 @@ USUAL = tn.Plan(1, kernel=False)
 def kernels(monkeypatch):
     """As if the CPU could run kernels, which are interpreted."""
     monkeypatch.setattr(tn.Plan, "has_kernels", property(lambda self: True))
-    compilation.forget()
+
+
+@pytest.fixture
+def anew():
+    """No kernel is compiled yet; and none is known as broken after a test that breaks it."""
+    forget()
     yield
-    compilation.forget()
+    forget()
+
+
+def forget():
+    compilation._programs.cache_clear()
+    compilation.refusals.cache_clear()
 
 
 def made(model=None, optimizer=None, members=3):
@@ -90,11 +100,11 @@ def same(swarm, other):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("batch_size", [None, 6])
+@pytest.mark.parametrize("batch_size", first(1, [6, None]))
 def test_calls_of_any_length_give_the_same_bits(kernels, monkeypatch, batch_size):
-    once, history = fit(made(), epochs=9, batch_size=batch_size)
-    monkeypatch.setattr(kernel, "MOST_EPOCHS", 4)
-    often, same_history = fit(made(), epochs=9, batch_size=batch_size)
+    once, history = fit(made(), epochs=7, batch_size=batch_size)
+    monkeypatch.setattr(kernel, "MOST_EPOCHS", 2)  # as in two tests below, for the same program
+    often, same_history = fit(made(), epochs=7, batch_size=batch_size)
     same(once, often)
     np.testing.assert_array_equal(history.train_loss, same_history.train_loss)
 
@@ -132,13 +142,14 @@ def test_a_training_that_began_without_a_kernel_goes_on_without(kernels, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "swarm, settings, reason",
+    "make, settings, reason",
     [
-        (made(tn.MLP((4, 2), dropout=0.5)), {}, "does not take random numbers, as dropout does"),
-        (made(), {"rows": np.array([[0, 1, 2], [3, 4, -1], [5, 6, 7]])}, "equally many rows, or equal_steps=True"),
+        (lambda: made(tn.MLP((4, 2), dropout=0.5)), {}, "does not take random numbers, as dropout does"),
+        (made, {"rows": np.array([[0, 1, 2], [3, 4, -1], [5, 6, 7]])}, "equally many rows, or equal_steps=True"),
     ],
 )
-def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels, swarm, settings, reason):
+def test_what_a_kernel_cannot_hold_trains_as_usual_and_the_plan_says_why(kernels, make, settings, reason):
+    swarm = make()
     trained, history = fit(swarm, **settings)
     assert not history.plan.in_kernel and reason in history.plan.reason
     same(trained, fit(swarm, USUAL, **settings)[0])
@@ -160,7 +171,7 @@ def test_rows_of_a_loader_are_no_kernels(kernels):
         tn.fit_batches(made(), loader, tn.softmax_cross_entropy, epochs=1, plan=tn.Plan(1, kernel=True), progress=False)
 
 
-def test_a_kernel_that_does_not_compile_is_done_without(kernels, monkeypatch):
+def test_a_kernel_that_does_not_compile_is_done_without(kernels, anew, monkeypatch):
     def broken(*_, **__):
         raise NotImplementedError("no such tile")
 
@@ -172,7 +183,7 @@ def test_a_kernel_that_does_not_compile_is_done_without(kernels, monkeypatch):
         fit(made(), tn.Plan(1, kernel=True))
 
 
-def test_a_fallback_records_every_epoch_also_from_the_cache_and_is_remembered(kernels, monkeypatch):
+def test_a_fallback_records_every_epoch_also_from_the_cache_and_is_remembered(kernels, anew, monkeypatch):
     tried = []
 
     def broken(*_, **__):
@@ -185,12 +196,12 @@ def test_a_fallback_records_every_epoch_also_from_the_cache_and_is_remembered(ke
         _, history = fit(made(), epochs=600, segment=600)
         np.testing.assert_array_equal(history.train_loss, usual)
     assert len(tried) == 1 and "no such tile" in history.plan.reason
-    compilation.forget()
+    forget()
     swarm, _ = fit(made(), compile_only=True)
     same(fit(made())[0], fit(swarm, USUAL)[0])
 
 
-def test_too_little_shared_memory_is_no_reason_for_smaller_blocks(kernels, monkeypatch):
+def test_too_little_shared_memory_is_no_reason_for_smaller_blocks(kernels, anew, monkeypatch):
     def broken(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 300000")
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 from conftest import DEVICES
 from flax import nnx
+from tiers import first
 
 import turbanet as tn
 from turbanet.core import member
@@ -289,19 +290,22 @@ class Noisy(nnx.Module):
         return self.second(self.noise(self.drop(nnx.relu(self.first(x)))))
 
 
+def twins_of(swarm):
+    return swarm.replace(params=jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), swarm.params))
+
+
+def seen(state):
+    ones = np.ones((2, 6, 3), np.float32)
+    return np.asarray(state.train(ones, np.zeros((2, 6), np.int32), tn.softmax_cross_entropy)[2])
+
+
 def test_an_nnx_module_draws_anew_for_each_member_step_and_call():
     model = nnx.bridge.ToLinen(Noisy)
     swarm = made(model, 2)
     assert swarm.collections == {}
     plain = made(nnx.bridge.ToLinen(Noisy), 2)
     jax.tree.map(np.testing.assert_array_equal, swarm.params, plain.params)
-    twins = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), swarm.params)
-    state = swarm.replace(params=twins)
-    ones = np.ones((2, 6, 3), np.float32)
-
-    def seen(state):
-        return np.asarray(state.train(ones, np.zeros((2, 6), np.int32), tn.softmax_cross_entropy)[2])
-
+    state = twins_of(swarm)
     once = seen(state)
     assert (once[0] != once[1]).any()  # of equal weights: other members draw other numbers
     assert (once != seen(state.replace(step=state.step + 1))).any()
@@ -309,15 +313,18 @@ def test_an_nnx_module_draws_anew_for_each_member_step_and_call():
     trained, history = train(swarm)
     assert np.isfinite(history.train_loss).all()
     np.testing.assert_array_equal(tn.predict(trained, X), tn.predict(trained, X))
-    for only in ("drop", "noise"):  # each of the two layers alone draws for itself
 
-        class One(Noisy):
-            def __call__(self, x, only=only):
-                return self.second(getattr(self, only)(nnx.relu(self.first(x))))
 
-        of_one = made(nnx.bridge.ToLinen(One), 2).replace(params=twins)
-        assert (seen(of_one)[0] != seen(of_one)[1]).any()
-        assert (seen(of_one) != seen(of_one.replace(step=of_one.step + 1))).any()
+@pytest.mark.parametrize("only", first(1, ["noise", "drop"]))
+def test_each_layer_of_an_nnx_module_draws_for_itself(only):
+    class One(Noisy):
+        def __call__(self, x, only=only):
+            return self.second(getattr(self, only)(nnx.relu(self.first(x))))
+
+    of_one = twins_of(made(nnx.bridge.ToLinen(One), 2))
+    once = seen(of_one)
+    assert (once[0] != once[1]).any()
+    assert (once != seen(of_one.replace(step=of_one.step + 1))).any()
 
 
 def advice(model, caplog):
@@ -329,8 +336,10 @@ def advice(model, caplog):
 
 
 @pytest.mark.parametrize(
-    "keyword",
-    ["train", "training", "is_training", "deterministic", "use_running_average", "inference", "inference_mode"],
+    "keyword",  # MODELS have the others
+    first(
+        4, ["is_training", "use_running_average", "inference", "inference_mode", "train", "training", "deterministic"]
+    ),
 )
 def test_a_mode_by_any_usual_name_is_set(keyword, caplog):
     class Named(nn.Module):

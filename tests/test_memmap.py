@@ -63,7 +63,7 @@ own = sys.argv[1] == "own"
 x = np.load("x.npy", mmap_mode="r").reshape(4, -1, 1000) if own else np.load("x.npy", mmap_mode="r")
 y = np.arange(x.shape[-2], dtype=np.int32) % 2
 swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 4, sample_input=np.zeros((1, 1000), np.float32))
-how = {"epochs": 1, "batch_size": 64, "progress": False, "plan": tn.Plan(2, 2), "per_member": (own, False)}
+how = {"epochs": 1, "batch_size": 256, "progress": False, "plan": tn.Plan(2, 2), "per_member": (own, False)}
 few = x[..., :640, :].copy(), y[:640]
 tn.fit(swarm, *few, tn.softmax_cross_entropy, **how)  # what it takes without these data
 held = 1024 * int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
@@ -81,8 +81,8 @@ print("trained", history.train_loss.shape, bool(np.isfinite(history.train_loss).
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts what is allocated on Linux alone")
 @pytest.mark.parametrize("rows", first(1, ["shared", "own"]))
 def test_a_set_twice_as_large_as_the_memory_that_there_is_trains(tmp_path, rows):
-    """Rows of 1.6 GB in a process that may take half of that beyond what it has."""
-    x = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(400_000, 1000))
+    """Rows of 0.8 GB in a process that may take half of that beyond what it has."""
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(200_000, 1000))
     some = np.random.default_rng(0).normal(size=(10_000, 1000))
     for begin in range(0, len(x), len(some)):
         x[begin : begin + len(some)] = some

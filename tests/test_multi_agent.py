@@ -6,12 +6,13 @@ import pytest
 
 from turbanet.networks.policies import Agent
 from turbanet.rl import PPOConfig
+from turbanet.rl.agents import new_swarm
 from turbanet.rl.foraging import Foraging
 from turbanet.rl.multi_agent import Together, evaluate_together, play_together, train_together
 from turbanet.training import compilation
 
 WORLD = Foraging(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16)
-SHORT = PPOConfig(lr=0.01, n_steps=16, n_envs=2, batch_size=32, n_epochs=2, total_timesteps=96)
+SHORT = PPOConfig(lr=0.01, n_steps=16, n_envs=8, batch_size=32, n_epochs=2, total_timesteps=384)
 
 
 def train(config=SHORT, world=WORLD, **how):
@@ -24,12 +25,13 @@ def assert_equal(a, b):
 
 
 def test_agents_with_a_network_each_learn_to_eat():
-    swarm, _ = train(SHORT._replace(lr=0.003, n_envs=8, total_timesteps=16 * 8 * 60))
+    swarm, _ = train(SHORT._replace(lr=0.003, total_timesteps=16 * 8 * 60))
     assert evaluate_together(WORLD, swarm).mean() > 1.3 * evaluate_together(WORLD).mean()
 
 
 def test_agents_with_one_network_learn_to_eat():
-    one, history = train(SHORT._replace(lr=0.003, batch_size=128, total_timesteps=32 * 60), shared=True)
+    config = SHORT._replace(lr=0.003, n_envs=2, batch_size=128, total_timesteps=32 * 60)
+    one, history = train(config, shared=True)
     assert len(one) == 1 and history.train_return.shape == (60, 1)
     assert evaluate_together(WORLD, one).mean() > 1.3 * evaluate_together(WORLD).mean()
 
@@ -38,13 +40,13 @@ def test_history_is_of_every_agent_and_update():
     swarm, history = train()
     assert len(swarm) == 6 and swarm.epoch.tolist() == [3] * 6
     assert history.train_return.shape == history.train_loss.shape == (3, 6)
-    np.testing.assert_array_equal(history.episodes, 2)  # one in each copy of the world
+    np.testing.assert_array_equal(history.episodes, 8)  # one in each copy of the world
     assert history.updates.tolist() == [3] * 6 and len(history.frame()) == 18
 
 
 def test_play_shows_the_world_before_each_step():
-    returns, boards = play_together(WORLD, episodes=3)
-    assert returns.shape == (6, 3) and boards.food.shape == (16, 3, 12, 12) and boards.place.shape == (16, 3, 6, 2)
+    returns, boards = play_together(WORLD, episodes=10)
+    assert returns.shape == (6, 10) and boards.food.shape == (16, 10, 12, 12) and boards.place.shape == (16, 10, 6, 2)
     steps = abs(boards.place[1:] - boards.place[:-1])
     assert np.minimum(steps, 12 - steps).sum(-1).max() == 1  # a cell at a time, over the edge too
 
@@ -111,12 +113,12 @@ def test_bad_input_is_refused():
         train(swarm=swarm, shared=True)
     with pytest.raises(ValueError, match="object has no reset, step, agents, actions, limit"):
         train(world=object())
-    with pytest.raises(ValueError, match="batch_size 500 is more than .* 32 transitions times 6 agents"):
-        train(SHORT._replace(batch_size=500), shared=True)
+    with pytest.raises(ValueError, match="batch_size 900 is more than .* 128 transitions times 6 agents"):
+        train(SHORT._replace(batch_size=900), shared=True)
     for actions in (3, 9):
         with pytest.raises(ValueError, match=rf"Foraging takes 5 action\(s\), the network's policy is over {actions}"):
-            train(model=Agent(actions))
-    other, _ = train(world=OnlyThree(agents=6, size=12, sight=1, food=0.1, growth=0.005, limit=16))
+            train(model=Agent(actions, hidden=(4,)))
+    other = new_swarm(Agent(3, hidden=(4,)), SHORT, 6, (18,), 0)  # nine cells in sight, of two features each
     with pytest.raises(ValueError, match=r"Foraging takes 5 action\(s\), the network's policy is over 3"):
         evaluate_together(WORLD, other)
     with pytest.raises(ValueError, match="6 agents act in this world, by a network each or by one; got 2"):
@@ -128,11 +130,7 @@ def test_bad_input_is_refused():
             call()
 
 
-class OnlyThree(Foraging):
-    actions = 3
-
-
 def test_agents_learn_in_float64():
     with jax.enable_x64(True):
-        _, history = train()
+        _, history = train(model=Agent(WORLD.actions, hidden=(4,)))
         assert history.train_loss.shape == (3, 6) and np.isfinite(history.train_loss).all()

@@ -2,11 +2,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+from test_agents import Line
 
 import turbanet as tn
 from turbanet.evolution import population_based
 from turbanet.evolution.genetics import costs
 from turbanet.evolution.pbt import exploit, explore
+from turbanet.networks.policies import Agent
 from turbanet.rl import PPOConfig
 
 KEY = jax.random.key(0)
@@ -41,7 +43,8 @@ def test_the_worst_copy_the_best_and_the_others_stay():
 
 def test_copied_are_all_of_the_best_alike():
     fitness = np.arange(10.0)
-    copied = [np.asarray(exploit(key, costs(fitness, len(fitness)), 0.3))[:3] for key in jax.random.split(KEY, 500)]
+    ranks = costs(fitness, len(fitness))
+    copied = jax.vmap(lambda key: exploit(key, ranks, 0.3))(jax.random.split(KEY, 500))[:, :3]
     counts = np.bincount(np.ravel(copied), minlength=10)
     np.testing.assert_allclose(counts[7:] / 1500, 1 / 3, atol=0.05)
 
@@ -141,18 +144,18 @@ def test_a_good_rate_is_found():
 
 
 def test_agents_are_tuned_while_they_learn():
-    gymnax = pytest.importorskip("gymnax")
-    env, _ = gymnax.make("CartPole-v1")
+    env, how = Line(), {"plan": tn.Plan(1, 4)}
     config = PPOConfig(n_steps=8, n_envs=2, batch_size=8, n_epochs=1, total_timesteps=32)
     values = {"lr": np.geomspace(1e-4, 1e-2, 4), "ent_coef": np.full(4, 0.01)}
     lengths = []
 
     def learn(swarm, round, values):
-        swarm, seen = tn.rl.train_agents(env, config._replace(**values), swarm, progress=False)
+        swarm, seen = tn.rl.train_agents(env, config._replace(**values), swarm, progress=False, **how)
         lengths.append(len(seen.train_loss))
-        return swarm, tn.rl.evaluate_agents(env, swarm, episodes=2, seed=round).mean(axis=1)
+        return swarm, tn.rl.evaluate_agents(env, swarm, episodes=2, seed=round, **how).mean(axis=1)
 
-    swarm, _ = tn.rl.train_agents(env, config, 4, progress=False)
+    model = Agent(2, hidden=(4,))
+    swarm, _ = tn.rl.train_agents(env, config._replace(**values), 4, model=model, progress=False, **how)
     swarm, history = population_based(swarm, learn, values, rounds=3, share=0.25, progress=False)
     assert lengths == [2, 2, 2]
     np.testing.assert_allclose(swarm.opt_state.hyperparams["learning_rate"], history.values["lr"][-1], rtol=1e-6)
@@ -180,12 +183,13 @@ def test_agents_are_tuned_while_they_learn():
         ({"values": {"learning_rate": np.append(RATES[:5], np.nan)}}, "NaN"),
         ({"limits": {"lr": (0, 1)}}, "limits name lr; the values are learning_rate"),
         ({"limits": {"learning_rate": (1.0, 0.1)}}, "least"),
-        ({"swarm": make(1), "values": {"learning_rate": RATES[:1]}}, "of 1 members at least one"),
+        (lambda: {"swarm": make(1), "values": {"learning_rate": RATES[:1]}}, "of 1 members at least one"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_at_once(how, says):
     def untouched(swarm, round, values):
         raise AssertionError("trained")
 
+    how = how() if callable(how) else how  # a swarm is made in the test
     with pytest.raises(ValueError, match=says):
         run(**{"train": untouched, **how})

@@ -11,7 +11,7 @@ import yaml
 
 from study.pipeline import notebook, paper, project
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # the first test waits for the whole study
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4500)]  # the first test waits for the whole study
 ROOT = Path(__file__).parents[1]
 TIMED = re.compile("seconds|growth|over|ratio|per_|threads|break_even")  # metrics that a clock had a part in
 SWEEP = {

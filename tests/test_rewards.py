@@ -54,14 +54,14 @@ def test_the_environment_s_own_parameters_stay():
 @pytest.mark.parametrize(
     ("env", "rewards", "says"),
     [
-        (Line(), payers(outputs=2), "A reward is one number"),
-        (Line(), payers(inputs=2), "take another input"),
-        (object(), payers(), "has no reset"),
+        (Line(), {"outputs": 2}, "A reward is one number"),
+        (Line(), {"inputs": 2}, "take another input"),
+        (object(), {}, "has no reset"),
     ],
 )
 def test_what_cannot_pay_is_refused(env, rewards, says):
     with pytest.raises(ValueError, match=says):
-        tn.rl.Rewarded.by(env, rewards)
+        tn.rl.Rewarded.by(env, payers(**rewards))
 
 
 def test_a_network_with_running_statistics_cannot_pay():

@@ -110,8 +110,8 @@ def test_epoch_order_of_a_short_member_sees_its_own_rows_again():
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_epoch_order_visits_rows_equally_often_whatever_the_sizes(data):
-    length = data.draw(st.integers(1, 12))
-    count, batch_size = data.draw(st.integers(1, length)), data.draw(st.integers(1, length))
+    length, batch_size = data.draw(st.sampled_from([(1, 1), (7, 1), (7, 3), (7, 7), (12, 5), (12, 8)]))  # compiled each
+    count = data.draw(st.integers(1, length))
     order = np.asarray(epoch_order(KEY, count, length=length, batch_size=batch_size))
     visits = np.bincount(order.ravel(), minlength=count)
     assert order.shape == (-(-length // batch_size), batch_size)

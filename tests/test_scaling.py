@@ -181,7 +181,17 @@ def test_a_sum_over_processes_is_timed():
     assert seconds.shape == (2, 3) and (seconds > 0).all()
 
 
-@pytest.mark.parametrize("name", first(1, ["pytorch_ddp", "jax_processes"]))
+def test_a_killed_program_is_named_and_the_others_end(monkeypatch):
+    programs = ["import time; time.sleep(601)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    monkeypatch.setattr(launch, "_commands", lambda *of: [[sys.executable, "-c", program] for program in programs])
+    with pytest.raises(RuntimeError, match=r"^Worker 1 of jax was ended by SIGKILL, and the others were stopped\.$"):
+        launch.train("jax", job(), workers=2)
+    left = psutil.Process().children(recursive=True)
+    assert [process for process in left if programs[0] in process.cmdline()] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["pytorch_ddp", "jax_processes"])
 def test_a_killed_worker_ends_the_run_in_one_sentence(name):
     me = psutil.Process()
     before = set(me.children(recursive=True))

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 import torch
-from conftest import DEVICES
 
 import turbanet as tn
 from turbanet.core import schedules
@@ -32,7 +31,7 @@ def train(swarm, epochs=3, **more):
         epochs=epochs,
         batch_size=8,
         progress=False,
-        plan=tn.Plan(DEVICES, 2),
+        plan=tn.Plan(1, 2),
         **more,
     )
 

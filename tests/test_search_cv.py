@@ -65,27 +65,35 @@ def test_a_regressor_in_a_pipeline_with_several_scores(diabetes):
 
 
 def test_other_shapes_make_groups_of_their_own(diabetes):
-    grid = {"hidden": [(4,), (8,)], "members": [2, 3], "epochs": [2, 3]}
-    ours = TurbaSearchCV(REGRESSOR, grid, cv=KFold(3)).fit(*diabetes)  # 442 rows: 294 or 295 to train on, 10 steps
-    same(ours, GridSearchCV(REGRESSOR, grid, cv=KFold(3)).fit(*diabetes))
-    assert ours.groups_ == [6] * 4
+    model = TurbaRegressor(3, plan=tn.Plan(1, 1), random_state=0)  # one program for any number of members
+    grid = [
+        {"hidden": [(4,)], "members": [2, 3], "epochs": [2]},
+        {"hidden": [(8,)], "members": [2], "epochs": [2]},
+        {"hidden": [(4,)], "members": [2], "epochs": [3]},
+    ]
+    how = {"cv": KFold(3), "refit": False}  # 442 rows: 294 or 295 to train on, 10 steps
+    ours = TurbaSearchCV(model, grid, **how).fit(*diabetes)
+    same(ours, GridSearchCV(model, grid, **how).fit(*diabetes))
+    assert ours.groups_ == [6, 3, 3]
 
 
 def test_folds_that_make_other_numbers_of_steps_train_apart(diabetes):
     each = {}
+    rates, how = {"learning_rate": [0.003, 0.03]}, {"cv": KFold(3), "refit": False}
     for batch_size in (49, 1000):  # 294 = 6 * 49
-        model = TurbaRegressor(3, hidden=(8,), epochs=4, batch_size=batch_size, random_state=0)
-        each[batch_size] = TurbaSearchCV(model, RATES, cv=KFold(3)).fit(*diabetes)
-        same(each[batch_size], GridSearchCV(model, RATES, cv=KFold(3)).fit(*diabetes))
-    assert [sorted(search.groups_) for search in each.values()] == [[3, 6], [3, 6]]
+        model = TurbaRegressor(3, hidden=(8,), epochs=4, batch_size=batch_size, plan=tn.Plan(1, 1), random_state=0)
+        each[batch_size] = TurbaSearchCV(model, rates, **how).fit(*diabetes)
+        same(each[batch_size], GridSearchCV(model, rates, **how).fit(*diabetes))
+    assert [sorted(search.groups_) for search in each.values()] == [[2, 4], [2, 4]]
 
 
 def test_draws_and_a_splitter_that_draws(digits):
-    how = {"n_iter": 4, "random_state": 1, "cv": ShuffleSplit(2, random_state=3)}
+    model = TurbaClassifier(3, hidden=(8,), epochs=4, plan=tn.Plan(1, 1), random_state=0)
+    how = {"n_iter": 3, "random_state": 1, "cv": ShuffleSplit(2, random_state=3), "refit": False}
     names = {"learning_rate": loguniform(1e-4, 1e-1)}
-    ours = TurbaSearchCV(CLASSIFIER, names, **how).fit(*digits)
-    same(ours, RandomizedSearchCV(CLASSIFIER, names, **how).fit(*digits), atol=0.02)
-    drawn = TurbaSearchCV(CLASSIFIER, RATES, cv=ShuffleSplit(2)).fit(*digits)
+    ours = TurbaSearchCV(model, names, **how).fit(*digits)
+    same(ours, RandomizedSearchCV(model, names, **how).fit(*digits), atol=0.02)
+    drawn = TurbaSearchCV(model, RATES, cv=ShuffleSplit(2), refit=False).fit(*digits)
     assert drawn.groups_ == [6]
 
 
@@ -93,10 +101,11 @@ def test_weights_groups_and_early_stopping_go_through(digits):
     x, y = digits
     rng = np.random.default_rng(0)
     more = {"sample_weight": rng.uniform(size=len(x)), "groups": rng.integers(6, size=len(x))}
-    model = TurbaClassifier(3, hidden=(8,), epochs=30, early_stopping=True, n_iter_no_change=2, random_state=0)
-    how = {"cv": GroupKFold(3)}
-    ours = TurbaSearchCV(model, RATES, **how).fit(x, y, **more)
-    same(ours, GridSearchCV(model, RATES, **how).fit(x, y, **more), atol=0.02)
+    stops = {"early_stopping": True, "n_iter_no_change": 2}
+    model = TurbaClassifier(3, hidden=(8,), epochs=30, plan=tn.Plan(1, 1), random_state=0, **stops)
+    rates, how = {"learning_rate": [0.003, 0.03]}, {"cv": GroupKFold(2)}
+    ours = TurbaSearchCV(model, rates, **how).fit(x, y, **more)
+    same(ours, GridSearchCV(model, rates, **how).fit(x, y, **more), atol=0.02)
 
 
 def test_nothing_is_trained_twice_even_with_seeds_that_are_drawn(digits, monkeypatch):
@@ -162,7 +171,7 @@ def test_a_drawn_seed_keeps_what_was_unseen_unseen():
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores are non-finite")
-@pytest.mark.parametrize("wrong", [{"epochs": [0, 2]}, {"batch_size": [0, 16]}, {"batch_size": ["auto", 16]}])
+@pytest.mark.parametrize("wrong", [{"epochs": [0, 2]}, {"batch_size": [0, 32]}, {"batch_size": ["auto", 32]}])
 def test_one_bad_candidate_ends_nothing(digits, wrong):
     with pytest.warns(FitFailedWarning, match="2 fits failed"):
         found = TurbaSearchCV(CLASSIFIER, wrong, cv=2, refit=False).fit(*digits)
@@ -177,5 +186,6 @@ def test_a_search_trains_on_the_estimators_cluster(digits):
             Cluster.calls += 1
             return tn.fit(*data, **how)
 
-    TurbaSearchCV(TurbaClassifier(2, hidden=(4,), epochs=1, cluster=Cluster()), RATES, cv=2, refit=False).fit(*digits)
+    model = TurbaClassifier(3, hidden=(8,), epochs=1, cluster=Cluster())
+    TurbaSearchCV(model, RATES, cv=3, refit=False).fit(*digits)
     assert Cluster.calls == 1

@@ -14,6 +14,7 @@ import optax
 import pandas as pd
 import pytest
 from conftest import DEVICES
+from small_networks import Line
 
 import turbanet as tn
 from turbanet.checkpoints import checkpoint, identity, serialization
@@ -171,7 +172,7 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
 
 
 def test_a_checkpoint_of_fit_is_no_saved_swarm(tmp_path):
-    swarm = made(schedule=None)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, sample_input=X[:1])
     tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=2, segment=1, progress=False, checkpoints=tmp_path)
     with pytest.raises(FileNotFoundError, match="holds no swarm .* or call fit again if it kept its checkpoints there"):
         load(tmp_path, Net(), optimizer())
@@ -253,6 +254,14 @@ def test_a_schedule_of_ones_own_is_given_again(tmp_path):
         load(tmp_path, Net(), optimizer(), schedule=["cosine", "warm"])
 
 
+def test_a_pickle_holds_the_swarm():
+    pytest.importorskip("cloudpickle")
+    swarm = train(made(schedule=None))
+    again = pickle.loads(pickle.dumps(swarm))
+    same([*numbers(again), tn.predict(again, X)], [*numbers(swarm), tn.predict(swarm, X)])
+
+
+@pytest.mark.thorough
 def test_a_pickle_goes_through_another_process(tmp_path):
     pytest.importorskip("cloudpickle")
     swarm = train(made(schedule=None))
@@ -272,7 +281,7 @@ def test_what_cannot_be_pickled_names_save_and_load(monkeypatch):
 WALKS = pd.DataFrame(
     {"unique_id": np.repeat(["a", "b"], 20), "ds": [*pd.date_range("2024-03-01", periods=20, tz="Asia/Tokyo")] * 2}
 ).assign(y=X.ravel()[:40].astype(float))
-NETWORK = {"model": tn.LSTM(3)}  # code, which is given again
+NETWORK = {"model": Line()}  # code, which is given again
 FITTED = {
     "classifier": lambda: TurbaClassifier(3, hidden=(4,), epochs=2, oob_score=True, class_weight={"n": 1, "y": 2}).fit(
         pd.DataFrame(X, columns=list("abc")), np.array(["n", "y"])[Y]
@@ -328,7 +337,7 @@ def test_what_is_loaded_goes_on_training_as_what_was_saved(fitted, tmp_path):
 
 def test_random_keys_and_short_floats_come_back(tmp_path):
     how = {"horizon": 1, "window": 2, "epochs": 1, "progress": False, "optimizer": optax.chain(optimizer())}
-    model = tn.LSTM(2)
+    model = Line()
     forecaster = Forecaster(model, **how).fit(WALKS)
     forecaster.swarms_["local"] = jax.tree.map(
         lambda leaf: leaf.astype("bfloat16") if leaf.dtype == "float32" else leaf, forecaster.swarms_["local"]
@@ -347,11 +356,11 @@ def test_a_forecaster_of_the_default_network_needs_no_code(tmp_path):
 
 def test_code_is_given_again_and_compared(fitted, tmp_path):
     fitted["forecaster"].save(tmp_path / "file")
-    with pytest.raises(ValueError, match=r"saved with model=LSTM, which is code .*Forecaster.load\(path, model=...\)"):
+    with pytest.raises(ValueError, match=r"saved with model=Line, which is code .*Forecaster.load\(path, model=...\)"):
         Forecaster.load(tmp_path / "file")
-    with pytest.raises(ValueError, match="another model, LSTM, than the Net that came"):
+    with pytest.raises(ValueError, match="another model, Line, than the Net that came"):
         Forecaster.load(tmp_path / "file", model=Net())
-    other = tn.LSTM(3, outputs=2)
+    other = Line(2)
     with pytest.raises(ValueError, match="layers have other names or sizes by now"):
         Forecaster.load(tmp_path / "file", model=other, check=False)
 

@@ -24,6 +24,8 @@ EVEN = np.arange(20).reshape(5, 4)
 RAGGED = tn.ragged([np.arange(7), np.arange(7, 9), np.arange(9, 14), np.arange(14, 18), np.arange(18, 23)])
 JOB = {"rounds": 4, "sampled": 3, "local_epochs": 2, "batch_size": 2, "progress": False}
 SERVERS = {"mean": None, "FedAvgM": optax.sgd(1.0, 0.9), "FedAdam": optax.adam(0.05)}
+WIDE = nn.Dense(3000)  # whose weights show the distribution of the noise
+DROPPING = nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False)])
 
 
 def line(optimizer=None, **how):
@@ -78,16 +80,16 @@ def by_hand(start, seen, clients, *, proximal=0.0, clip=None, server=None, batch
 
 
 CASES = [  # of even clients (True) or ragged ones
-    (True, "mean", (1, 3)),
     (True, "mean", (2, 1)),
-    (False, "mean", (1, 1)),
     (False, "mean", (2, 2)),
-    (False, "FedAvgM", (2, 1)),
     (False, "FedAdam", (1, 3)),
+    (True, "mean", (1, 3)),
+    (False, "mean", (1, 1)),
+    (False, "FedAvgM", (2, 1)),
 ]
 
 
-@pytest.mark.parametrize(("even", "server", "plan"), CASES, ids=str)
+@pytest.mark.parametrize(("even", "server", "plan"), first(3, CASES), ids=str)
 def test_the_server_ends_where_a_loop_in_numpy_ends(even, server, plan):
     clients = EVEN if even else RAGGED
     start, how = line(), {"server": SERVERS[server], "plan": tn.Plan(*plan)}
@@ -103,7 +105,7 @@ def test_what_a_client_may_change_is_held_as_by_hand(rule):
     np.testing.assert_allclose(weights(found), by_hand(start, seen, RAGGED, **rule), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [6, None])
+@pytest.mark.parametrize("batch_size", first(1, [6, None]))
 def test_a_client_with_fewer_rows_than_a_batch_counts_each_once(batch_size):
     start, job = line(), JOB | {"batch_size": batch_size, "proximal": 0.7}
     found, seen = tn.federated.train(
@@ -113,9 +115,12 @@ def test_a_client_with_fewer_rows_than_a_batch_counts_each_once(batch_size):
     np.testing.assert_allclose(weights(found), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [tn.MLP((8, 4)), nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False)])])
-def test_one_client_with_all_rows_is_plain_training(model):
-    start = net(model=model)
+@pytest.mark.parametrize(("model", "scheduled"), first(1, [(DROPPING, True), (tn.MLP((8, 4)), False)]))
+def test_one_client_with_all_rows_is_plain_training(model, scheduled):
+    start = net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0) if scheduled else None, model)
+    if scheduled:  # hyperparameters and schedules are the clients' too
+        start = tn.with_hyperparameters(start, learning_rate=RATE)
+        start = tn.with_schedule(start, lambda epoch, base: base / (1 + epoch))
     rows = np.arange(23)[None]
     found, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=rows, **JOB | {"sampled": 1})
     job = {"epochs": 8, "batch_size": 2, "progress": False}
@@ -162,17 +167,17 @@ def test_two_calls_are_one_and_repeat_bit_for_bit():
 
 
 def test_noise_never_comes_twice_whatever_the_epochs_of_a_round():
-    start = net(optax.sgd(0.0), tn.MLP((40, 4)))
-    how = {"clients": EVEN, **JOB, "clip": 1.0, "noise": 1.0}
+    start = net(optax.sgd(0.0), WIDE)
+    how = {"clients": EVEN, **JOB, "clip": 1.0, "noise": 1.0, "plan": tn.Plan(2)}
     seen, before = [], start
-    for epochs, rounds in ((1, 3), (2, 1), (3, 2)):
+    for epochs, rounds in ((1, 3), (2, 2)):
         for _ in range(rounds):
             job = how | {"local_epochs": epochs, "rounds": 1}
             after, _ = tn.federated.train(before, X, LABELS, tn.softmax_cross_entropy, **job)
-            change = np.asarray(after.params["Dense_0"]["kernel"] - before.params["Dense_0"]["kernel"])
+            change = np.asarray(after.params["kernel"] - before.params["kernel"])
             seen.append(change.ravel())
             before = after
-    alike = np.corrcoef(seen) - np.eye(6)
+    alike = np.corrcoef(seen) - np.eye(5)
     assert np.abs(alike).max() < 0.5
 
 
@@ -186,13 +191,13 @@ def test_other_numbers_compile_nothing_anew():
 
 
 def test_a_round_has_each_client_once_and_each_as_often():
-    _, seen = tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300})
+    _, seen = tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300, "score_every": 1})
     assert all(len(set(clients)) == 3 for clients in seen.clients.tolist())
     share = np.bincount(seen.clients.ravel()) / 300
     np.testing.assert_allclose(share, 3 / 5, atol=4 * np.sqrt(0.6 * 0.4 / 300))
 
 
-@pytest.mark.parametrize("plan", [(1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("plan", [(2, 2), pytest.param((1, 3), marks=pytest.mark.thorough)], ids=str)
 def test_own_layers_go_on_where_their_client_left_them(plan):
     job = {"rounds": 3, "sampled": 3, "local_epochs": 1, "progress": False, "plan": tn.Plan(*plan)}
     start = net()
@@ -216,25 +221,25 @@ def test_own_layers_go_on_where_their_client_left_them(plan):
 
 
 def test_what_drops_out_changes_nothing_and_costs_no_upload():
-    start = net()
-    how = {"clients": EVEN, "drop_out": 0.5, **JOB, "rounds": 40, "sampled": 1}
-    _, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how)
-    one = 4 * (3 * 8 + 8 + 8 * 4 + 4)  # bytes of the network
+    start = line()
+    how = {"clients": EVEN, "drop_out": 0.5, **JOB, "rounds": 40, "sampled": 1, "score_every": 1}  # in one program
+    _, seen = tn.federated.train(start, X, Y, tn.mse, **how)
+    one = 4 * (3 + 1)  # bytes of the network
     np.testing.assert_array_equal(seen.bytes_down, one)
     np.testing.assert_array_equal(seen.bytes_up, np.where(seen.returned[:, 0], one, 0))
     assert 8 <= seen.returned.sum() <= 32
     lost = np.flatnonzero(~seen.returned[:, 0])[0]
-    before, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": max(int(lost), 1)})
-    after, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how | {"rounds": int(lost) + 1})
+    before, _ = tn.federated.train(start, X, Y, tn.mse, **how | {"rounds": max(int(lost), 1)})
+    after, _ = tn.federated.train(start, X, Y, tn.mse, **how | {"rounds": int(lost) + 1})
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params if lost else before.params)
 
 
 @pytest.mark.parametrize("devices", first(1, [2, 1]))
 def test_noise_has_the_standard_deviation_that_it_is_said_to_have(devices):
-    start = net(optax.sgd(0.0), tn.MLP((100, 100, 4)))
+    start = net(optax.sgd(0.0), WIDE)
     how = {"clients": EVEN, **JOB, "rounds": 1, "clip": 0.5, "noise": 3.0, "plan": tn.Plan(devices)}
     found, _ = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **how)
-    change = np.asarray(found.params["Dense_1"]["kernel"] - start.params["Dense_1"]["kernel"])
+    change = np.asarray(found.params["kernel"] - start.params["kernel"])
     np.testing.assert_allclose(change.std(), 3.0 * 0.5 / 3, rtol=0.05)
     assert abs(change.mean()) < 4 * change.std() / np.sqrt(change.size)
 
@@ -250,16 +255,6 @@ def test_scores_are_of_the_rounds_that_history_says():
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
         np.testing.assert_allclose(seen.validation_loss[place], loss, rtol=1e-5)
         np.testing.assert_allclose(seen.validation_metric[place], np.mean(logits.argmax(-1) == LABELS), rtol=1e-6)
-
-
-def test_hyperparameters_and_schedules_are_the_clients():
-    start = net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
-    start = tn.with_schedule(tn.with_hyperparameters(start, learning_rate=RATE), lambda epoch, base: base / (1 + epoch))
-    found, _ = tn.federated.train(
-        start, X, LABELS, tn.softmax_cross_entropy, clients=np.arange(23)[None], **JOB | {"sampled": 1}
-    )
-    expected, _ = tn.fit(start, X, LABELS, tn.softmax_cross_entropy, epochs=8, batch_size=2, progress=False)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.params, expected.params)
 
 
 def test_a_fine_tuned_copy_is_the_client_trained_alone():

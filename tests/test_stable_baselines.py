@@ -1,8 +1,13 @@
+import sys
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import first
 
 from study.agents import stable_baselines
+from study.baselines.trainers import torch_threads
 from turbanet.ppo import Categorical, RolloutBuffer, Taken, ppo_loss
 from turbanet.rl import PPOConfig
 
@@ -82,13 +87,26 @@ def test_settings_are_annealed_as_ours_are():
     assert agent.clip_range(0.25) == pytest.approx(0.25 * config.clip_range) and agent.vf_coef == config.vf_coef / 2
 
 
-def test_seconds_are_of_processes_that_may_fail_in_one_sentence(monkeypatch):
+@pytest.mark.parametrize("apart", first(1, [False, True]), ids=["here", "in processes"])
+def test_seconds_are_of_processes_that_may_fail_in_one_sentence(apart, monkeypatch, capsys):
+    """Here, as a process that imports Stable-Baselines3 takes long to start; `test_cluster_costs` has the error."""
+
+    def here(command, name):
+        assert command[:3] == [sys.executable, "-m", "study.agents.stable_baselines"]
+        capsys.readouterr()
+        with torch_threads(None):
+            stable_baselines._main(command[3])
+        return capsys.readouterr().out
+
+    if not apart:
+        monkeypatch.setattr(stable_baselines.programs, "output", here)
     config = PPOConfig(n_steps=8, n_envs=1, batch_size=8, n_epochs=1)
     kind = stable_baselines.VECTORISED[0]
-    assert stable_baselines.seconds(config, "CartPole-v1", vectorised=kind, threads=1, updates=1) > 0
-    monkeypatch.setattr(stable_baselines.programs, "output", lambda *_: f"a warning\n{next(said)}")
+    seconds = partial(stable_baselines.seconds, config, vectorised=kind, threads=1, updates=1)
+    assert seconds("CartPole-v1") > 0
+    if apart:
+        with pytest.raises(RuntimeError, match="Stable-Baselines3 ended with 1: .*NoSuch"):
+            seconds("NoSuch-v1")
     said = iter([3.0, 4.0])
-    assert stable_baselines.seconds(config, "CartPole-v1", vectorised=kind, threads=1, updates=1, agents=2) == 2
-    monkeypatch.undo()
-    with pytest.raises(RuntimeError, match="Stable-Baselines3 ended with 1: .*NoSuch"):
-        stable_baselines.seconds(config, "NoSuch-v1", vectorised=kind, threads=1, updates=1)
+    monkeypatch.setattr(stable_baselines.programs, "output", lambda *_: f"a warning\n{next(said)}")
+    assert seconds("CartPole-v1", agents=2) == 2

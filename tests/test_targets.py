@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln
 from sklearn.metrics import mean_pinball_loss
+from small_networks import Line
 from tiers import first
 
 import turbanet as tn
@@ -122,10 +123,10 @@ def test_no_forecast_is_negative():
     y = np.maximum(rng.normal(size=60).cumsum(), 0)
     table = pd.DataFrame({"unique_id": "a", "ds": LONG[:60], "y": y})
     how = {"h": 3, "input_size": 4, "epochs": 3, "nonnegative": True, "calibration": 4, **QUIET}
-    forecast = Forecaster(**how).fit(table).predict(level=80)
-    assert (forecast[["LSTM", "LSTM-lo-80"]] >= 0).all(axis=None)
+    forecast = Forecaster(Line(), **how).fit(table).predict(level=80)
+    assert (forecast[["Line", "Line-lo-80"]] >= 0).all(axis=None)
     with pytest.raises(ValueError, match="must be not negative, and is -1"):
-        Forecaster(**how).fit(table.assign(y=-1.0))
+        Forecaster(Line(), **how).fit(table.assign(y=-1.0))
 
 
 @pytest.mark.parametrize("kind", first(1, ["global", "local"]))
@@ -144,6 +145,6 @@ def test_windows_held_out_are_not_trained_on():
     table = pd.DataFrame({"unique_id": "a", "ds": LONG[:30], "y": y})
     changed = table.assign(y=np.r_[y[:25], y[25:][::-1]])  # the same mean and spread
     how = {"h": 1, "input_size": 4, "epochs": 2, "val_size": 5, "patience": 5, **QUIET}
-    first, second = (Forecaster(**how).fit(each).histories_["local"] for each in (table, changed))
+    first, second = (Forecaster(Line(), **how).fit(each).histories_["local"] for each in (table, changed))
     np.testing.assert_allclose(first.train_loss, second.train_loss, rtol=1e-6)
     assert not np.allclose(first.validation_loss, second.validation_loss, rtol=1e-6)

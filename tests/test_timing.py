@@ -174,9 +174,9 @@ def test_ratio_draws_whole_pairs():
 @pytest.mark.parametrize("count", first(1, [3, 2, 8]))
 def test_the_interval_of_a_ratio_holds_the_truth_nineteen_times_of_twenty(count):
     rng = np.random.default_rng(1)
-    one, other = (np.exp(rng.normal(mean, 0.2, (4000, count))) for mean in (np.log(1.5), 0))
+    one, other = (np.exp(rng.normal(mean, 0.2, (1000, count))) for mean in (np.log(1.5), 0))
     found = np.array([timing.ratio(*pair) for pair in zip(one, other)])
-    assert np.mean((found[:, 1] <= 1.5) & (found[:, 2] >= 1.5)) == pytest.approx(0.95, abs=0.012)
+    assert np.mean((found[:, 1] <= 1.5) & (found[:, 2] >= 1.5)) == pytest.approx(0.95, abs=0.024)  # 3.5 standard errors
     expected = stats.ttest_rel(np.log(one[0]), np.log(other[0])).confidence_interval()
     np.testing.assert_allclose(found[0, 1:], np.exp(expected))
 

@@ -121,8 +121,18 @@ def test_twin_is_a_copy(mlp):
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
-@pytest.mark.parametrize("method", TRAINERS)
-def test_train_in_pytorch_equals_optax(case, method):
+def in_this_process(**_):
+    """joblib.Parallel without its processes."""
+    return lambda jobs: [work(*arguments, **how) for work, arguments, how in jobs]
+
+
+APART = pytest.param("processes", True, marks=pytest.mark.thorough)  # `test_kfold` starts the same processes
+
+
+@pytest.mark.parametrize(("method", "apart"), [*((name, False) for name in TRAINERS), APART])
+def test_train_in_pytorch_equals_optax(case, method, apart, monkeypatch):
+    if not apart:
+        monkeypatch.setattr(processes.joblib, "Parallel", in_this_process)
     twins = case.twins()
     losses = TRAINERS[method](twins, case.x, case.y, **arguments(case))
     predictions = [trainers.torch_predict(t, case.member(case.x, i)) for i, t in enumerate(twins)]
@@ -166,7 +176,7 @@ def test_train_processes_gives_each_one_thread(mlp, monkeypatch):
     threads = []
     losses = np.zeros((EPOCHS, 1))
     monkeypatch.setattr(processes, "train_loop", lambda twins, **how: (threads.append(how["threads"]), losses)[1])
-    monkeypatch.setattr(processes.joblib, "Parallel", lambda **_: lambda jobs: [f(*a, **k) for f, a, k in jobs])
+    monkeypatch.setattr(processes.joblib, "Parallel", in_this_process)
     processes.train_processes(mlp.twins(), mlp.x, mlp.y, **arguments(mlp), processes=8)
     assert threads == [1, 1, 1]
 
