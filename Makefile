@@ -21,7 +21,7 @@ test: lint ## lint, then every behaviour's tests, the slow ones too
 test-all: lint ## the same, and the tests that repeat a behaviour on more models, methods and processes
 test: ONCE = and not thorough
 test test-all:
-	$(IN_VENV) python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
+	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25 \
 	    --timeout 600 --reruns 1 --only-rerun 'Timeout .>' $(or $(ARGS),-m 'not optimized $(ONCE)')
 	$(if $(ARGS),,$(IN_VENV) TURBANET_OPTIMIZED=1 python -m pytest -n 2 --dist load -m 'optimized $(ONCE)' \
 	    $$(grep -l 'mark.optimized' tests/*.py))

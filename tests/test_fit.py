@@ -456,6 +456,11 @@ def test_a_loss_that_has_no_hash_is_read_at_each_call():
     once = trained(make().set_loss_fn(loss))[1]
     loss.scale = 2.0
     np.testing.assert_allclose(trained(make().set_loss_fn(loss))[1][0], 2 * once[0], rtol=1e-6)
+    own = [np.stack([each] * len(make())) for each in (X, Y)]  # [member, ...]
+    _, stepped, _ = make().set_loss_fn(loss).train(*own)
+    plain, _ = make().evaluate(*own, tn.softmax_cross_entropy)
+    np.testing.assert_allclose(stepped, 2 * plain, rtol=1e-6)
+    np.testing.assert_allclose(make().evaluate(*own, loss)[0], 2 * plain, rtol=1e-6)
 
 
 def test_what_a_loss_reads_of_a_module_and_that_changed_counts():

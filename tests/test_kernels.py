@@ -242,10 +242,11 @@ def test_products_keep_their_order():
 
 
 @pytest.mark.parametrize(
-    "size", first(2, [((64, 32, 16), 64, 32), ((20, 10), 30, 16), ((16, 2), 2, 128), ((10, 3), 5, 33)])
+    "widths, features, rows",
+    first(2, [((64, 32, 16), 64, 32), ((20, 10), 30, 16), ((16, 2), 2, 128), ((10, 3), 5, 33)]),
 )
-def test_kernel_lowers_for_an_h100(size):
-    assert "__gpu$xla.gpu.triton" in lowered(*problem(*size))
+def test_kernel_lowers_for_an_h100(widths, features, rows):
+    assert "__gpu$xla.gpu.triton" in lowered(*problem(widths, features, rows))
 
 
 @jax.default_matmul_precision("highest")

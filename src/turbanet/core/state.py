@@ -71,11 +71,11 @@ class State(TrainState):
 
     def loss(self, loss_fn: Callable | None = None) -> Callable:
         """Return `loss_fn`, or the swarm's own for None; ValueError for anything but a function."""
-        loss_fn = loss_fn or self.loss_fn
-        if not callable(loss_fn):
-            message = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {loss_fn!r}"
+        chosen: Any = loss_fn or self.loss_fn
+        if not callable(chosen):
+            message = f"A loss is loss(params, x, y, apply_fn), such as turbanet.mse; got {chosen!r}"
             raise ValueError(f"{message}: pass loss_fn, or call swarm = swarm.set_loss_fn(loss_fn) first.")
-        return loss_fn
+        return chosen if chosen.__hash__ else chosen.__call__  # a dataclass has no hash, and its method has
 
 
 Swarm = TypeVar("Swarm", bound=State)  # of the caller's own class, which is returned
