@@ -36,8 +36,8 @@ DEVICES = min(2, len(jax.devices()))  # that a plan of several devices has here
 ON_CPU = jax.default_backend() == "cpu"
 if not ON_CPU:
     jax.config.update("jax_default_matmul_precision", "highest")
-# Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has two
-# processes on what may be two cores, where some trainings then take twenty times as long.
+# Before PyTorch starts, also in the kernels that tests start: its threads spin while they wait, and `make test` has
+# three processes on what may be two cores, where some trainings then take twenty times as long.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs are started without
 

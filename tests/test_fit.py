@@ -463,6 +463,12 @@ def test_a_loss_that_has_no_hash_is_read_at_each_call():
     np.testing.assert_allclose(make().evaluate(*own, loss)[0], 2 * plain, rtol=1e-6)
 
 
+@pytest.mark.parametrize("loss", [None, 3.0])
+def test_what_is_no_loss_is_not_set(loss):
+    with pytest.raises(ValueError, match="A loss is loss"):
+        make().set_loss_fn(tn.mse).set_loss_fn(loss)
+
+
 def test_what_a_loss_reads_of_a_module_and_that_changed_counts():
     settings = types.ModuleType("settings_of_a_user")
     settings.scale = 1.0

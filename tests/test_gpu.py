@@ -23,7 +23,7 @@ def packed(tmp_path):
     return file
 
 
-TESTED = ("sweep", "mnist", "kernel", "roofline")  # in `make test`; the others hold what tests of the library have
+TESTED = ("sweep", "mnist", "kernel", "roofline")  # in `make test`; the others train what the library's tests train
 
 
 @pytest.mark.slow

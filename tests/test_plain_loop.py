@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from hypothesis import given, settings, strategies as st
 
 import turbanet as tn
@@ -130,7 +129,18 @@ def equal(found, expected):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
-def check_members(loss, counts, held, large, own, patience, schedule, seed):
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(
+    loss=st.sampled_from(list(LOSSES)),
+    counts=COUNTS,
+    held=COUNTS,
+    large=st.booleans(),
+    own=st.booleans(),
+    patience=st.sampled_from([None, 2]),
+    schedule=st.sampled_from([None, "reduce", "cosine"]),
+    seed=st.integers(0, 1),
+)
+def test_fit_evaluate_and_predict_are_a_loop_over_members(loss, counts, held, large, own, patience, schedule, seed):
     loss_fn, by_hand, _ = LOSSES[loss]
     rows, held_out = drawn_rows(counts, seed), drawn_rows(held, seed + 10)
     is_weighted = loss == "weighted"
@@ -160,31 +170,6 @@ def check_members(loss, counts, held, large, own, patience, schedule, seed):
         equal(best[member], validation_loss.min())
 
 
-JOBS = {
-    "loss": st.sampled_from(list(LOSSES)),
-    "counts": COUNTS,
-    "held": COUNTS,
-    "large": st.booleans(),
-    "own": st.booleans(),
-    "patience": st.sampled_from([None, 2]),
-    "schedule": st.sampled_from([None, "reduce", "cosine"]),
-    "seed": st.integers(0, 1),
-}
-
-
-@settings(max_examples=5, deadline=None, derandomize=True)
-@given(**JOBS)
-def test_fit_evaluate_and_predict_are_a_loop_over_members(**job):
-    check_members(**job)
-
-
-@pytest.mark.thorough
-@settings(max_examples=9, deadline=None, derandomize=True)
-@given(**JOBS)
-def test_more_jobs_are_a_loop_over_members(**job):
-    check_members(**job)
-
-
 class Folds:
     """A splitter with folds of these numbers of rows."""
 
@@ -195,7 +180,14 @@ class Folds:
         return self.pairs
 
 
-def check_folds(loss, counts, held, schedule):
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(
+    loss=st.sampled_from([name for name in LOSSES if name != "weighted"]),
+    counts=COUNTS,
+    held=COUNTS,
+    schedule=st.sampled_from(["constant", "reduce"]),
+)
+def test_cross_validate_is_a_loop_over_folds(loss, counts, held, schedule):
     loss_fn, by_hand, _ = LOSSES[loss]
     parts = zip(drawn_rows(counts, 1), drawn_rows(held, 2), strict=True)
     pairs = [(train[train >= 0], held_out[held_out >= 0]) for train, held_out in parts]
@@ -212,24 +204,3 @@ def check_folds(loss, counts, held, schedule):
         equal(lines.train_loss, train_loss)
         equal(lines.validation_loss, validation_loss)
         equal(found.predictions["dense"][fold][: len(held_out), 0], plain.x[held_out] @ plain.line)
-
-
-VALIDATIONS = {
-    "loss": st.sampled_from([name for name in LOSSES if name != "weighted"]),
-    "counts": COUNTS,
-    "held": COUNTS,
-    "schedule": st.sampled_from(["constant", "reduce"]),
-}
-
-
-@settings(max_examples=2, deadline=None, derandomize=True)
-@given(**VALIDATIONS)
-def test_cross_validate_is_a_loop_over_folds(**job):
-    check_folds(**job)
-
-
-@pytest.mark.thorough
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(**VALIDATIONS)
-def test_more_cross_validations_are_a_loop_over_folds(**job):
-    check_folds(**job)

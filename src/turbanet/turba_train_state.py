@@ -256,7 +256,8 @@ class TurbaTrainState(State):
 
     def set_loss_fn(self, loss_fn: Callable) -> Self:
         """Return the swarm with `loss_fn(params, x, y, apply_fn) -> (scalar, prediction)` for `train`."""
-        return self.replace(loss_fn=self.loss(loss_fn))
+        bare = self.replace(loss_fn=None)
+        return bare.replace(loss_fn=bare.loss(loss_fn))
 
     @_by_public_names
     def train(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[Self, jax.Array, Any]:
