@@ -227,13 +227,13 @@ def results():
 
 def claim():
     """README's second line, off the committed metrics."""
-    from study.figures.labels import FUSED, LOOP, OURS
+    from study.figures.labels import FUSED, LOOP
     from study.gpu import chapter
     from study.pipeline.reports import number, read_metrics, read_table
 
-    table = read_table("sweep/small", "sweep").set_index(["method", "members"])["median (s)"]
-    members = read_metrics("sweep/small")["members"]
-    over_one = table[OURS, members] / min(table[LOOP, 1], table[FUSED, 1])
+    table = read_table("benchmark", "ratios").set_index(["workload", "method"]).loc["sweep-small"]
+    members = table.members[LOOP]
+    over_one = members / min(table.ratio[[LOOP, FUSED]])
     gpu = chapter.numbers(chapter.cards(ROOT / "reports/gpu")[0])
     resnet = read_metrics("benchmark")["resnet_warm_ratio"]
     return (
