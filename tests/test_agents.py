@@ -100,6 +100,29 @@ def test_the_history_counts_episodes_and_their_returns():
     assert len(history.frame()) == 30 and history.frame().steps.max() == 160
 
 
+class Worth(nn.Module):
+    """A policy over two actions; every state is worth 3."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x), self.param("worth", nn.initializers.constant(3.0), (1,)) * jnp.ones(len(x))
+
+
+def test_an_episode_cut_by_time_goes_on_in_value_and_one_ended_by_its_rules_does_not():
+    class Ends(Line):
+        def step_env(self, key, state, action, params):
+            *parts, _, info = super().step_env(key, state, action, params)
+            return *parts, parts[1].time >= 2, info
+
+    paid = Params(reward=0.0, bonus=1.0, limit=2)
+    one = SHORT._replace(batch_size=16, n_epochs=1, gae_lambda=0.0, total_timesteps=16)
+    for env, goes_on in ((Line(), 1), (Ends(), 0)):
+        _, history = train(env, one, members=1, model=Worth(), params=paid)
+        # Half the squared errors of returns: every second step ends an episode of two.
+        expected = (0.5 * (3 - 1 - 0.9 * 3) ** 2 + 0.5 * (3 - 1 - goes_on * 0.9 * 3) ** 2) / 2
+        np.testing.assert_allclose(history.frame().value_loss, [expected], rtol=1e-5)
+
+
 @pytest.mark.optimized
 def test_an_agent_of_a_swarm_equals_the_agent_trained_alone():
     swarm, history = train(members=5)

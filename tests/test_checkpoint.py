@@ -391,8 +391,8 @@ def test_held_out_data_that_are_gone_are_named_and_not_their_digest(tmp_path):
 def test_another_process_in_the_same_folder_is_told_so(tmp_path):
     holds = f"""
 import fcntl, sys
-file = open({str(tmp_path / checkpoint.LOCK)!r}, "a")
-fcntl.lockf(file, fcntl.LOCK_EX)
+file = open({str(tmp_path / checkpoint.LOCK)!r}, "a+")
+fcntl.lockf(file, fcntl.LOCK_SH)  # which only a lock for one alone cannot share
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -1,6 +1,7 @@
 """Forecasters: tables in, forecasts out, by hand, beside each other and beside the naive ones."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -105,6 +106,34 @@ def test_a_forecast_from_an_origin_is_that_of_a_table_that_ends_there(kind, capl
         assert ours.ds.tolist() == alone.ds.tolist()
     true = WALKS.set_index(["unique_id", "ds"]).y
     np.testing.assert_array_equal(found.y, true.loc[list(zip(found.unique_id, found.ds, strict=True))])
+
+
+class Number(nn.Module):
+    """The same change after every window."""
+
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tile(self.param("number", nn.initializers.zeros, (1,)), (len(x), 1))
+
+
+@pytest.mark.parametrize("kind", ["global", "local"])
+def test_each_origin_is_forecast_by_its_own_networks(kind, monkeypatch):
+    def numbered(swarm, *data, **how):
+        """Instead of training: member i forecasts the change i."""
+        number = jnp.arange(len(swarm), dtype=jnp.float32)
+        return swarm.replace(
+            params=jax.tree.map(lambda leaf: jnp.broadcast_to(number, leaf.T.shape).T, swarm.params)
+        ), None
+
+    monkeypatch.setattr("turbanet.series.networks.fit", numbered)
+    monkeypatch.setattr("turbanet.series.networks.diverged", lambda swarm, history: np.zeros(len(swarm), bool))
+    how = {"h": 1, "input_size": 4, "kind": kind, **QUIET}
+    found = Forecaster(Number(), **how).cross_validation(TOGETHER, n_windows=3).set_index(["cutoff", "unique_id"])
+    for origin, day in enumerate(DAYS[-4:-1]):
+        for series, name in enumerate(["a", "c"]):
+            y = TOGETHER[(TOGETHER.unique_id == name) & (TOGETHER.ds <= day)].y
+            expected = y.iloc[-1] + (origin if kind == "global" else 2 * origin + series) * y.std(ddof=0)
+            assert found.Number[day, name] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", first(1, ["global", "local"]))

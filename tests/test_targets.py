@@ -62,6 +62,11 @@ def test_kinds_of_networks_are_combined_as_forecasts():
     np.testing.assert_allclose(of_levels, np.mean([np.sort(out, -1) for out in outs], 0), rtol=1e-5)
 
 
+def test_a_point_forecast_is_the_median_of_quantiles_that_cross():
+    crossed = jnp.array([[[3.0, 1.0, 2.0], [5.0, 4.0, 6.0]]])
+    np.testing.assert_array_equal(Target("real", (0.1, 0.5, 0.9)).point(crossed), [[2, 5]])
+
+
 def test_a_model_of_other_outputs_is_refused():
     with pytest.raises(ValueError, match="must return 3 outputs for each of 2 steps"):
         found(Target("real", (0.1, 0.5, 0.9)), jnp.zeros((4, 5)), np.zeros((4, 2), np.float32))
