@@ -178,6 +178,8 @@ def test_a_global_network_forecasts_series_that_it_has_not_seen():
     assert np.abs(found.LSTM - true).mean() < 0.3 * np.abs(found.Naive - true).mean()
     half = found["LSTM-hi-50"] - found.LSTM
     assert (half > 0).all() and (half < 1000).all()
+    small = forecaster.predict(df=known.assign(y=known.y / 1000), level=50)
+    np.testing.assert_allclose(small["LSTM-hi-50"] - small.LSTM, half / 1000, rtol=1e-3)
     np.testing.assert_array_equal(forecaster.series_, [f"wave {i}" for i in range(8)])
 
 
