@@ -74,6 +74,15 @@ def test_sessions_of_trading_days_go_on_the_next_morning(zone):
     assert rule.season == 26
 
 
+def test_times_of_the_clock_go_on_over_the_change_to_winter_time():
+    wall = pd.date_range("2024-03-20", "2024-10-27 18:00", freq="6h")
+    times = wall.tz_localize(BERLIN)
+    for there in (times[:-6], times[:-6].delete([5, 31])):
+        rule = calendar.learned(there)
+        assert rule.after(times[-7], 6).tolist() == times[-6:].tolist()
+        assert calendar.restored(calendar.state(rule)).after(times[-7], 6).tolist() == times[-6:].tolist()
+
+
 def test_times_without_a_rule_have_no_calendar():
     irregular = pd.DatetimeIndex(np.sort(np.random.default_rng(0).integers(0, 10**17, 60)))
     assert calendar.learned(irregular) is None

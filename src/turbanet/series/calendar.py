@@ -269,8 +269,12 @@ def _equal(times, wall):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that infer_freq will return an offset
         name = pd.infer_freq(times)
-        name = pd.infer_freq(wall) if name is None and wall.is_unique else name
-    return None if name is None else Offset(pd.tseries.frequencies.to_offset(name))
+        on_clock = name is None and wall.is_unique
+        name = pd.infer_freq(wall) if on_clock else name
+    offset = None if name is None else pd.tseries.frequencies.to_offset(name)
+    if on_clock and isinstance(offset, pd.offsets.Tick) and pd.Timedelta(offset) % DAY:
+        return None  # hours of an offset are equally long; these are not where the clock changes
+    return None if offset is None else Offset(offset)
 
 
 def _grid(times, wall):
