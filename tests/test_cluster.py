@@ -185,6 +185,18 @@ def test_a_shard_that_memory_kills_is_given_up(tmp_path):
     dataclasses.replace(job, marker=folder.Marker(tmp_path)).count(0)  # another call tries again
 
 
+def test_a_shard_that_ray_runs_again_after_its_results_is_not_trained_again(tmp_path):
+    """As when its node dies before the driver has read what it returned."""
+    job = shards.Job(untouched, None, None, {}, tn.Checkpoints(tmp_path), folder.Marker(tmp_path), cores=1, attempts=2)
+    job.folder(0).mkdir(parents=True)
+    (job.folder(0) / shards.DONE).write_text('{"shard": 0, "seconds": 1.5}')
+    assert shards.train(job, {}, 0, np.arange(4), None, []) == {"shard": 0, "seconds": 1.5}
+
+
+def untouched(ids):
+    raise AssertionError("it was made again")
+
+
 def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(engine, "NODE_SECONDS", 0.1)
     cancelled = []

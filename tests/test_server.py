@@ -199,21 +199,23 @@ def test_a_round_has_each_client_once_and_each_as_often():
 
 @pytest.mark.parametrize("plan", [(2, 2), pytest.param((1, 3), marks=pytest.mark.thorough)], ids=str)
 def test_own_layers_go_on_where_their_client_left_them(plan):
-    job = {"rounds": 3, "sampled": 3, "local_epochs": 1, "progress": False, "plan": tn.Plan(*plan)}
+    job = {"rounds": 4, "sampled": 3, "local_epochs": 1, "progress": False, "plan": tn.Plan(*plan)}
+    job |= {"clients": EVEN, "own": ["Dense_1"], "drop_out": 0.3}
     start = net()
-    found, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, own=["Dense_1"], **job)
+    found, seen = tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, **job)
+    assert 0 < seen.returned.sum() < seen.returned.size
     first = start.get_state(0).params
     body, heads = first["Dense_0"], [first["Dense_1"]] * 5
     slope = jax.jit(jax.grad(lambda params, x, y: tn.softmax_cross_entropy(params, x, y, start.apply_fn)[0]))
-    for sampled in seen.clients:
+    for sampled, returned in zip(seen.clients, seen.returned, strict=True):
         bodies = []
-        for client in sampled:
+        for client in sampled[returned]:
             rows = EVEN[client]
             params = {"Dense_0": body, "Dense_1": heads[client]}
             params = jax.tree.map(lambda p, g: p - RATE * g, params, slope(params, X[rows], LABELS[rows]))
             bodies.append(params["Dense_0"])
             heads[client] = params["Dense_1"]
-        body = jax.tree.map(lambda *each: jnp.mean(jnp.stack(each), 0), *bodies)
+        body = jax.tree.map(lambda *each: jnp.mean(jnp.stack(each), 0), *bodies) if bodies else body
     assert len(found) == 5 and np.asarray(found.id).tolist() == [0, 1, 2, 3, 4]
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for client in range(5):

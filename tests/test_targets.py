@@ -153,3 +153,12 @@ def test_windows_held_out_are_not_trained_on():
     first, second = (Forecaster(Line(), **how).fit(each).histories_["local"] for each in (table, changed))
     np.testing.assert_allclose(first.train_loss, second.train_loss, rtol=1e-6)
     assert not np.allclose(first.validation_loss, second.validation_loss, rtol=1e-6)
+
+
+def test_the_validation_loss_is_of_windows_whose_steps_are_all_held_out():
+    y = np.r_[rng.normal(size=25), rng.normal(3, 1, size=5)]
+    table = pd.DataFrame({"unique_id": "a", "ds": LONG[:30], "y": y})
+    how = {"h": 2, "direct": True, "input_size": 4, "epochs": 1, "val_size": 5, "patience": 1, **QUIET}
+    history = Forecaster(Constant(2), optimizer=optax.sgd(0.0), **how).fit(table).histories_["local"]
+    changes = np.stack([y[25:29] - y[24:28], y[26:30] - y[24:28]])  # from each window's last value, which 0 forecasts
+    assert history.validation_loss.item() == pytest.approx((changes**2).mean() / y.var(), rel=1e-5)
