@@ -32,6 +32,13 @@ def test_a_season_with_a_trend_goes_on(name):
     assert found.shape == (2, 12)
 
 
+@pytest.mark.parametrize("name", ["ETS", "Theta", "GradientBoosting"])
+@pytest.mark.parametrize("value", [5.0, 0.1, -3.0])
+def test_a_constant_series_goes_on(name, value):
+    found = baselines.model(name)([np.full(38, value), np.arange(38.0)], 7, 3, 2)
+    np.testing.assert_allclose(found[0], value, rtol=1e-4)
+
+
 def test_baselines_stand_beside_the_networks():
     months = pd.date_range("2015-01-01", periods=96, freq="MS")
     table = pd.DataFrame({"unique_id": "a", "ds": months, "y": 10 + WAVE})

@@ -9,7 +9,7 @@ import pytest
 from small_networks import Line
 
 from turbanet.core.plan import say_once
-from turbanet.forecasting import Forecaster
+from turbanet.forecasting import Forecaster, scores
 from turbanet.series import calendar
 from turbanet.series.panel import Columns, read
 
@@ -187,6 +187,25 @@ def test_polars_and_arrow_tables_come_back_as_such():
     assert Forecaster(**how).fit(zoned).predict().schema["day"] == polars.Datetime("us", BERLIN)
 
 
+@pytest.mark.parametrize("freq", ["D", None])
+def test_days_go_on_where_a_zone_has_no_midnight(freq):
+    days = pd.date_range("2024-03-01", periods=80).tz_localize("Africa/Cairo", nonexistent="shift_forward")
+    before = Forecaster(**HOW, freq=freq).fit(pd.DataFrame({"unique_id": "a", "ds": days[:55], "y": np.arange(55.0)}))
+    assert days[56].hour == 1
+    assert before.predict().ds.tolist() == days[55:57].tolist()
+    over = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(80.0)})
+    filled = read(over.drop(index=[20, 60]), Columns(), "D", "forward")
+    assert filled.ds.tolist() == days.tolist()
+
+
+def test_a_list_of_dates_as_text_is_in_the_order_of_dates():
+    days = pd.date_range("2023-12-10", periods=45)
+    table = pd.DataFrame({"unique_id": "a", "ds": days[:20], "y": Y})
+    for form in ("%m/%d/%Y", "%d %b %Y", "%Y-%m-%d"):
+        found = Forecaster(**HOW, freq=days.strftime(form).tolist()).fit(table).predict()
+        assert found.ds.tolist() == days[20:22].tolist()
+
+
 def test_a_zone_by_another_library_is_the_same_zone(tmp_path):
     polars = pytest.importorskip("polars")
     days = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=i) for i in range(20)]
@@ -194,6 +213,7 @@ def test_a_zone_by_another_library_is_the_same_zone(tmp_path):
     Forecaster(**HOW).fit(table).save(tmp_path / "file")
     again = Forecaster.load(tmp_path / "file", model=HOW["model"])
     assert again.predict(df=table)["ds"].to_list() == [days[-1] + datetime.timedelta(days=i) for i in (1, 2)]
+    assert again.predict()["ds"].dtype == table["ds"].dtype  # a table of polars' too
     as_text = table.with_columns(polars.col("ds").dt.to_string("%Y-%m-%d"))
     assert isinstance(Forecaster(**HOW).fit(as_text).predict()["ds"].dtype, polars.Datetime)
 
@@ -266,8 +286,10 @@ def test_what_was_filled_is_not_scored():
     days = pd.date_range("2024-01-01", periods=30)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(30.0)}).drop([27])
     found = Forecaster(**HOW, freq="D", fill="forward").cross_validation(table, n_windows=2)
-    assert found.y.tolist() == [26, 28, 29]
-    assert found.Naive.tolist() == [25, 26, 26]
+    np.testing.assert_array_equal(found.y, [26, np.nan, 28, 29])
+    assert found.Naive.tolist() == [25, 25, 26, 26]
+    last = scores(found, table)[lambda each: each.model == "Naive"]  # of errors of 1, none, 2 and 3, by steps of 1
+    assert last.step.tolist() == [1, 2] and last.MASE.tolist() == pytest.approx([(1 + 2) / 2, 3])
 
 
 def test_fill_makes_a_grid():
@@ -301,7 +323,7 @@ def test_freq_names_the_periods_or_is_refused():
             Forecaster(**HOW, freq=freq).fit(table)
 
 
-@pytest.mark.parametrize("freq", [None, "M"])
+@pytest.mark.parametrize("freq", [None, "M", pd.period_range("2020-01", periods=30, freq="M").asi8])
 def test_missing_periods_are_filled(freq):
     months = pd.period_range("2020-01", periods=21, freq="M").delete(7)
     filled = read(pd.DataFrame({"unique_id": "a", "ds": months, "y": Y}), Columns(), freq, "forward")

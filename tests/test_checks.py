@@ -122,6 +122,32 @@ def test_what_nobody_sees_may_hold_anything():
     train(own[::-1], rows=rows, per_member=(True, False))  # whose row 4 is whole
 
 
+@pytest.mark.parametrize("own", [(False, False), (True, False), (False, True), (True, True)])
+def test_a_row_of_weight_0_may_hold_any_target(own):
+    """own: whether each member has its own y, and its own weights."""
+    y, weight = changed(CLASSES, 3, to=-1), changed(np.ones(12, np.float32), 3, to=0)
+    stacked = [np.stack([leaf] * 2) if is_own else leaf for leaf, is_own in zip((y, weight), own, strict=True)]
+    how = {"loss": tn.weighted(tn.softmax_cross_entropy), "per_member": (False, own), "epochs": 2}
+    _, history = train(y=tuple(stacked), **how)
+    assert np.isfinite(history.train_loss).all()
+    with pytest.raises(ValueError, match="y holds -1 in row 3"):
+        train(y=(stacked[0], np.ones_like(stacked[1])), **how)
+
+
+@pytest.mark.parametrize("call", [tn.predict, lambda swarm, x: tn.fit(swarm, x, x[:, None], tn.mse, epochs=1)])
+def test_rows_without_an_axis_are_no_rows_of_one_feature(call):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.sgd(0.1), 2, input_size=1)
+    with pytest.raises(ValueError, match=r"cannot take x with rows of shape \(\), as the swarm was made for \(1,\)"):
+        call(swarm, X[:, 0])
+
+
+@pytest.mark.parametrize("loss", [tn.softmax_cross_entropy, tn.cross_entropy])
+def test_one_output_is_no_distribution(loss):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 1)), optax.sgd(0.1), 2, sample_input=X[:1])
+    with pytest.raises(ValueError, match="give it an output for each class, or take binary_cross_entropy"):
+        tn.fit(swarm, X, np.ones((12, 1), np.float32), loss, epochs=1, progress=False)
+
+
 def test_nan_goes_through_where_it_is_asked_for():
     _, history = train(changed(X, 3, 1, to=np.nan), allow_nan=True)
     assert np.isnan(history.train_loss).all()

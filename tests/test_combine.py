@@ -247,11 +247,42 @@ def test_an_ensemble_is_no_single_prediction(score):
         (np.where(np.arange(40) == 8, -1, Y), "y holds -1 in row 8"),
         (Y[:, None], r"its y int \[row\]; got shapes \(5, 40, 3\), \(40, 1\)"),
         ((Y, np.ones(40)), "as for a weighted loss"),
+        (np.where(np.arange(40) == 8, np.nan, Y), "y holds nan in row 8"),
+        (np.where(np.arange(40) == 8, 0.5, Y), "y holds 0.5 in row 8"),
     ],
 )
 def test_a_y_that_holds_no_classes_of_the_prediction_is_named(y, message):
-    with pytest.raises(ValueError, match=message):
-        tn.accuracy(LOGITS, y)
+    for score in (tn.accuracy, tn.ensembles.score_interval, tn.ensembles.stacking_weights):
+        with pytest.raises(ValueError, match=message):
+            score(LOGITS, y)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float32])
+def test_classes_of_any_type_are_scored_alike(dtype):
+    """Also where there are as many rows as classes, of which a bool y would be a mask."""
+    logits, y = LOGITS[:, :2, :2], np.array([0, 1])
+    probability = np.exp(logits[0]) / np.exp(logits[0]).sum(-1, keepdims=True)
+    for score, of in (
+        (tn.accuracy, logits),
+        (tn.ensembles.greedy_weights, logits),
+        (tn.ensembles.negative_log_likelihood, probability),
+        (tn.ensembles.brier_score, probability),
+    ):
+        np.testing.assert_array_equal(score(of, y.astype(dtype)), score(of, y))
+
+
+def test_a_row_of_nan_is_of_no_class():
+    prediction = np.where(np.arange(40)[:, None] == np.flatnonzero(Y == 0)[0], np.nan, LOGITS[0])
+    right = (LOGITS[0].argmax(-1) == Y) & ~np.isnan(prediction).any(-1)
+    assert float(tn.accuracy(prediction, Y)) == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize(
+    "combine", [tn.ensemble_mean, tn.ensemble_vote, tn.ensembles.disagreement], ids=lambda each: each.__name__
+)
+def test_one_output_has_no_classes(combine):
+    with pytest.raises(ValueError, match="one output a row: give an output for each class"):
+        combine(LOGITS[..., :1])
 
 
 def test_accuracy_of_some_rows():

@@ -18,6 +18,13 @@ DAYS = pd.date_range("2023-01-02", periods=120)
 FAST = {"epochs": 60, "optimizer": optax.adam(0.02), "progress": False}
 
 
+@pytest.mark.parametrize("price", [9.99, 0.1, 10.0])
+def test_a_column_that_is_constant_but_for_rounding_is_constant(price):
+    """The mean of 60 times 0.1 is not 0.1: a later change would be of 1e16 deviations."""
+    centre, spread = standards(np.full((60, 1), price), np.array([False]))
+    assert centre == pytest.approx(price) and spread == 1
+
+
 def test_channels_by_hand():
     shape = Shape(window=3, steps=1, hist=1, futr=1, stat=1)
     hist = np.array([[[1.0], [np.nan], [3.0]]])

@@ -294,6 +294,8 @@ BAD = [
     ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
     ({"seeds": 0}, "seeds must be a whole number of at least 1"),
     ({"schedules": []}, "at least one"),
+    ({"metric": {"fold": tn.accuracy}}, "A metric is called 'fold', as another column"),
+    ({"metric": {"seconds": tn.accuracy}}, "A metric is called 'seconds', as another column"),
     ({"seed": 2**32}, "seed must be one int from 0 to 2147483646"),
     ({"models": {}}, "at least one"),
     ({"schedules": ["sometimes"]}, "Unknown schedule 'sometimes'"),
@@ -333,3 +335,16 @@ def test_what_folds_would_ignore_is_refused(folds):
     with pytest.raises(ValueError, match="Fold 0 trains on rows of group ., of which it holds out others"):
         splits(Y, folds, groups=np.arange(60) // 8)
     assert len(splits(Y, folds, groups=np.arange(60) // 6))
+
+
+def test_schedules_of_one_name_are_told_apart():
+    def decay(rate):
+        def schedule(epoch, base):
+            return base * rate**epoch
+
+        return schedule
+
+    schedules = [decay(0.5), "cosine", decay(0.99)]
+    found = tn.cross_validate(MODELS["small"], X, Y, folds=2, schedules=schedules, patience=2, **JOB)
+    assert found.members.schedule.tolist() == ["schedule"] * 2 + ["cosine"] * 2 + ["schedule 2"] * 2
+    assert len(found.final()) == 6

@@ -650,3 +650,28 @@ def test_balanced_classes_weigh_validation_rows_as_those_of_the_training():
         for weight in ("balanced", of_class)
     ]
     np.testing.assert_array_equal(*losses)
+
+
+def test_a_row_alone_is_predicted_as_among_others():
+    """Whose logits may be numbers that a softmax could have returned."""
+    x, y = make_classification(60, 4, random_state=0)
+    model = TurbaClassifier(1, hidden=(4,), epochs=1, random_state=0).fit(x, y)
+    model.swarm_ = model.swarm_.replace(params=jax.tree.map(jnp.zeros_like, model.swarm_.params))
+    model.swarm_.params["Dense_1"]["bias"] = jnp.array([[0.75, 0.25]])
+    np.testing.assert_allclose(model.predict_proba(x[:1]), [softmax([0.75, 0.25])], rtol=1e-6)
+
+
+def test_targets_of_another_shape_do_not_go_on():
+    x, y = load_diabetes(return_X_y=True)
+    model = TurbaRegressor(2, hidden=(4,), epochs=1, random_state=0).partial_fit(x[:20], y[:20])
+    with pytest.raises(ValueError, match=r"y was \[row\] before and is \[row, 1\]"):
+        model.partial_fit(x[:20], y[:20, None])
+
+
+def test_a_target_that_is_constant_but_for_rounding_is_constant():
+    x = np.linspace(0, 1, 60)[:, None]
+    y = np.full(60, 0.1)
+    assert 0 < y.std() < 1e-15
+    model = TurbaRegressor(2, hidden=(4,), epochs=2, random_state=0).fit(x, y)
+    exported = tn.export(model)  # which a spread that float32 does not hold would stop
+    np.testing.assert_allclose(exported(x.astype(np.float32)), model.predict(x), rtol=1e-5)

@@ -211,3 +211,20 @@ def test_a_metric_that_cannot_score_is_refused_before_the_training(metric, messa
     monkeypatch.setattr(run.Training, "__init__", None)
     with pytest.raises(ValueError, match=message):
         train(THREE, 3, tn.softmax_cross_entropy, metric=metric)
+
+
+@pytest.mark.parametrize("metric", [tn.accuracy, accuracy_score, roc_auc_score], ids=lambda metric: metric.__name__)
+def test_a_member_that_diverged_has_no_score_and_stops_no_other(metric):
+    """Whose NaN would read as class 0, which most rows are of."""
+    y = (np.arange(30) > 24).astype(np.int32)
+    swarm = tn.TurbaTrainState.swarm(
+        tn.MLP((4, 2)), optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), 2, sample_input=X[:1]
+    )
+    swarm = tn.with_hyperparameters(swarm, learning_rate=[0.1, 1e30])
+    how = {"epochs": 4, "batch_size": 8, "progress": False, "patience": 5, "monitor": "score", "mode": "max"}
+    swarm, history = tn.fit(
+        swarm, X, y, tn.softmax_cross_entropy, validation=(X, y), metric={"score": metric}, plan=tn.Plan(1, 2), **how
+    )
+    score = history.validation_metric["score"]
+    assert np.isfinite(score[:, 0]).all() and np.isnan(score[:, 1]).all()
+    assert np.isfinite(np.asarray(tn.predict(swarm, X))).all()  # the first weights again, as none was good

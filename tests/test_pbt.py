@@ -162,6 +162,13 @@ def test_agents_are_tuned_while_they_learn():
     assert (history.values["ent_coef"][-1] != 0.01).any()
 
 
+def test_limits_may_be_the_values_own():
+    limits = {"learning_rate": (np.float64(0.1), np.float64(0.1))}
+    values = {"learning_rate": np.full(6, np.float32(0.1))}  # which is above 0.1
+    _, history = run(values=values, limits=limits, rounds=2)
+    assert (history.values["learning_rate"] == np.float32(0.1)).all()
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

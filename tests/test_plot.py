@@ -171,11 +171,15 @@ def test_forecasts_are_those_of_one_series_with_its_band():
         plot.forecasts(truth, ahead, "c")
 
 
-@pytest.mark.parametrize("of", ["zone", "polars", "numbers"])
+@pytest.mark.parametrize("of", ["zone", "polars", "numbers", "periods", "text"])
 def test_forecasts_are_of_any_table_and_times(of):
     days = {"numbers": range(3)}.get(of, pd.date_range("2020-01-01", periods=3, tz="UTC" if of == "zone" else None))
     truth = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1.0, 2.0, 3.0]})
     ahead = pd.DataFrame({"unique_id": "a", "ds": list(days)[2:], "LSTM": [5.0]})
+    if of in ("periods", "text"):
+        tables = truth, ahead
+        written = {"periods": lambda ds: ds.dt.to_period("D"), "text": lambda ds: ds.astype(str)}[of]
+        truth, ahead = (table.assign(ds=written(table.ds)) for table in tables)
     if of == "polars":
         truth, ahead = (pytest.importorskip("polars").from_pandas(table) for table in (truth, ahead))
     ax = plot.forecasts(truth, ahead)

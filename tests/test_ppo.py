@@ -46,6 +46,20 @@ def test_compute_gae_equals_a_plain_loop(envs):
     assert isinstance(advantages, np.ndarray) and advantages.flags.writeable
 
 
+def test_steps_that_were_truncated_are_ends_of_episodes():
+    """As Gymnasium gives both apart."""
+    seen, ends, truncated, last = rollout()
+    how = {"truncated": truncated, "final_values": seen["final"]}
+    apart, together = (
+        RolloutBuffer(None, None, seen["rewards"], done, None, seen["values"], last, None, **how).compute_gae(
+            PPOConfig()
+        )
+        for done in (ends & ~truncated, ends)
+    )
+    assert (ends & truncated).any()
+    np.testing.assert_array_equal(apart[0], together[0])
+
+
 def test_compute_gae_takes_an_end_for_a_termination_unless_it_is_told():
     seen, ends, _, last = rollout()
     buffer = RolloutBuffer(None, None, seen["rewards"], ends.astype(np.float32), None, seen["values"], last, None)

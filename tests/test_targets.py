@@ -68,8 +68,17 @@ def test_a_point_forecast_is_the_median_of_quantiles_that_cross():
 
 
 def test_a_model_of_other_outputs_is_refused():
-    with pytest.raises(ValueError, match="must return 3 outputs for each of 2 steps"):
-        found(Target("real", (0.1, 0.5, 0.9)), jnp.zeros((4, 5)), np.zeros((4, 2), np.float32))
+    for family, levels, outputs, given in (
+        ("real", (0.1, 0.5, 0.9), 3, 5),
+        ("real", (0.1, 0.5, 0.9), 3, 2),
+        ("nonnegative", (0.1, 0.5, 0.9), 3, 2),
+        ("negative_binomial", (), 2, 2),
+        ("poisson", (), 1, 4),
+    ):
+        target = Target(family, levels)
+        y = target.targets(np.zeros((4, 2), np.float32), 1.0)
+        with pytest.raises(ValueError, match=rf"must return {outputs} output\(s\) for each of 2 step\(s\)"):
+            found(target, jnp.zeros((4, given)), y)
 
 
 @pytest.mark.parametrize(("y", "message"), [([1.5, 2], "counts, whole numbers from 0"), ([-1, 2], "must be counts")])

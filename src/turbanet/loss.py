@@ -198,6 +198,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
         target_logit = jnp.where((y >= 0) & (y < np.int32(len(classes_first))), target_logit, jnp.nan)
         return jax.nn.logsumexp(classes_first, axis=0) - target_logit, logits
     _check(logits, y)
+    _check_outputs(logits)
     return optax.softmax_cross_entropy(classes_first, jnp.moveaxis(y, -1, 0), axis=0), logits
 
 
@@ -230,6 +231,7 @@ def cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> Loss
     """
     probability = _predicted(params, x, apply_fn)
     _check(probability, y)
+    _check_outputs(probability)
     log_probability = jnp.log(jnp.maximum(probability, jnp.finfo(probability.dtype).tiny))
     cost = -jnp.sum(jnp.where(y > 0, y * log_probability, 0.0), axis=-1)
     return jnp.where(_is_no_distribution(probability).any(axis=-1), jnp.nan, cost), probability
@@ -277,3 +279,9 @@ def _predicted(params, x, apply_fn):
 def _check(prediction, y):
     if prediction.shape != _array(y).shape:
         raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")
+
+
+def _check_outputs(prediction):
+    if prediction.shape[-1] == 1:
+        advice = "give it an output for each class, or take binary_cross_entropy"
+        raise ValueError(f"The model has one output, whose probability among one class is always 1: {advice}.")

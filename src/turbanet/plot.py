@@ -238,7 +238,10 @@ def forecasts(
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     id_col, time_col, target_col : what these columns are called
     """
+    from turbanet.series.tables import dated
+
     tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
+    tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
     series = tables[1][id_col].iloc[0] if series is None else series
     known, ahead = (table[table[id_col] == series] for table in tables)
     if not len(ahead):

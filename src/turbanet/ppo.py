@@ -126,7 +126,7 @@ class RolloutBuffer(NamedTuple):
                 raise ValueError("Truncated episodes go on in value: give final_values, of their last observations.")
             truncated = jnp.asarray(self.truncated, bool)
             following = jnp.where(truncated, self.final_values, following)
-            terminated = dones & ~truncated
+            terminated, dones = dones & ~truncated, dones | truncated
         advantages = gae(self.rewards, self.values, following, terminated, dones, cfg.gamma, cfg.gae_lambda)
         returns = advantages + self.values
         is_numpy = isinstance(self.rewards, np.ndarray)

@@ -11,6 +11,7 @@ import numpy as np
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ROUNDING = 1e-12  # of a mean, by which equal float64 numbers may seem to deviate
 MAX_ID = 2**31 - 2  # of ids and seeds: JAX in 32 bits would cut larger ones; 2**31 - 1 is free for streams of no member
 
 
@@ -50,6 +51,11 @@ def check_whole(**numbers: Any) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}.")
+
+
+def divisor(spread: Any, centre: Any) -> np.ndarray:
+    """Return standard deviations to divide by: 1 in place of those of numbers that are equal but for rounding."""
+    return np.where(spread > ROUNDING * np.abs(centre), spread, 1.0)
 
 
 def check_float32(mean: np.ndarray, spread: np.ndarray) -> None:

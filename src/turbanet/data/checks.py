@@ -22,8 +22,9 @@ def expects(check: Callable) -> Callable:
 
     check(y, prediction) yields (array, bad, expected) for arrays in y: `bad`, bool, broadcasts to the array's shape and
     is true where the loss cannot use it; `expected` says what the loss expects there. `prediction` is one member's of
-    one row, shape and type alone, and leads with the member axis where y does. Where the array is `prediction` itself,
-    `bad` is a function of some predictions that returns such a bool.
+    one row, shape and type alone, and leads with the member axis where y does. Where the array is `prediction`
+    itself, `bad` is a function of some predictions that returns such a bool. A fourth entry, an array in y of a weight
+    for each row, allows anything in the rows of weight 0.
     """
 
     def mark(loss_fn):
@@ -65,12 +66,16 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         raise ValueError(f"The model cannot take {part}x with {received}{as_inputs(data.x)}.") from error
     if next((own for name, _, own in examples if name.endswith("y")), False):
         prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
-    for array, bad, expected in () if check is None else check(data.y, prediction):
+    for array, bad, expected, *weight in () if check is None else check(data.y, prediction):
         if array is prediction:
             _check_prediction(predicted_by_first(swarm, data, loss_fn, CHECKED_ROWS), bad, expected)
             continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
-        _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data)
+        counts = True
+        for leaf in weight:
+            counts = np.asarray(leaf) != 0  # [row], or [member, row] where each has its own
+            counts = counts if own or leaf.ndim == 1 else counts.any(axis=0)
+        _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data, counts)
 
 
 def short(data: Data, batch_size: int | None) -> np.ndarray:
@@ -95,9 +100,9 @@ def _is_finite(array):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(np.asarray(array)).all())
 
 
-def _raise_for(name, array, own, bad, expected, data):
-    """Raise ValueError for the first row of `array` that some member sees and that is `bad`, if there is one."""
-    in_row = bad.any(axis=tuple(range(1 + own, bad.ndim)))  # [row], or [member, row] where each has its own
+def _raise_for(name, array, own, bad, expected, data, counts=True):
+    """Raise ValueError for the first row of `array` that some member sees, that `counts` and is `bad`, if there is."""
+    in_row = counts & bad.any(axis=tuple(range(1 + own, bad.ndim)))  # [row], or [member, row] where each has its own
     if data.rows is not None and in_row.any():
         is_read = np.zeros((len(data.rows), in_row.shape[-1] + 1), bool)
         np.put_along_axis(is_read, data.rows, True, axis=1)  # padding marks the last column, which is of no row
@@ -136,12 +141,15 @@ def _predicted_in(loss_fn, state, x, y):
 
 
 def one_prediction(swarm: Any, x: Any, shapes: list) -> Any:
-    """Shape and type of one member's prediction of one row of x, whose leaves' rows have these `shapes`."""
+    """Shape and type [1, ...] of one member's prediction of a row of x, whose leaves' rows have these `shapes`."""
     leaves, x_tree = jax.tree.flatten(x)
-    row = tuple(jax.ShapeDtypeStruct((1, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
+    known = [size for leaf in jax.tree.leaves(swarm.sample) for size in leaf.shape]
+    rows = 1 + max(known, default=0)  # that the model does not take for features, as it may the one row of [1]
+    row = tuple(jax.ShapeDtypeStruct((rows, *shape), leaf.dtype) for leaf, shape in zip(leaves, shapes, strict=True))
     state, tree = jax.tree.flatten(swarm.replace(loss_fn=None))
     one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in state)
-    return _predicted(read(one_prediction, swarm.apply_fn), tree, one, x_tree, row)
+    prediction = _predicted(read(one_prediction, swarm.apply_fn), tree, one, x_tree, row)
+    return jax.tree.map(lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])), prediction)
 
 
 @lru_cache(maxsize=64)

@@ -95,7 +95,7 @@ def weighted(loss_fn: Callable) -> Callable:
     def check(y, prediction):
         y, weight = _with_weight(y)
         of_loss = loss_fn.check(y, prediction) if getattr(loss_fn, "check", None) else ()
-        return [*of_loss, (weight, weight < 0, "a weight of at least 0")]
+        return [*((*each, weight) for each in of_loss), (weight, weight < 0, "a weight of at least 0")]
 
     @expects(check)
     def loss(params, x, y, apply_fn, *, mask=None, **constants):

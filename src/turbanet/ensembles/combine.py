@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from turbanet.core import extras
 from turbanet.core.arrays import as_array, check_whole, seeded
-from turbanet.ensembles.predictions import check_nan, of_logits, of_members, true_class, with_classes
+from turbanet.ensembles.predictions import check_nan, check_outputs, of_logits, of_members, true_class, with_classes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,11 +41,12 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
         weights = np.asarray(weights, float)
         if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
             raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
-    return _mean_probabilities(logits, weights)
+    return mean_probabilities(logits, weights)
 
 
 @jax.jit
-def _mean_probabilities(logits, weights):
+def mean_probabilities(logits: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Mean over members of the softmax of logits [member, row, class], weighted by [member] -> [row, class]."""
     return jnp.average(softmax(logits, axis=-1), axis=0, weights=weights)
 
 
@@ -57,6 +58,7 @@ def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
     """Share of members that vote for each class: [member, row, class] -> [row, class]; argmax is the majority vote."""
     logits = of_members(logits)
+    check_outputs(logits, "logits")
     return (logits.argmax(-1)[..., None] == jnp.arange(logits.shape[-1])).mean(axis=0)
 
 
@@ -118,8 +120,8 @@ def of_unseen_rows(prediction: np.ndarray, rows: np.ndarray) -> np.ma.MaskedArra
 def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None) -> jax.Array:
     """Share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
 
-    mask: bool [row], the rows that count; None: all. Raises ValueError for different numbers of rows and for a y that
-    does not hold classes of the prediction.
+    A row that holds NaN is wrong. mask: bool [row], the rows that count; None: all. Raises ValueError for different
+    numbers of rows and for a y that does not hold classes of the prediction.
 
     Examples
     --------
@@ -130,7 +132,8 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     """
     prediction, y = with_classes(prediction, y)
     counted = None if mask is None else as_array(mask, "mask")
-    return jnp.asarray(prediction.argmax(-1) == y).mean(axis=-1, where=counted)
+    right = (prediction.argmax(-1) == y) & ~jnp.isnan(prediction).any(axis=-1)
+    return jnp.asarray(right).mean(axis=-1, where=counted)
 
 
 def scores(prediction: ArrayLike, y: ArrayLike) -> dict[str, float]:
@@ -189,7 +192,7 @@ def score_interval(
     if not 0 < level < 1:
         raise ValueError(f"level is the share of the draws inside, between 0 and 1; got {level!r}.")
     prediction = np.asarray(of_members(prediction, "prediction"))
-    with_classes(prediction, y)  # for its errors
+    _, y = with_classes(prediction, y)
     rng = np.random.default_rng(seed)
     _, rows, classes = prediction.shape
     predicted, true = prediction.argmax(-1), np.asarray(y)

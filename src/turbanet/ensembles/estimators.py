@@ -15,9 +15,10 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from turbanet.core.arrays import check_float32
+from turbanet.core.arrays import check_float32, divisor
 from turbanet.ensembles.calibration import deviations, factor_of, interval, rows_for
-from turbanet.ensembles.combine import ensemble_mean
+from turbanet.ensembles.combine import mean_probabilities
+from turbanet.ensembles.predictions import check_nan
 from turbanet.ensembles.swarm_estimator import SwarmEstimator
 from turbanet.loss import mse, quantile_loss, softmax_cross_entropy
 
@@ -89,7 +90,9 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the mean over members of the class probabilities [row, class]."""
-        return np.asarray(ensemble_mean(self._exclude_diverged(self._predict_members(X))), dtype=np.float64)
+        logits = self._exclude_diverged(self._predict_members(X))
+        check_nan(logits, "logits")
+        return np.asarray(mean_probabilities(logits, None), dtype=np.float64)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the logarithm of `predict_proba` [row, class]."""
@@ -214,10 +217,11 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
             self._single = single
             self._mean = np.average(targets, axis=0, weights=weight)
             spread = np.sqrt(np.average((targets - self._mean) ** 2, axis=0, weights=weight))
-            self._spread = np.where(spread > 0, spread, 1)
+            self._spread = divisor(spread, self._mean)
         if (single, targets.shape[1]) != (self._single, len(self._mean)):
-            before = len(self._mean)
-            raise ValueError(f"y had {before} target(s) before and has {targets.shape[1]}: give as many again.")
+            before = "[row]" if self._single else f"[row, {len(self._mean)}]"
+            received = "[row]" if single else f"[row, {targets.shape[1]}]"
+            raise ValueError(f"y was {before} before and is {received}: give as many targets again.")
         return ((targets - self._mean) / self._spread).astype(np.float32), targets.shape[1], self._loss(), weight
 
     def _score_out_of_bag(self, standardised, rows, held_out, targets, weight):

@@ -42,7 +42,8 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
 def of_logits(logits: ArrayLike) -> Array:
     """Return logits as `of_members` does; ValueError for probabilities, which the softmax would flatten."""
     array = of_members(logits)
-    if not isinstance(array, jax.core.Tracer) and array.size and array.shape[-1] > 1 and are_probabilities(array):
+    check_outputs(array, "logits")
+    if not isinstance(array, jax.core.Tracer) and array.size and are_probabilities(array):
         advice = "give what the model predicts before its softmax, or np.log of the probabilities"
         raise ValueError(f"These logits are probabilities, at least 0 and with a sum of 1 in each row: {advice}.")
     return array
@@ -74,12 +75,20 @@ def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         raise ValueError(f"prediction has {array.shape[-2]} rows, y has {len(true)}.")
     if not len(true):
         raise ValueError(f"prediction has shape {array.shape}, no row: a score needs at least one.")
-    classes = array.shape[-1]
-    if classes == 1:
-        raise ValueError(f"prediction has shape {array.shape}, one output a row: give an output for each class.")
-    if not isinstance(true, jax.core.Tracer) and len(bad := np.flatnonzero((true < 0) | (true >= np.int32(classes)))):
-        raise ValueError(f"y holds {true[bad[0]]} in row {bad[0]}; the prediction has the classes 0 to {classes - 1}.")
-    return array, true
+    check_outputs(array, "prediction")
+    classes = np.int32(array.shape[-1])  # of a type of its own: 256 is 0 in the type of uint8 labels
+    if not isinstance(true, jax.core.Tracer):
+        is_class = (true >= 0) & (true < classes) & (true % 1 == 0)
+        if len(bad := np.flatnonzero(~np.asarray(is_class))):
+            known = f"the prediction has the classes 0 to {classes - 1}"
+            raise ValueError(f"y holds {true[bad[0]]} in row {bad[0]}; {known}.")
+    return array, true.astype(np.int32)
+
+
+def check_outputs(prediction: Any, name: str) -> None:
+    """Raise ValueError for a prediction [..., row, class] of a single class, whose probability is always 1."""
+    if prediction.shape[-1] == 1:
+        raise ValueError(f"{name} has shape {prediction.shape}, one output a row: give an output for each class.")
 
 
 def with_probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:

@@ -148,7 +148,8 @@ def population_based(
     for name, pair in limits.items():
         if np.shape(pair) != (2,) or not pair[0] <= pair[1]:
             raise ValueError(f"limits are (least, most) of a hyperparameter, got {pair!r} for {name}.")
-        if (initial[name] < pair[0]).any() or (initial[name] > pair[1]).any():
+        least, most = map(float, pair)  # which NumPy compares in the values' precision
+        if (initial[name] < least).any() or (initial[name] > most).any():
             raise ValueError(f"{name} begins outside of its limits {pair!r}: {values[name]!r:.80}.")
     bounds = tuple((name, tuple(map(float, pair))) for name, pair in limits.items())
 

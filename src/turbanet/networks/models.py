@@ -40,8 +40,8 @@ class MLP(Precise):
     dropout : share of the hidden units that a training step leaves out
 
     Parameters, from `Dense_0` on, and `kernel_init` are those of nn.Dense. Narrow layers on many rows compute features
-    first, [feature, row], which fills the vector units and changes results only by rounding (`features_first` None: by
-    the shapes).
+    first, [feature, row], which fills the vector units and changes results only by rounding, and the draws of dropout
+    (`features_first` None: by the shapes).
     """
 
     widths: Sequence[int]

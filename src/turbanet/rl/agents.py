@@ -35,7 +35,7 @@ class AgentHistory(Shown):
     train_loss, policy_loss, value_loss, entropy, kl : [update, member], means over an update's steps
     train_return : [update, member], mean return of the episodes that ended in an update; NaN where none did
     episodes : [update, member], number of those episodes
-    steps : transitions of each member in an update
+    steps : transitions of each member in an update; of each agent where they share one network
     evaluation : [evaluation, member], mean return of greedy episodes apart from training; None without evaluations
     updates : int [member], updates that each member made; its metrics are NaN after the last one
     seed, member : int [member], the members' seeds and ids

@@ -214,7 +214,7 @@ def cross_validate(
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
     runs = list(itertools.product(schedules, range(len(pairs)), range(seeds)))
     members = pd.DataFrame(runs, columns=RUN).rename_axis("member").reset_index()
-    members["schedule"] = [getattr(schedule, "__name__", str(schedule)) for schedule, _, _ in runs]
+    members["schedule"] = [name for name in _names(schedules) for _ in range(len(pairs) * seeds)]
     first = jax.tree.map(lambda leaf: leaf[:1], x)
     swarms = {}
     for name, model in models.items():  # all before any is trained: a model that cannot take x fails here
@@ -229,6 +229,8 @@ def cross_validate(
     loss = loss if augment is None else augmented(loss, augment)
     scores = {"accuracy": accuracy} if has_classes else {}
     scores |= metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
+    if taken := scores.keys() & {"model", *RUN, "seconds"}:
+        raise ValueError(f"A metric is called {taken.pop()!r}, as another column of the table is: rename it.")
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     validation_rows = held_out[members.fold.to_numpy()]
     fit_kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
@@ -255,6 +257,13 @@ def cross_validate(
         tables[name] = members.merge(frame, on="member", how="right").drop(columns="member")
     table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y, patience is not None)
+
+
+def _names(schedules):
+    """Return the names of schedules; equal ones are numbered: decay, decay 2."""
+    names = [getattr(schedule, "__name__", str(schedule)) for schedule in schedules]
+    numbers = [names[: position + 1].count(name) for position, name in enumerate(names)]
+    return [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
 
 
 def splits(

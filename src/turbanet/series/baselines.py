@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from turbanet.core.arrays import check_whole
+from turbanet.core.arrays import check_whole, divisor
 from turbanet.core.extras import needed
 from turbanet.series.inputs import windows
-from turbanet.series.tables import Columns, as_pandas
+from turbanet.series.tables import Columns, as_pandas, dated
 from turbanet.series.targets import pinball
 
 NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them
@@ -55,6 +55,8 @@ def theta(series: Sequence[np.ndarray], season: int | None, window: int, steps: 
     method = needed("statsmodels.tsa.forecasting.theta", "baselines").ThetaModel
 
     def one(y):
+        if np.ptp(y) == 0:  # statsmodels would find a trend
+            return np.repeat(y[-1], steps)
         of_season = {"period": season, "method": "additive"} if season and len(y) > 2 * season > 2 else None
         settings = of_season or {"deseasonalize": False, "period": 1}
         return np.asarray(method(y, **settings).fit().forecast(steps))
@@ -70,7 +72,7 @@ def gradient_boosting(series: Sequence[np.ndarray], season: int | None, window: 
         )
     trees = needed("sklearn.ensemble", "baselines").HistGradientBoostingRegressor(random_state=0)
     centre = np.array([y.mean() for y in series])
-    spread = np.array([y.std() or 1.0 for y in series])
+    spread = divisor(np.array([y.std() for y in series]), centre)
     scaled = [(y - mean) / scale for y, mean, scale in zip(series, centre, spread, strict=True)]
     x, change = map(np.concatenate, zip(*(windows(y, window, 1) for y in scaled), strict=True))
     trees.fit(x[:, :-1], change[:, 0])
@@ -161,7 +163,6 @@ def scores(
 
 
 def _read(table, time_col):
-    """Return a table as a pandas one, with dates in place of text."""
+    """Return a table as a pandas one, with dates in place of periods and of text."""
     frame, _ = as_pandas(table, Columns(time=time_col))
-    text = [name for name in (time_col, "cutoff") if name in frame and pd.api.types.is_string_dtype(frame[name])]
-    return frame.assign(**{name: pd.to_datetime(frame[name]) for name in text})
+    return frame.assign(**{name: dated(frame[name]) for name in (time_col, "cutoff") if name in frame})

@@ -33,8 +33,15 @@ class Offset:
     offset: Any
 
     def after(self, last: pd.Timestamp, steps: int) -> pd.DatetimeIndex:
-        times = pd.date_range(last, periods=steps + 1, freq=self.offset)
+        times = self.times(last, periods=steps + 1)
         return times[times > last][:steps]
+
+    def times(self, first: pd.Timestamp, **until: Any) -> pd.DatetimeIndex:
+        """Return the times from `first` on, as `pd.date_range` does, on the clock of a zone where days are counted."""
+        if isinstance(self.offset, pd.offsets.Tick):
+            return pd.date_range(first, freq=self.offset, **until)
+        until = {name: getattr(value, "tz_localize", lambda _, v=value: v)(None) for name, value in until.items()}
+        return _in_zone(pd.date_range(first.tz_localize(None), freq=self.offset, **until), first.tz)
 
     @property
     def season(self) -> int | None:
@@ -223,8 +230,8 @@ def _listed(freq, times):
     """Return a list of times in order, of the kind of those that are there."""
     try:
         index = pd.Index(freq)
-        index = index.unique().sort_values()
         index = index.astype(np.int64) if not isinstance(times, pd.DatetimeIndex) else pd.DatetimeIndex(index)
+        index = index.unique().sort_values()
         zone = getattr(times, "tz", None)
         if zone is not None and index.tz is None:
             index = index.tz_localize(zone)
@@ -239,9 +246,13 @@ def _kind(times):
 
 def _clocked(dates, clock, last):
     """Return the times of `dates` at each of `clock`, in the zone of `last` and after it."""
-    wall = pd.DatetimeIndex([date + time for date in dates for time in clock])
-    times = wall.tz_localize(last.tz, ambiguous=np.ones(len(wall), bool), nonexistent="shift_forward")
+    times = _in_zone(pd.DatetimeIndex([date + time for date in dates for time in clock]), last.tz)
     return times[times > last].unique()
+
+
+def _in_zone(wall, zone):
+    """Return times of a zone's clock, or later where the clock leaves a time out."""
+    return wall.tz_localize(zone, ambiguous=np.ones(len(wall), bool), nonexistent="shift_forward")
 
 
 def _months(wall):

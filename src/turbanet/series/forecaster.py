@@ -277,8 +277,9 @@ class Forecaster(Fitted):
 
         Returns
         -------
-        A table of ids, ds, cutoff (the origin), y, the model's forecasts and the naive ones. A series that has too few
-        values before an origin, or none after it, is named in a log message and has no rows there.
+        A table of ids, ds, cutoff (the origin), y (NaN where it was filled), the model's forecasts and the naive ones.
+        A series that has too few values before an origin, or none after it, is named in a log message and has no rows
+        there.
         """
         panel = self._read(df)
         steps = self._check_steps(h)
@@ -330,7 +331,7 @@ class Forecaster(Fitted):
             if len(levels):
                 errors = self._calibration_errors(trained, of_pair, positions, origin, stops, earlier)
                 Conformal(errors).add(part, self.name, levels, series, steps, least=self._target.least)
-            there = part[self.target_col].notna().to_numpy()
+            there = (stop[series][:, None] + np.arange(steps) < panel.end[series][:, None]).ravel()
             parts.append(part[there])
             places.append(np.repeat(series, steps)[there])
         if left_out:

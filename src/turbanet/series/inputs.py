@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from turbanet.core.arrays import divisor
 from turbanet.series.panel import Panel
 from turbanet.series.targets import Target
 
@@ -70,7 +71,7 @@ def standards(values: np.ndarray, plain: np.ndarray) -> tuple[np.ndarray, np.nda
     count = np.maximum(there.sum(axis=0), 1)
     centre = np.where(there, values, 0).sum(axis=0) / count
     spread = np.sqrt(np.where(there, (values - centre) ** 2, 0).sum(axis=0) / count)
-    return np.where(plain, 0, centre), np.where(plain | ~(spread > 0), 1, spread)
+    return np.where(plain, 0, centre), np.where(plain, 1, divisor(spread, centre))
 
 
 def channels(value: Any, hist: Any, futr: Any, stat: Any, shape: Shape, xp: Any = np) -> Any:

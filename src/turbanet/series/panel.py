@@ -73,7 +73,7 @@ class Panel:
         }
         ids = self.ids.to_numpy()
         ids = ids.astype(object) if ids.dtype.kind not in "iufM" else ids
-        return arrays | {"ids": ids, "ds": ds, "zone": zone and str(zone), "period": self.kind.period}
+        return arrays | {"ids": ids, "ds": ds, "zone": zone and str(zone), **vars(self.kind)}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Panel":
@@ -81,7 +81,8 @@ class Panel:
         arrays = {name: state[name] for name in ("begin", "end", "y", "exog", "names", "plain", "hist", "filled")}
         ds = pd.Index(state["ds"])
         ds = ds.tz_localize("UTC").tz_convert(state["zone"]) if state["zone"] is not None else ds
-        return cls(ids=pd.Index(state["ids"], tupleize_cols=False), ds=ds, kind=Kind(state["period"]), **arrays)
+        kind = Kind(**{name: state[name] for name in vars(Kind()) if name in state})
+        return cls(ids=pd.Index(state["ids"], tupleize_cols=False), ds=ds, kind=kind, **arrays)
 
 
 def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Panel:
@@ -180,7 +181,7 @@ def _filled(panel, freq, fill):
     if fill != FORWARD and (isinstance(fill, bool | str) or not np.isfinite(fill)):
         raise ValueError(f'fill must be "forward", a number or None, got {fill!r}.')
     if panel.kind.period is not None:
-        freq = calendars.step_of(freq or panel.kind.period, panel.kind.period)
+        freq = calendars.step_of(panel.kind.period if freq is None else freq, panel.kind.period)
     if freq is None:
         raise ValueError('fill= makes a grid of equal steps, and no step came: name it, such as freq="D".')
     calendar = calendars.given(freq, panel.times)
@@ -210,7 +211,7 @@ def _filled(panel, freq, fill):
 
 def _grid_of(calendar, ds):
     if isinstance(calendar, calendars.Offset):
-        return pd.date_range(ds[0], ds[-1], freq=calendar.offset)
+        return calendar.times(ds[0], end=ds[-1])
     if isinstance(calendar, calendars.Steps):
         return pd.Index(np.arange(ds[0], ds[-1] + 1, calendar.step))
     return calendar.times[(calendar.times >= ds[0]) & (calendar.times <= ds[-1])]

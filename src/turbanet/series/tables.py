@@ -29,12 +29,13 @@ class Kind:
     """What the times of a table are, so that those to come are written as such.
 
     period : the frequency of a table of pandas' periods, whose times are their ordinals
-    library : the library of the table, such as polars; time : narwhals' type of its times
+    library : the library of the table, such as polars
+    time : narwhals' type of its times, such as ("Datetime", "us", None)
     """
 
     period: str | None = None
     library: str = "pandas"
-    time: Any = None
+    time: tuple | None = None
 
     def written(self, table: pd.DataFrame, time: str) -> Any:
         """Return a pandas table as a table of the library that the input came in."""
@@ -53,7 +54,8 @@ class Kind:
             utc = [narwhals.col(name).dt.replace_time_zone("UTC") for name in times]
             frame = frame.with_columns(each.dt.convert_time_zone(str(zone)) for each in utc)
         if self.time is not None:
-            frame = frame.with_columns(narwhals.col(name).cast(self.time) for name in times)
+            dtype = getattr(narwhals, self.time[0])(*self.time[1:])
+            frame = frame.with_columns(narwhals.col(name).cast(dtype) for name in times)
         return frame.to_native()
 
 
@@ -110,6 +112,13 @@ def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tupl
     return np.concatenate(parts, axis=1), tuple(labels), np.concatenate(plain)
 
 
+def dated(column: pd.Series) -> pd.Series:
+    """Return a column of times with dates in place of periods and of text."""
+    if isinstance(column.dtype, pd.PeriodDtype):
+        return column.dt.to_timestamp()
+    return pd.to_datetime(column) if pd.api.types.is_string_dtype(column) else column
+
+
 def as_pandas(table, columns):
     """Return a table as a pandas one, and its `Kind`."""
     if isinstance(table, pd.DataFrame):
@@ -121,8 +130,10 @@ def as_pandas(table, columns):
         what = f"got {type(table).__name__}"
         raise TypeError(f"The series must be a table (pandas, polars, Arrow) of rows, {what}: make it one.") from error
     time = frame.schema.get(columns.time)
-    time = None if time in (narwhals.String, narwhals.Categorical) else time
-    return frame.to_pandas(), Kind(library=frame.implementation.value, time=time)
+    if time in (None, narwhals.String, narwhals.Categorical):
+        return frame.to_pandas(), Kind(library=frame.implementation.value)
+    about = [getattr(time, name) for name in ("time_unit", "time_zone") if hasattr(time, name)]
+    return frame.to_pandas(), Kind(library=frame.implementation.value, time=(type(time).__name__, *about))
 
 
 def keys(table, columns, kind):

@@ -11,6 +11,7 @@ import numpy as np
 from jax.scipy.special import gammaln
 from scipy import stats
 
+from turbanet.core.arrays import divisor
 from turbanet.data.sample_weight import mean_over_rows
 from turbanet.loss import mse
 
@@ -66,7 +67,7 @@ class Target:
     def scaling(self, y: np.ndarray) -> tuple[float, float]:
         """Return the centre and the spread by which a series is scaled."""
         centre, spread = (y.mean(), y.std()) if self.relative else (0.0, y.mean())
-        return centre, spread if spread > 0 else 1.0
+        return centre, float(divisor(spread, centre))
 
     def training_loss(self) -> Callable:
         """Return the loss of one member for `fit`; equal targets have one and the same function."""
@@ -129,9 +130,10 @@ def _loss(family, quantiles):
     def loss(params, x, y, apply_fn):
         prediction = apply_fn({"params": params}, x)
         steps = y.shape[1]
-        if prediction.ndim != 2 or prediction.shape[1] % steps:
-            outputs = f"{max(len(quantiles), 1 + (family == NEGATIVE_BINOMIAL))} outputs for each of {steps} steps"
-            raise ValueError(f"The model must return {outputs}, it returns {prediction.shape}: change it.")
+        outputs = Target(family, quantiles).outputs
+        if prediction.shape != (len(y), steps * outputs):
+            wanted = f"{outputs} output(s) for each of {steps} step(s), [row, {steps * outputs}]"
+            raise ValueError(f"The model must return {wanted}, it returns {prediction.shape}: change it.")
         out = prediction.reshape(len(prediction), steps, -1).astype(jnp.float32)
         if family == POISSON:
             each = jnp.exp(out[..., 0]) - y * out[..., 0]

@@ -79,7 +79,7 @@ def fit(
         A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
         arrays for each member after each epoch, and once before the training. A scikit-learn metric is called in its
         own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
-        expects
+        expects. A member whose validation loss is NaN or infinite has the score NaN, which is never better
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
         with its best weights. Stopped members are set aside between segments, as soon as that halves the work
     min_delta : a validation loss is better if it is lower than the best one by more than this

@@ -150,7 +150,7 @@ class Evaluate:
     """Evaluate one member on its rows: (state, data) -> (loss, {name: metric}, predictions or None).
 
     Padding does not count. Where members have different numbers of rows the loss takes a mask, which is False on
-    padding: see `scores`. metrics: ((name, metric(prediction, y, mask=mask)), ...).
+    padding: see `scores`. metrics: ((name, metric(prediction, y, mask=mask)), ...), NaN where the loss is not finite.
     """
 
     loss_fn: Callable
@@ -164,6 +164,7 @@ class Evaluate:
         padded = mask if data.ragged else None
         loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=member.rows_at_once())
         metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
+        metrics = jax.tree.map(lambda value: jnp.where(jnp.isfinite(loss), value, jnp.nan), metrics)
         return loss, metrics, prediction if self.predictions else None
 
 

@@ -387,14 +387,14 @@ class Training:
         return every
 
     def _scores(self):
-        """Return (validation loss, {name: metric}) [member, 1], NaN for stopped members."""
+        """Return (validation loss, {name: metric}) [member, 1], NaN for stopped members; metrics as `Evaluate` does."""
         evaluate = Evaluate(self.program.loss_fn, self.program.metrics, predictions=bool(self.metrics))
         evaluation = evaluated(evaluate, self._state(), self.data[1], self.current)
         loss, values, predictions = jax.tree.map(np.array, evaluation)
         values |= {name: np.full(len(loss), np.nan) for name in self.metrics}
         active = np.ones(len(loss), bool) if self.start._stopping is None else self._active()
         metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
-        for position in np.flatnonzero(active) if metrics else ():
+        for position in np.flatnonzero(active & np.isfinite(loss)) if metrics else ():
             y = targets(self.data[1], position)
             rows = slice(len(jax.tree.leaves(y)[0]))
             prediction = jax.tree.map(itemgetter((position, rows)), predictions)
