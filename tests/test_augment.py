@@ -138,7 +138,16 @@ def test_a_weight_changes_no_draw_whichever_is_inside():
 
 
 @pytest.mark.parametrize(
-    "make, said", [(lambda: tn.RandomCrop(0), "padding"), (lambda: tn.RandomFlip(2), "probability")]
+    "make, said",
+    [
+        (lambda: tn.RandomCrop(0), "padding"),
+        (lambda: tn.RandomFlip(2), "probability"),
+        (
+            lambda: tn.RandomFlip().apply(np.ones(5, bool), np.ones((5, 8, 8))),
+            r"got shape \(5, 8, 8",
+        ),
+        (lambda: tn.RandomCrop().apply(np.ones((5, 2), int), np.ones((5, 8, 8))), "give x these axes"),
+    ],
 )
 def test_bad_numbers_are_refused(make, said):
     with pytest.raises(ValueError, match=said):

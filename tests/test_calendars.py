@@ -360,3 +360,12 @@ def test_ids_of_several_types_are_refused():
     )
     with pytest.raises(ValueError, match="unique_id holds int and str: make them of one type"):
         Forecaster(**HOW).fit(table)
+
+
+def test_dates_as_whole_numbers_are_refused_and_counters_are_not():
+    days = pd.date_range("2020-01-12", periods=20)
+    table = pd.DataFrame({"unique_id": "a", "ds": days.strftime("%Y%m%d").astype(int), "y": Y})
+    with pytest.raises(ValueError, match=r'read as dates, 20200112: make them dates, pd.to_datetime\(table\["ds"\]'):
+        Forecaster(**HOW).fit(table)
+    counted = table.assign(ds=20200112 + np.arange(20) * 5)
+    assert Forecaster(**HOW).fit(counted).predict().ds.tolist() == [20200212, 20200217]

@@ -42,7 +42,7 @@ def test_one_output_ranks_rows_of_two_classes():
     model = tn.MLP((1,))
     job = JOB | {"loss": tn.binary_cross_entropy}
     y = (Y > 0).astype(int)
-    found = tn.cross_validate(model, X, y, folds=3, stratified=True, scoring="roc_auc", **job)
+    found = tn.cross_validate(model, X, y > 0, folds=3, stratified=True, scoring="roc_auc", **job)
     last = found.oof().groupby("fold")
     wanted = [roc_auc_score(fold.y, fold.prediction) for _, fold in last]
     np.testing.assert_allclose(found.final().roc_auc, wanted)

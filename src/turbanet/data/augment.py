@@ -30,6 +30,7 @@ class RandomCrop:
 
     def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
         """Crop x [row, height, width, channel], each row by its own draw in `drawn`."""
+        _check_images(x)
         padded = jnp.pad(x, [(0, 0), *[(self.padding, self.padding)] * 2, (0, 0)])
         return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), x.shape[1:]))(padded, drawn)
 
@@ -50,6 +51,7 @@ class RandomFlip:
 
     def apply(self, drawn: jax.Array, x: jax.Array) -> jax.Array:
         """Mirror x [row, height, width, channel], each row by its own draw in `drawn`."""
+        _check_images(x)
         return jnp.where(drawn[:, None, None, None], x[:, :, ::-1], x)
 
 
@@ -74,6 +76,11 @@ class Chain:
         for change, draws in zip(self.changes, drawn, strict=True):
             x = change.apply(draws, x)
         return x
+
+
+def _check_images(x):
+    if x.ndim != 4:
+        raise ValueError(f"Images are [row, height, width, channel], got shape {x.shape}: give x these axes.")
 
 
 def _check_change(change):

@@ -152,8 +152,8 @@ def cross_validate(
     Parameters
     ----------
     models : {name: Flax model}, or one model
-    x, y : [row, ...], one copy for all; x may be a dict or tuple of arrays; y int [row] are classes where the models
-        have an output for each, any other y is a regression target
+    x, y : [row, ...], one copy for all; x may be a dict or tuple of arrays; y int or bool [row] are classes where the
+        models have an output for each, any other y is a regression target
     optimizer : of Optax; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
     loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
     epochs : passes over a fold's training rows
@@ -210,6 +210,7 @@ def cross_validate(
     seed = int(jax.random.bits(seed) >> 1) if is_jax_key(seed) else int(check_seed(seed))
     x = jax.tree.map(np.asarray, as_arrays(x, "x"))
     y = np.asarray(y)
+    y = y.astype(np.int32) if y.dtype == bool else y
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
     runs = list(itertools.product(schedules, range(len(pairs)), range(seeds)))

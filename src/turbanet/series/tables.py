@@ -153,7 +153,12 @@ def keys(table, columns, kind):
         kind = dataclasses.replace(kind, period=str(ds.dtype)[len("period[") : -1])
         return ids, pd.Index(pd.PeriodIndex(ds).asi8), kind
     if pd.api.types.is_integer_dtype(ds) or pd.api.types.infer_dtype(ds) == "integer":
-        return ids, pd.Index(ds.astype(np.int64)), kind  # a smaller type could overflow later
+        whole = ds.astype(np.int64)  # a smaller type could overflow later
+        dates = pd.to_datetime(whole.astype(str), format="%Y%m%d", errors="coerce")
+        if dates.notna().all() and dates.dt.year.between(1900, 2100).all():
+            advice = f'make them dates, pd.to_datetime(table["{columns.time}"].astype(str))'
+            raise ValueError(f"{columns.time} holds whole numbers that read as dates, {whole.iloc[0]}: {advice}.")
+        return ids, pd.Index(whole), kind
     try:
         if pd.api.types.is_bool_dtype(ds):
             raise TypeError("they are bool")
