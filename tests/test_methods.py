@@ -125,17 +125,16 @@ def test_assert_equal_losses_names_the_method_that_trains_something_else(swarm):
         methods.assert_equal_losses(other, EPOCHS)
 
 
-def test_time_methods_has_a_row_a_repeat_and_what_the_first_run_compiled_for():
+def test_time_methods_has_a_row_a_repeat():
     def run(epochs):
         return None, 1.5
 
     table = methods.time_methods({OURS: run, LOOP: run}, 3, repeats=3)
     assert [*table.repeat] == [0, 0, 1, 1, 2, 2]
     assert all(set(turn.method) == {OURS, LOOP} for _, turn in table.groupby("repeat"))
-    assert set(table.compile_seconds) == {1.5}
 
 
-def test_time_methods_tells_a_first_run_apart_where_the_method_does_not(monkeypatch):
+def test_time_methods_takes_what_a_first_run_takes_longer_for_compilation(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(methods.timing.time, "perf_counter", lambda: clock[0])
     calls = []
@@ -143,7 +142,7 @@ def test_time_methods_tells_a_first_run_apart_where_the_method_does_not(monkeypa
     def run(epochs):
         calls.append(epochs)
         clock[0] += epochs + (5.0 if len(calls) == 1 else 0.0)
-        return None, np.nan
+        return None, 1.5  # what a method says of itself does not count: others say nothing
 
     table = methods.time_methods({LOOP: run}, 3, repeats=1)
     assert set(table.compile_seconds) == {5} and set(table.seconds) == {3}

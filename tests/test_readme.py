@@ -239,8 +239,8 @@ def claim():
     return (
         f"**Train hundreds of small neural networks together. On two CPU cores {members} of them take "
         f"{over_one:.2f} times as long as PyTorch takes for one; on one {gpu['card']} {gpu['most']:,} take "
-        f"{number(gpu['most_over_loop_one'])} times as long as PyTorch's loop for one. Deep convolutional networks "
-        f"gain nothing: for ResNet-20 the best other method takes {number(resnet)} of our time.**"
+        f"{number(gpu['most_over_loop_one'])} times as long as PyTorch's loop for one. On the CPU deep convolutional "
+        f"networks gain nothing: for ResNet-20 the best other method takes {number(resnet)} of our time.**"
     )
 
 

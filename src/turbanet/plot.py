@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from turbanet.core.extras import needed
+from turbanet.core.tables import dated
 from turbanet.ensembles.calibration import binned
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
 from turbanet.ensembles.predictions import with_classes
@@ -238,8 +239,6 @@ def forecasts(
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     id_col, time_col, target_col : what these columns are called
     """
-    from turbanet.series.tables import dated
-
     tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
     tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
     series = tables[1][id_col].iloc[0] if series is None else series

@@ -16,17 +16,15 @@ import optax
 
 import turbanet as tn
 from study.baselines import benchmark_results, methods, trainers
-from study.baselines.benchmark_results import COLD, COLUMNS, RUNS
+from study.baselines.benchmark_results import COLD, COLUMNS, LOOPED, LOOPS, RUNS
 from study.baselines.workloads import Workload, workloads
-from study.figures.labels import COMPILED, FUSED, KEYS, LOOP, METHODS, OURS, PROCESSES, SCAN_PROCESSES, SKLEARN
+from study.figures.labels import KEYS, LOOP, METHODS, OURS, PROCESSES, SCAN_PROCESSES, SKLEARN
 from study.measurement import roofline, timing
 from study.measurement.compilation import cold, compile_seconds
 from study.measurement.machine import machine_line, peak_memory
 from study.pipeline import programs
 from study.pipeline.paths import commit, repository
 
-LOOPS = LOOP, FUSED, COMPILED  # train one network after the other, ...
-LOOPED = 8  # ... so many of them at most
 TURN = 2  # seconds of a method's calls in a turn, at least: single calls of milliseconds vary by half
 COMPARED = 256  # epochs whose losses must be equal: roundings grow in longer ones
 
@@ -43,7 +41,7 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
 
     A method stands by its key. Cold seconds are those of a whole first run with tracing and compilation, but without
     making the networks. Networks trained one after the other cost the same each: loops train only `LOOPED` of them, and
-    their seconds are scaled to all members; their memory is NaN.
+    their seconds are scaled to all members, those of a first run by adding the others' warm ones; their memory is NaN.
 
     first : of (names, threads), as `in_new_processes` has it; None takes the first runs in this process
     """
@@ -59,7 +57,8 @@ def measure(work: Workload, *, plan, peak, repeats, names=METHODS, rtol=2e-3, fi
     scale = np.array([scale[method] for method in every])
     table = timing.summary(seconds).rename(columns={"median": "seconds_per_step"})
     table["seconds_per_step"] *= scale / work.steps
-    cold_runs = [[one[method][1] * by for one in firsts] for method, by in zip(every, scale, strict=True)]
+    others = [(by - 1) * np.median(seconds[method]) for method, by in zip(every, scale, strict=True)]
+    cold_runs = [[one[method][1] + more for one in firsts] for method, more in zip(every, others, strict=True)]
     compiled = [
         np.median([compile_seconds(*one[method], np.median(seconds[method])) for one in firsts]) for method in every
     ]

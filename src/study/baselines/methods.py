@@ -22,7 +22,7 @@ from study.figures.labels import (
     STEPS,
 )
 from study.measurement import timing
-from study.measurement.compilation import cold, compile_seconds
+from study.measurement.compilation import cold
 from turbanet.training.fit import batch_order, fit
 
 IN_PYTORCH = {FUNC, COMPILED, LOOP, FUSED, PROCESSES}
@@ -137,17 +137,17 @@ def assert_equal_losses(runs, epochs, rtol=1e-3):
 def time_methods(runs, epochs, *, repeats):
     """Time full-batch methods warm and in turn: a table of method, repeat, seconds, steps and compile_seconds.
 
-    Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`). Compilation is measured as in
-    a new process; where a method does not report it, it is the first step's time beyond the second's.
+    Seconds for all `epochs` are extrapolated from `steps` of them (`timing.extrapolate`). Compilation, measured as in a
+    new process, is the first step's time beyond the second's, for all methods alike.
     """
     compiled = {}
     with cold():
         for name, run in runs.items():
             with timing.stopwatch() as first:
-                apart = run(1)[1]
+                run(1)
             with timing.stopwatch() as warm:
                 run(1)
-            compiled[name] = compile_seconds(apart, first.seconds, warm.seconds)
+            compiled[name] = max(0.0, first.seconds - warm.seconds)
     table = timing.extrapolate(runs, epochs, repeats=repeats)
     return table.assign(compile_seconds=table.method.map(compiled))
 

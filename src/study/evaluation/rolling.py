@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.fft import dct
 from statsmodels.stats.multitest import multipletests
 
+from study.measurement import timing
 from turbanet.data.sampling import ragged
 
 FLOOR = 0.05  # percent a day: smaller absolute returns are rounding of prices, and 0 has no logarithm
@@ -179,12 +180,10 @@ def compared(losses: Mapping[str, np.ndarray], pairs, *, horizon: int) -> pd.Dat
     return table.assign(holm=multipletests(table.p, method="holm")[1])
 
 
-def over_days(loss, *, block: int, resamples: int, seed: int = 0) -> tuple[float, float, float]:
-    """Compute (mean, low, high) of a loss [day] by a 95 % bootstrap over blocks of `block` consecutive days."""
-    loss = np.asarray(loss, float)
+def over_days(loss, *, block: int) -> tuple[float, float, float]:
+    """Compute the mean of a loss [day], and Student's 95 % interval over blocks of `block` consecutive days."""
     blocks = [part.mean() for part in np.array_split(loss, max(2, len(loss) // block))]
-    bootstrap = stats.bootstrap((blocks,), np.mean, n_resamples=resamples, method="percentile", rng=seed)
-    return tuple(float(value) for value in (loss.mean(), *bootstrap.confidence_interval))
+    return (float(np.mean(loss)), *timing.interval(blocks))
 
 
 def _trailing(absolute, count):

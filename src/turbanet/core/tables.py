@@ -1,9 +1,12 @@
-"""A title and a small table, as text and as HTML: what a result shows of itself."""
+"""Tables: a title and a small one, as text and as HTML, which a result shows of itself; columns of pandas' tables."""
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from turbanet.core import extras
 
 
 class Shown:
@@ -39,3 +42,12 @@ def spread(values: np.ndarray) -> str:
         return "nan"
     median, low, high = (f"{number:.3g}" for number in (np.median(values), values.min(), values.max()))
     return median if low == high else f"{median} ({low} to {high})"
+
+
+def dated(column: Any) -> Any:
+    """Return a column of times, of pandas, with dates in place of periods and of text."""
+    pd = extras.pandas()
+
+    if isinstance(column.dtype, pd.PeriodDtype):
+        return column.dt.to_timestamp()
+    return pd.to_datetime(column) if pd.api.types.is_string_dtype(column) else column

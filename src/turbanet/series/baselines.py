@@ -9,8 +9,9 @@ import pandas as pd
 
 from turbanet.core.arrays import check_whole, divisor
 from turbanet.core.extras import needed
+from turbanet.core.tables import dated
 from turbanet.series.inputs import windows
-from turbanet.series.tables import Columns, as_pandas, dated
+from turbanet.series.tables import Columns, as_pandas
 from turbanet.series.targets import pinball
 
 NAIVE, SEASONAL, DRIFT = "Naive", "SeasonalNaive", "RWD"  # as statsforecast calls them

@@ -112,13 +112,6 @@ def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tupl
     return np.concatenate(parts, axis=1), tuple(labels), np.concatenate(plain)
 
 
-def dated(column: pd.Series) -> pd.Series:
-    """Return a column of times with dates in place of periods and of text."""
-    if isinstance(column.dtype, pd.PeriodDtype):
-        return column.dt.to_timestamp()
-    return pd.to_datetime(column) if pd.api.types.is_string_dtype(column) else column
-
-
 def as_pandas(table, columns):
     """Return a table as a pandas one, and its `Kind`."""
     if isinstance(table, pd.DataFrame):
