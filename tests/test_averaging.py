@@ -1,5 +1,6 @@
 """Local SGD: where the workers of one network end is where loops in NumPy and Optax, written out by hand, end."""
 
+import contextlib
 from functools import partial
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ from tiers import first
 
 import turbanet as tn
 from turbanet.data.sampling import deal
+from turbanet.federated import averaging
 from turbanet.training import compilation
 
 RATE, MOMENTUM = 0.1, 0.9
@@ -184,3 +186,16 @@ def test_several_networks_and_schedules_by_epoch_are_refused():
 def test_a_loss_that_grows_beyond_all_numbers_is_named_with_its_step():
     with pytest.raises(FloatingPointError, match=r"The loss of worker \d is (inf|nan) at step \d+: take a smaller"):
         tn.federated.local_sgd(line(optax.sgd(1e6)), X, Y, tn.mse, workers=2, **JOB | {"epochs": 20})
+
+
+def test_ctrl_c_keeps_the_steps_so_far(monkeypatch):
+    job = {"workers": 2, "every": 2, **JOB, "epochs": 12}
+    _, whole = tn.federated.local_sgd(line(), X, Y, tn.mse, **job)
+    monkeypatch.setattr(averaging, "noted", lambda: contextlib.nullcontext(lambda: True))
+    with pytest.raises(tn.Interrupted, match=r"after \d+ step") as caught:
+        tn.federated.local_sgd(line(), X, Y, tn.mse, **job)
+    history, swarm = caught.value.history, caught.value.swarm
+    done = len(history.loss)
+    assert 0 < done < len(whole.loss) and len(history.seconds) == done and swarm.step.tolist() == [done]
+    np.testing.assert_allclose(history.loss, whole.loss[:done], rtol=1e-5)
+    assert swarm.epoch.tolist() == [done * 12 // len(whole.loss)]

@@ -399,8 +399,11 @@ sys.stdin.read()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", holds], **pipes) as other:
         assert other.stdout.readline() == "held\n"
+        half_written = tmp_path / "9.orbax-checkpoint-tmp"  # by the other one
+        half_written.mkdir()
         with pytest.raises(ValueError, match=f"Another process keeps a training in {tmp_path} now: wait until it has"):
             train(made(), tmp_path)
+        assert half_written.exists()
         train(made(), tn.Checkpoints(tmp_path, exclusive=False))
         other.stdin.close()
     train(made(), tmp_path)

@@ -263,6 +263,19 @@ def test_ctrl_c_keeps_the_whole_generations():
     jax.tree.map(np.testing.assert_array_equal, after.params, run(generations=5)[0].params)
 
 
+def test_what_a_generation_raises_carries_the_ones_before():
+    def broken(swarm, generation):
+        if generation == 2:
+            raise OSError("the disk is gone")
+        return near(swarm)
+
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        run(train=broken, generations=5)
+    assert len(caught.value.history.fitness) == 2
+    after, _ = run(caught.value.swarm, generations=3, history=caught.value.history)
+    jax.tree.map(np.testing.assert_array_equal, after.params, run(generations=5)[0].params)
+
+
 @pytest.mark.thorough  # what is fit is found in a test above; the fitness may be any numbers, returns as well
 def test_cart_poles_are_held_by_evolution_alone():
     gymnax = pytest.importorskip("gymnax")

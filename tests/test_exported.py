@@ -132,6 +132,7 @@ def test_a_swarm_spread_over_devices_is_exported_for_one():
 def test_programs_for_a_gpu_are_written_without_one():
     swarm, x = made("MLP")
     assert tn.export(swarm, kind="mean", platforms=("cpu", "cuda"))(x).shape == (20, 3)
+    assert tn.export(swarm, kind="mean", platforms="cpu")(x).shape == (20, 3)
     with pytest.raises(ValueError, match="exported for platforms .*cuda.* used on .*cpu"):
         tn.export(swarm, kind="mean", platforms=("cuda",))(x)
 

@@ -175,6 +175,56 @@ def test_what_a_model_sows_is_not_carried():
     assert sown["intermediates"]["hidden"][0].shape == (5, 40, 4)
 
 
+def test_what_a_model_sows_by_a_sum_begins_anew_in_each_call():
+    """As experts report what they cost, which the loss adds."""
+
+    class Experts(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            hidden = nn.Dense(3)(x)
+            self.sow("losses", "cost", (hidden**2).mean(), reduce_fn=jnp.add, init_fn=lambda: 0.0)
+            return nn.Dense(2)(hidden)
+
+    def loss(params, x, y, apply_fn):
+        out, sown = apply_fn({"params": params}, x, mutable=["losses"])
+        return optax.softmax_cross_entropy_with_integer_labels(out, y).mean() + sown["losses"]["cost"], out
+
+    swarm = made(Experts())
+    assert swarm.collections == {} and nn.Module.sow.__module__ == "flax.linen.module"
+    expected = [
+        loss(one.params, X, Y, lambda variables, x, **kwargs: Experts().apply(variables, x, **kwargs))[0]
+        for one in swarm
+    ]
+    np.testing.assert_allclose(tn.evaluate(swarm, X, Y, loss), expected, rtol=1e-5)
+
+
+def test_parameters_of_two_types_train_with_hyperparameters_as_data():
+    class Mixed(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(nn.relu(nn.Dense(4, param_dtype=jnp.bfloat16)(x)))
+
+    adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.01)
+    swarm = tn.TurbaTrainState.swarm(Mixed(), adam, 2, sample_input=X[:1])
+    trained, history = tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=3, batch_size=8, progress=False)
+    assert np.isfinite(history.train_loss).all()
+    assert [leaf.dtype for leaf in jax.tree.leaves(trained)] == [leaf.dtype for leaf in jax.tree.leaves(swarm)]
+
+
+def test_a_loss_in_half_precision_is_recorded_and_scored_in_full():
+    def loss(params, x, y, apply_fn):
+        logits = apply_fn({"params": params}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), logits
+
+    swarm = made(tn.MLP((4, 2), dtype=jnp.bfloat16))
+    how = {"validation": (X, Y), "metric": {"accuracy": tn.accuracy}, "progress": False}
+    trained, history = tn.fit(swarm, X, Y, loss, epochs=2, batch_size=8, **how)
+    assert history.train_loss.dtype == history.validation_loss.dtype == np.float32
+    right = (np.asarray(tn.predict(trained, X)).argmax(-1) == Y).mean(1)
+    np.testing.assert_allclose(history.validation_metric["accuracy"][-1], right, rtol=1e-6)
+    assert len(history.best("accuracy", "max")) == len(swarm)
+
+
 def test_collections_go_with_their_members():
     swarm, _ = train(made(Normed()))
     both = swarm.append(made(Normed(), 2)).remove_state(0)

@@ -29,6 +29,18 @@ def swarm(size=8):
     return tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), size, sample_input=np.zeros((1, 3)))
 
 
+def test_halving_keeps_a_share_that_floats_do_not_have():
+    lengths = []
+
+    def train(swarm, rung):
+        lengths.append(len(swarm))
+        return swarm, np.arange(len(swarm))
+
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 100, input_size=2)
+    tn.halving(swarm, train, rungs=2, keep=0.07)  # 0.07 * 100 is above 7
+    assert lengths == [100, 7]
+
+
 def test_halving_keeps_the_best():
     score = {0: 5.0, 1: 1.0, 2: 4.0, 3: np.nan, 4: 2.0, 5: 8.0, 6: 3.0, 7: 7.0}
     seen = []

@@ -1,5 +1,6 @@
 """A swarm that was saved is the same one in another process, predicts and goes on training bit for bit."""
 
+import collections
 import logging
 import os
 import pickle
@@ -395,3 +396,14 @@ def test_a_file_that_cannot_be_finished_leaves_the_one_before(fitted, tmp_path, 
     with pytest.raises(OSError, match="No space left"):
         fitted["regressor"].save(tmp_path / "file")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+Named = collections.namedtuple("Named", "a")
+
+
+@pytest.mark.parametrize("member", [Named(np.ones(3)), {3: np.ones(3)}], ids=["a named tuple", "a number as a name"])
+def test_a_tree_that_no_file_brings_back_is_not_saved(tmp_path, member):
+    swarm = made(schedule=None).replace(member=member)
+    with pytest.raises(ValueError, match="The swarm's member holds a .*, which no file brings back"):
+        swarm.save(tmp_path / "swarm")
+    assert not (tmp_path / "swarm").exists()

@@ -1,5 +1,6 @@
 """Federated learning: the server ends where loops in NumPy and Optax, written out by hand, end."""
 
+import contextlib
 from functools import partial
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ from tiers import first
 import turbanet as tn
 from turbanet.core import member
 from turbanet.data.sampling import epoch_order
+from turbanet.federated import rounds as rounds_of
 from turbanet.training import compilation
 
 RATE = 0.1
@@ -356,3 +358,14 @@ def test_a_schedule_that_follows_a_validation_loss_is_refused():
     start = tn.with_schedule(net(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)), "reduce")
     with pytest.raises(ValueError, match="which clients do not have"):
         tn.federated.train(start, X, LABELS, tn.softmax_cross_entropy, clients=EVEN, **JOB)
+
+
+def test_ctrl_c_keeps_the_rounds_so_far(monkeypatch):
+    job = {"clients": EVEN, **JOB, "validation": (X, LABELS)}
+    expected, seen = tn.federated.train(net(), X, LABELS, tn.softmax_cross_entropy, **job | {"rounds": 1})
+    monkeypatch.setattr(rounds_of, "noted", lambda: contextlib.nullcontext(lambda: True))
+    with pytest.raises(tn.Interrupted, match="after 1 round") as caught:
+        tn.federated.train(net(), X, LABELS, tn.softmax_cross_entropy, **job)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), caught.value.swarm.params, expected.params)
+    np.testing.assert_allclose(caught.value.history.train_loss, seen.train_loss, rtol=1e-6)
+    assert caught.value.history.scored.tolist() == [1] and np.isfinite(caught.value.history.validation_loss).all()

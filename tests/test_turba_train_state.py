@@ -247,6 +247,14 @@ def test_shape_of_twelve_layers_without_a_sample():
     assert again.shape == deep.shape == (2, 3, 9)
 
 
+def test_vmap_create_takes_the_counters_that_are_given():
+    one = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 2, input_size=3)
+    how = {"apply_fn": one.apply_fn, "params": one.params, "tx": one.tx}
+    again = TurbaTrainState.vmap_create(**how, seed=3, epoch=4, id=[7, 5])
+    counters = [getattr(again, name).tolist() for name in ("seed", "epoch", "step", "id")]
+    assert counters == [[3, 3], [4, 4], [0, 0], [7, 5]]
+
+
 def test_vmap_create_refuses_params_of_different_lengths():
     with pytest.raises(ValueError, match="one member axis"):
         TurbaTrainState.vmap_create(apply_fn=None, params={"a": jnp.ones(2), "b": jnp.ones(3)}, tx=optax.sgd(0.1))
@@ -415,6 +423,7 @@ def test_a_member_that_is_not_there_is_named():
         ([(0, 1, 2)], KeyError, "Members go by id, an int each, or by pairs"),
         ([(1, 0)], KeyError, r"No member \[1, 0\]"),
         ([-1], KeyError, "No member -1"),
+        ([], ValueError, "at least one member, and no id came"),
     ],
 )
 def test_what_names_no_member_is_refused(ids, error, message):

@@ -182,7 +182,7 @@ class TurbaTrainState(State):
         apply_fn : apply_fn({"params": params}, x) -> prediction, of one network
         params : a tree of [member, ...]
         tx : the Optax optimizer
-        kwargs : other fields of the state, one value for all members
+        kwargs : other fields of the state, one value for all members; of seed, step, epoch and id also one a member
 
         Returns
         -------
@@ -196,9 +196,13 @@ class TurbaTrainState(State):
         if len(sizes) != 1 or () in sizes or (0,) in sizes:
             raise ValueError(f"All params must lead with one member axis of at least 1, got {sorted(sizes)}.")
         check_optimizer(tx, jax.eval_shape(partial(jax.tree.map, lambda leaf: leaf[0]), params))
+        (members,) = sizes.pop()
+        counters: dict[str, Any] = {"step": 0, "seed": 0, "epoch": 0, "id": np.arange(members)}
+        counters = {name: kwargs.pop(name, value) for name, value in counters.items()}
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
-        zeros = jnp.zeros(len(swarm), jnp.int32)
-        return swarm.replace(step=zeros, seed=zeros, epoch=zeros, id=jnp.arange(len(swarm), dtype=jnp.int32))
+        return swarm.replace(
+            **{name: jnp.full(members, jnp.asarray(value), jnp.int32) for name, value in counters.items()}
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Save the swarm to `folder`, whole or not at all, in place of one that was saved there before.
@@ -344,6 +348,8 @@ class TurbaTrainState(State):
             by_position = "jax.tree.map(lambda leaf: leaf[1:3], swarm)"
             raise TypeError(f"Members go by id, swarm[[4, 7]], as positions change; by position it is {by_position}.")
         requested = np.atleast_1d(np.asarray(ids))
+        if not requested.size:
+            raise ValueError("A swarm has at least one member, and no id came: give one.")
         if requested.dtype == bool:
             raise TypeError("Members go by id, swarm[[4, 7]], and a mask by position: swarm[swarm.id[mask]].")
         if requested.dtype.kind not in "iuf" or requested.shape[1:] not in ((), (2,)):
@@ -378,6 +384,8 @@ class TurbaTrainState(State):
         if not hasattr(self.sample, "shape"):
             raise ValueError("shape is unknown: an input of this swarm is no single array.")
         prediction = jax.eval_shape(member.predict, self.get_state(0) if jnp.ndim(self.step) else self, self.sample)
+        if not hasattr(prediction, "shape"):
+            raise ValueError("shape is unknown: a prediction of this swarm is no single array.")
         return (len(self), self.sample.shape[-1], prediction.shape[-1])
 
     def __repr__(self) -> str:

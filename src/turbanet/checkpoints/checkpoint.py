@@ -49,8 +49,11 @@ class Checkpoints:
 class Folder:
     """A folder of Orbax checkpoints, each of arrays and a JSON value and each written completely or not at all."""
 
-    def __init__(self, folder: str | os.PathLike, keep: int | None, *, what: str):
-        """Open the folder for the last `keep` checkpoints of `what`; None only reads. An address is mirrored."""
+    def __init__(self, folder: str | os.PathLike, keep: int | None, *, what: str, exclusive: bool = False):
+        """Open the folder for the last `keep` checkpoints of `what`; None only reads. An address is mirrored.
+
+        exclusive : whether no other process may open the folder so until it is closed
+        """
         import orbax.checkpoint as ocp
 
         if jax.process_count() > 1:  # Orbax has them wait for one another, and the first alone write
@@ -63,6 +66,9 @@ class Folder:
             self.there = self.mirror.there if self.mirror else place(folder)
             here = self.mirror.here if self.mirror else self.there
             here.mkdir(parents=True, exist_ok=True)
+            # Before Orbax removes what is half written, which another process may be writing.
+            lock = _locked(here) if exclusive and not self.mirror else None
+            self.unlock = lock is not None and weakref.finalize(self, os.close, lock)  # where a training fails, too
             self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**kwargs))
         except OSError as error:
             raise OSError(f"{what} cannot be kept in {folder} ({first_line(error)}): name another folder.") from error
@@ -70,6 +76,8 @@ class Folder:
     def close(self) -> None:
         """Wait until everything is written, and release the folder."""
         self.manager.close()
+        if self.unlock:
+            self.unlock()
 
     def about(self) -> dict:
         """Return the JSON value of the last checkpoint; FileNotFoundError without one."""
@@ -96,18 +104,12 @@ class Keeper(Folder):
 
     def __init__(self, checkpoints, facts):
         self.settings = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
-        super().__init__(self.settings.folder, self.settings.keep, what="Checkpoints")
+        folder, keep, exclusive = (getattr(self.settings, name) for name in ("folder", "keep", "exclusive"))
+        super().__init__(folder, keep, what="Checkpoints", exclusive=exclusive)
         self.facts = facts
-        lock = _locked(self.there) if self.settings.exclusive and not self.mirror else None
-        self.unlock = lock is not None and weakref.finalize(self, os.close, lock)  # where a training fails, too
         self.segments = 0
         self.begin = time.monotonic()
         self.seconds = []  # of writing each checkpoint
-
-    def close(self) -> None:
-        super().close()
-        if self.unlock:
-            self.unlock()
 
     def latest(self) -> tuple[dict, dict] | None:
         """Return the last checkpoint, ({name: array}, {name: value}), or None; ValueError for another training's."""

@@ -35,6 +35,7 @@ INFERENCE_ONLY = optax.GradientTransformation(lambda params: optax.EmptyState(),
 
 def save(swarm: State, folder: str | os.PathLike) -> None:
     """Save `swarm` to `folder`, in place of one that was saved there before; see `TurbaTrainState.save`."""
+    specifications = {name: _described(unfreeze(getattr(swarm, name)), name) for name in ("sample", "member")}
     store = checkpoint.Folder(folder, 1, what="A swarm")
     paths = store.there.iterdir() if store.there.exists() else ()
     names = sorted(path.name for path in paths if TEMPORARY not in path.name and path.name != checkpoint.LOCK)
@@ -46,9 +47,7 @@ def save(swarm: State, folder: str | os.PathLike) -> None:
     about = {"format": FORMAT, "versions": identity.versions(), "facts": _facts(swarm), "members": swarm.step.shape}
     about["averages"] = has_averages(swarm.opt_state)
     about["schedules"] = [schedules.get(function) for function in getattr(swarm.schedule, "functions", ())]
-    for name in ("sample", "member"):
-        tree = unfreeze(getattr(swarm, name))
-        about[name] = jax.tree.map(lambda leaf: " ".join(map(str, (leaf.dtype, *leaf.shape))), tree)
+    about |= specifications
     message = {"what": "The swarm", "advice": "make room, or name another"}
     store.write(1 + (store.manager.latest_step() or 0), identity.leaves_by_name(swarm), {"swarm": about}, **message)
 
@@ -97,6 +96,20 @@ def _about(store):
         return store and store.about()["swarm"]
     except (FileNotFoundError, KeyError, ValueError):  # nothing, a checkpoint of `fit`, files of another program
         return None
+
+
+def _described(tree, name):
+    """Return a tree with each array's type and shape as text; ValueError for a tree that JSON does not bring back."""
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {key: _described(part, name) for key, part in tree.items()}
+    if type(tree) in (tuple, list):
+        return [_described(part, name) for part in tree]
+    if tree is None or hasattr(tree, "dtype"):
+        return tree if tree is None else " ".join(map(str, (tree.dtype, *tree.shape)))
+    kind = "a dict with other keys than text" if isinstance(tree, dict) else f"a {type(tree).__name__}"
+    raise ValueError(
+        f"The swarm's {name} holds {kind}, which no file brings back: make it a dict of names, or a tuple."
+    )
 
 
 def _specification(saved):

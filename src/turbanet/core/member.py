@@ -4,7 +4,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from threading import Lock
 from typing import Any, TypeAlias
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
 EVAL_FLAGS = "deterministic", "use_running_average", "inference", "inference_mode"  # and in evaluation
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
+SURVEYS = Lock()  # one at a time: Flax has one `sow` for all threads
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller
 
 
@@ -151,7 +154,10 @@ def checked(out: Any) -> Scored:
     if not is_pair or jnp.shape(out[0]) != ():
         advice = "take the loss's mean" if is_pair else "return the prediction beside it"
         raise ValueError(f"A loss returns (scalar, prediction), not shapes {jax.tree.map(jnp.shape, out)}: {advice}.")
-    return out
+    loss = jnp.asarray(out[0])
+    if jnp.issubdtype(loss.dtype, jnp.floating):  # in half precision it would have few digits, as would metrics
+        loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
+    return loss, out[1]
 
 
 def takes(function: Callable, name: str) -> bool:
@@ -249,14 +255,18 @@ def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:
 def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str]]:
     """Trace a training step of `model` on `sample`: -> (names of the collections that are state, warnings).
 
-    variables: as `initial` returns them, or their shapes. State are collections that keep their shapes in a step, which
-    those that `sow` grows do not. Warnings, sentences, tell of running statistics that no step changes and of dropout
-    that draws nothing.
+    variables: as `initial` returns them, or their shapes. State are collections that keep their shapes in a step and
+    are not what `sow` reports of one. Warnings, sentences, tell of running statistics that no step changes and of
+    dropout that draws nothing.
     """
     names = sorted(set(variables) - {"params"})
     if not names and not isinstance(model, nn.Module):
         return [], []
-    drops = []
+    drops, sown, original = [], set(), nn.Module.sow
+
+    def sow(module, collection, *args, **kwargs):
+        sown.add(collection)
+        return original(module, collection, *args, **kwargs)
 
     def notice(method, args, kwargs, context):
         fields = vars(context.module)
@@ -268,7 +278,7 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         return model.apply(variables, sample, mutable=names, rngs=rngs, **mode(model.apply, True))[1]
 
     try:
-        with nn.intercept_methods(notice):
+        with SURVEYS, nn.intercept_methods(notice), mock.patch.object(nn.Module, "sow", sow):
             traced, after = jax.make_jaxpr(step, return_shape=True)(variables, streams(0, 0, 0))
     except Exception:
         if names:
@@ -284,7 +294,7 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         idle.append("has dropout that never draws")
     advice = "a keyword of its __call__ must say whether it trains, by one of the names"
     before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
-    carried = [name for name in names if name in after and before[name] == after[name]]
+    carried = [name for name in names if name in after and before[name] == after[name] and name not in sown]
     return carried, [f"{type(model).__name__} {what}: {advice} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}." for what in idle]
 
 

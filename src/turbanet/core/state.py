@@ -54,6 +54,7 @@ class State(TrainState):
         extra = {} if value is None else {"value": value}
         tx = optax.with_extra_args_support(self.tx)
         updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
+        opt_state = jax.tree.map(_as_before, opt_state, self.opt_state)
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
@@ -79,6 +80,11 @@ class State(TrainState):
 
 
 Swarm = TypeVar("Swarm", bound=State)  # of the caller's own class, which is returned
+
+
+def _as_before(new, old):
+    """Return a leaf of an optimizer's state in its type before, which mixed types of parameters may have promoted."""
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
 
 
 def check_swarm(swarm: Swarm) -> Swarm:

@@ -104,7 +104,7 @@ def export(
         values, and "series" int [row], positions in `series_`, to [row, step] in y's unit; NaN for unknown positions
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
-    platforms : such as ("cpu", "cuda"); None: the one of this process
+    platforms : such as "cpu" or ("cpu", "cuda"); None: the one of this process
     sample_input : a batch of the input [row, ...]; None: the one that the swarm was created with
 
     Returns
@@ -127,6 +127,7 @@ def export(
     (100, 3)
     """
     check_whole(rows=rows)
+    platforms = [platforms] if isinstance(platforms, str) else platforms
     of_fitted = getattr(swarm, "_to_export", None)  # of estimators and forecasters
     kind, program, sample = of_fitted(kind) if of_fitted else _of_swarm(swarm, kind)
     sample = sample if sample_input is None else as_arrays(sample_input, "sample_input")

@@ -49,10 +49,14 @@ def generations_of(
                 born, parents, state, values = follow(key, swarm, histories[-1] if histories else None)
                 trained, fitness = _checked(train(born, generation, values), born)
                 state = tell(key, trained, fitness, state) if tell else state
-            except KeyboardInterrupt as stop:
+            except (Exception, KeyboardInterrupt) as stop:
                 if not histories:
                     raise
                 history = joined(histories, _fingerprint(swarm))
+                if isinstance(stop, Exception):
+                    vars(stop).update(swarm=swarm, history=history)
+                    stop.add_note("The generation before is this exception's swarm, and its history is there.")
+                    raise
                 raise Interrupted(swarm, history, f"{len(history.fitness)} whole {unit}(s)") from stop
             swarm = trained
             seconds = time.perf_counter() - started

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from turbanet.core import member
 from turbanet.core.arrays import check_whole, floating
+from turbanet.core.interrupt import Interrupted, noted
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import dividing
 from turbanet.core.tables import Shown, count, spread
@@ -94,6 +95,7 @@ def local_sgd(
     ------
     ValueError : for more than one member, more workers than rows, a schedule by epochs, and what `fit` refuses
     FloatingPointError : for a loss that becomes NaN or infinite; it names the first such step
+    Interrupted : a KeyboardInterrupt, for Ctrl-C; it has the network and the history so far
 
     Examples
     --------
@@ -127,15 +129,20 @@ def local_sgd(
     shared = plan.share((moments, data.x, data.y))
     run = averaging.compiled(plan, own, shared)
     startup = time.perf_counter() - called
-    (state, _, losses), seconds = _run(run, own, shared, steps=order.shape[1], every=every)
-    losses = np.asarray(losses).T
+    steps = order.shape[1]
+    (state, _, losses), seconds = _run(run, own, shared, steps=steps, every=every)
+    losses = np.asarray(losses).T[: len(seconds)]
     if not np.isfinite(losses).all():
         step, worker = np.argwhere(~np.isfinite(losses))[0]
         found = f"The loss of worker {worker} is {losses[step, worker]} at step {step}"
         raise FloatingPointError(f"{found}: take a smaller learning rate, or average more often than every {every}.")
     merged = jax.device_put(_merge(state.replace(apply_fn=None, tx=None)), swarm.step.sharding)
     unchanged = {name: getattr(swarm, name) for name in ("apply_fn", "tx", "loss_fn", "sample", "seed", "id")}
-    return merged.replace(epoch=swarm.epoch + epochs, **unchanged), LocalHistory(losses, seconds, startup)
+    trained = merged.replace(epoch=swarm.epoch + len(seconds) * epochs // steps, **unchanged)
+    history = LocalHistory(losses, seconds, startup)
+    if len(seconds) < steps:
+        raise Interrupted(trained, history, f"{len(seconds)} step(s)")
+    return trained, history
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +209,17 @@ def _merge(state):
 
 
 def _run(run, own, shared, *, steps, every):
-    """Call the program until all rounds are done: -> (own, seconds [step])."""
+    """Call the program until all rounds are done, or Ctrl-C has come: -> (own, seconds [step])."""
     rounds = -(-steps // every)
     ends = np.unique(np.linspace(0, rounds, min(rounds, CALLS) + 1).round().astype(np.int32))
     moments, *data = shared
     ticks = [0.0]
     began = time.perf_counter()
-    for first, last in itertools.pairwise(ends):
-        own, moments = jax.block_until_ready(run(own, (moments, *data), first=first, last=last))
-        ticks.append(time.perf_counter() - began)
-    return own, np.interp(np.arange(1, steps + 1), np.minimum(ends * every, steps), ticks)
+    with noted() as interrupted:
+        for first, last in itertools.pairwise(ends):
+            if first and interrupted():
+                break
+            own, moments = jax.block_until_ready(run(own, (moments, *data), first=first, last=last))
+            ticks.append(time.perf_counter() - began)
+    done = np.minimum(ends[: len(ticks)] * every, steps)
+    return own, np.interp(np.arange(1, done[-1] + 1), done, ticks)

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from turbanet.core import schedules
 from turbanet.core.arrays import floating
+from turbanet.core.interrupt import noted
 from turbanet.core.sums import added, zero
 from turbanet.data.examples import Data
 from turbanet.training import compilation, program
@@ -162,11 +163,11 @@ class Rounds:
 
 
 def run(ready, carry, inputs, rounds, *, progress):
-    """Call the compiled program until all rounds are done: (carry, metrics [round, ...])."""
+    """Call the compiled program until all rounds are done, or Ctrl-C has come: (carry, metrics [round, ...])."""
     recorded = []
     done, many = 0, 1
-    with tqdm(total=rounds, unit="round", disable=not progress) as bar:
-        while done < rounds:
+    with noted() as interrupted, tqdm(total=rounds, unit="round", disable=not progress) as bar:
+        while done < rounds and not (done and interrupted()):
             many = min(many, CALL_ROUNDS, rounds - done)
             begin = time.perf_counter()
             carry, metrics = jax.block_until_ready(ready(carry, inputs, first=done, many=many, last=rounds))

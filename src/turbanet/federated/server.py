@@ -14,6 +14,7 @@ import optax
 from turbanet.core import metrics, schedules
 from turbanet.core.arrays import check_seed, check_whole, floating
 from turbanet.core.gather import home
+from turbanet.core.interrupt import Interrupted
 from turbanet.core.memory import fitting
 from turbanet.core.optimizers import check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
@@ -153,6 +154,7 @@ def train(
     ValueError : for more than one member, clients without rows, more sampled clients than clients, unknown layers, and
         what `fit` refuses, such as clients with fewer rows than a batch if the loss takes no mask
     FloatingPointError : for a client whose loss becomes NaN or infinite
+    Interrupted : a KeyboardInterrupt, for Ctrl-C; it has the network and the history so far
 
     Examples
     --------
@@ -224,12 +226,15 @@ def train(
     steady = time.perf_counter() - began
     size = sum(leaf.nbytes for leaf in floating((shared_layers, state.collections))[0])
     history = _history(recorded, rounds, score_every, held_out, metric, size, (began - called, steady))
-    return _swarm(swarm, state, own_layers, len(rows)), history
+    trained = _swarm(swarm, state, own_layers, len(rows))
+    if (done := len(history.clients)) < rounds:
+        raise Interrupted(trained, history, f"{done} round(s)")
+    return trained, history
 
 
 def _history(recorded, rounds, every, held_out, metric, size, seconds):
     """Return the history of the recorded metrics; size: bytes of one network; seconds: (startup, steady)."""
-    numbers = np.arange(1, rounds + 1)
+    numbers = np.arange(1, len(recorded["clients"]) + 1)
     due = (numbers % every == 0) | (numbers == rounds)
     loss, scores = recorded["scores"] or (None, {})
     loss, scores = jax.tree.map(lambda leaf: leaf[due], (loss, scores))
@@ -242,7 +247,7 @@ def _history(recorded, rounds, every, held_out, metric, size, seconds):
         scored=numbers[due if held_out is not None else slice(0)],
         validation_loss=loss,
         validation_metric=requested if metric is not None else None,
-        bytes_down=np.full(rounds, sampled * size),
+        bytes_down=np.full(len(numbers), sampled * size),
         bytes_up=recorded["returned"].sum(1) * size,
         startup_seconds=seconds[0],
         steady_seconds=seconds[1],

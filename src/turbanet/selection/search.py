@@ -119,7 +119,7 @@ def halving(
             problem = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
             raise ValueError(f"{problem}, so none can continue: use smaller learning rates.")
         if rung < rungs - 1:
-            survivors = min(int(np.ceil(keep * len(swarm))), finite.sum())
+            survivors = min(int(np.ceil(round(keep * len(swarm), 9))), finite.sum())
             best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:survivors]
             swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)
     return swarm, pd.concat(tables, ignore_index=True)

@@ -72,7 +72,7 @@ def fit(
     batch_size : rows of one step; a member with fewer rows uses all of its own; None: all rows
     rows : int [member, row], the rows of each member (see `sampling`); None: all. A member makes as many steps as it
         would alone: one for each batch of its own rows, the last one filled up from the beginning of its order
-    validation : (x, y) of the same kind, scored after each epoch
+    validation : (x, y) of the same kind, scored after each epoch, as `evaluate` does
     validation_rows : int [member, row], the held-out rows that each member is scored on; None: all
     metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}. The
         prediction is what the loss returns: logits, but probabilities from `binary_cross_entropy` and `cross_entropy`.
@@ -195,7 +195,9 @@ def evaluate(
 ) -> jax.Array:
     """Return the loss [member] of each member on its rows of x and y.
 
-    All rows of a member are one batch, also for a loss that is not a mean over rows.
+    All rows of a member are one batch, also for a loss that is not a mean over rows. The model computes at most 1,024
+    of them at a time on a CPU and 16,384 on an accelerator: where a row's prediction depends on the others, as in a
+    graph, call `swarm.evaluate` and `swarm.predict`, which take all rows at once.
 
     Parameters
     ----------
@@ -213,6 +215,8 @@ def predict(
     swarm: Swarm, x: Any, *, rows: ArrayLike | None = None, per_member: PerMember = False, plan: Plan | None = None
 ) -> jax.Array:
     """Return the prediction [member, row, ...] of each member on x [row, ...], or on its `rows` of x.
+
+    The model computes so many rows at a time as in `evaluate`, each row for itself.
 
     Parameters
     ----------
