@@ -200,9 +200,8 @@ class TurbaTrainState(State):
         counters: dict[str, Any] = {"step": 0, "seed": 0, "epoch": 0, "id": np.arange(members)}
         counters = {name: kwargs.pop(name, value) for name, value in counters.items()}
         swarm = jax.jit(jax.vmap(lambda p: cls.create(apply_fn=apply_fn, params=p, tx=tx, **kwargs)))(params)
-        return swarm.replace(
-            **{name: jnp.full(members, jnp.asarray(value), jnp.int32) for name, value in counters.items()}
-        )
+        counters = {name: np.broadcast_to(value, members) for name, value in counters.items()}
+        return swarm.replace(**jax.tree.map(jnp.int32, counters))
 
     def save(self, folder: str | os.PathLike) -> None:
         """Save the swarm to `folder`, whole or not at all, in place of one that was saved there before.
