@@ -312,12 +312,16 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
     assert table.loc[1, ["cold_ratio", "cold_low", "cold_high"]].tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert table.cold_ratio[2] == pytest.approx(1) and table.cold_low[2] < 0.5 < 2 < table.cold_high[2]
     assert table.ratio[2] == pytest.approx(6 ** (-1 / 3)) and table.low[2] < 0.5 < table.high[2]
-    steps = workloads()["lenet"].steps  # of a cold run, in which a network trains for 15 s, a loop for half of that
-    ahead = ((15 - 2 * steps) - (7.5 - 6 * steps)) / (6 - 2)
-    assert np.isnan(table.break_even_steps[0]) and table.break_even_steps[1:].tolist() == [pytest.approx(ahead), np.inf]
+    steps = workloads()["lenet"].steps
+    assert np.isnan(table.break_even_steps[0])  # 15 and 7.5 s cold, less than as many warm steps: nothing at first
+    assert table.break_even_steps[1:].tolist() == [0, np.inf]
     assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == steps
     # Of older results: a loop's 8 networks in 2.5 s, multiplied up to 16, where 8 more take half of all warm steps.
     pd.DataFrame(lines_of_16).to_csv(folder / "ratios.csv", index=False)
     frame.rename(columns={"seconds": "cold_seconds"}).to_csv(folder / "cold.csv", index=False)
     older = benchmark_results.read("cpu")[0]
+    frame.assign(seconds=frame.seconds + 6 * steps).to_csv(folder / "cold.csv", index=False)  # 2 and 6 s a step, warm
+    at_first = 15 + 6 * steps - 2 * steps, 7.5 + 6 * steps - 6 * steps
+    ahead = benchmark_results.read("cpu")[0].break_even_steps[1]
+    assert ahead == pytest.approx((at_first[0] - at_first[1]) / (6 - 2))
     assert older.cold_seconds.tolist() == pytest.approx([15, 7.5 / 2 + steps * 6 / 2, 15])

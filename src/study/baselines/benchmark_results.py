@@ -71,8 +71,8 @@ def read(name: str):
 
     The table has COLUMNS with methods by their names, `ratio`, low and high for `ratio_to_ours` (`timing.ratio` of the
     paired repeats), cold_ratio, cold_low and cold_high likewise (of new processes, each of which ran all methods), the
-    `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`) by both ratios: what a method costs at first
-    is what its cold run takes beyond as many warm steps.
+    `steps` of a run, `repeats`, and break_even_steps (`timing.break_even`), for which a method costs at first what its
+    cold run takes beyond as many warm steps, in the median.
     """
     import pandas as pd
 
@@ -89,9 +89,9 @@ def read(name: str):
     for row in table.itertuples():
         base = ours.loc[row.workload]
         ratios = [timing.ratio(runs[row.workload, row.method], runs[row.workload, KEYS[OURS]]) for runs in (warm, cold)]
-        run, each, whole = steps[row.workload], base.seconds_per_step, base.cold_seconds
-        its_each, its_whole = ratios[0][0] * each, ratios[1][0] * whole
-        ahead = timing.break_even(whole - run * each, each, its_whole - run * its_each, its_each)
+        run = steps[row.workload]
+        first, its_first = (max(0.0, one.cold_seconds - run * one.seconds_per_step) for one in (base, row))
+        ahead = timing.break_even(first, base.seconds_per_step, its_first, ratios[0][0] * base.seconds_per_step)
         ahead = np.nan if row.method == KEYS[OURS] else ahead
         lines.append((*itertools.chain(*ratios), ahead, len(warm[row.workload, row.method])))
     found = ["ratio", "low", "high", "cold_ratio", "cold_low", "cold_high", "break_even_steps", "repeats"]
