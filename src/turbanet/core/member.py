@@ -4,9 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from threading import Lock
 from typing import Any, TypeAlias
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,6 @@ INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
 EVAL_FLAGS = "deterministic", "use_running_average", "inference", "inference_mode"  # and in evaluation
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
-SURVEYS = Lock()  # one at a time: Flax has one `sow` for all threads
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller
 
 
@@ -262,14 +259,15 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
     names = sorted(set(variables) - {"params"})
     if not names and not isinstance(model, nn.Module):
         return [], []
-    drops, sown, original = [], set(), nn.Module.sow
+    drops, sown = [], set()
 
     def sow(module, collection, *args, **kwargs):
         sown.add(collection)
-        return original(module, collection, *args, **kwargs)
+        return type(module).sow(module, collection, *args, **kwargs)
 
     def notice(method, args, kwargs, context):
         fields = vars(context.module)
+        fields["sow"] = partial(sow, context.module)
         rate = fields.get("rate") if isinstance(context.module, nn.Dropout) else fields.get("dropout_rate")
         drops.append(isinstance(rate, float | int) and rate > 0)
         return method(*args, **kwargs)
@@ -278,7 +276,7 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         return model.apply(variables, sample, mutable=names, rngs=rngs, **mode(model.apply, True))[1]
 
     try:
-        with SURVEYS, nn.intercept_methods(notice), mock.patch.object(nn.Module, "sow", sow):
+        with nn.intercept_methods(notice):
             traced, after = jax.make_jaxpr(step, return_shape=True)(variables, streams(0, 0, 0))
     except Exception:
         if names:
