@@ -108,14 +108,19 @@ def _first_runs(file, table, steps):
     Results before 29 November 2026 have `cold_seconds` that were multiplied up from the networks that a loop trained,
     its start with them.
     """
+    import pandas as pd
+
     found = {(row.workload, row.method): [row.cold_seconds] for row in table.itertuples()}
-    found |= _runs(file) if file.is_file() else {}
-    if file.is_file() and "cold_seconds" not in file.read_text().partition("\n")[0].split(","):
-        return found
+    older = set(found)
+    for pair, runs in pd.read_csv(file).groupby(["workload", "method"]) if file.is_file() else ():
+        runs = runs.dropna(axis="columns")  # a file may hold workloads of both kinds
+        older -= {pair} if "seconds" in runs else set()
+        found[pair] = runs["seconds" if "seconds" in runs else "cold_seconds"].tolist()
     for row in table[table.method.isin([KEYS[name] for name in LOOPS])].itertuples():
-        share = min(1, LOOPED / row.members)
-        others = (1 - share) * steps[row.workload] * row.seconds_per_step
-        found[row.workload, row.method] = [share * one + others for one in found[row.workload, row.method]]
+        if (pair := (row.workload, row.method)) in older:
+            share = min(1, LOOPED / row.members)
+            others = (1 - share) * steps[row.workload] * row.seconds_per_step
+            found[pair] = [share * one + others for one in found[pair]]
     return found
 
 
