@@ -23,6 +23,7 @@ OPTIMIZED = "TURBANET_OPTIMIZED" in os.environ  # the tests marked so, compiled 
 if os.path.exists("/dev/nvidia0"):  # what is compiled for a test is not worth being tuned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
 elif not OPTIMIZED:  # nor being fast: on a CPU this compiles four times as fast
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # half a minute a network, in the study's notebooks
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # in the processes that tests start
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_parallel_codegen_split_count=1"]

@@ -62,16 +62,19 @@ def test_scores_by_hand():
             )
     frame = pd.DataFrame(rows)
     found = scores(frame.sample(frac=1, random_state=0), table, season=3)
-    for step in (1, 2):
-        part = frame[frame.ds - frame.cutoff == step]
+    whole = scores(frame, table, season=3, by_step=False)
+    assert len(whole) == 1 and whole.columns.tolist() == ["model", "MASE", "standard_error", "pinball"]
+    for part, ours in [
+        *((frame[frame.ds - frame.cutoff == step], found[found.step == step].iloc[0]) for step in (1, 2)),
+        (frame, whole.iloc[0]),
+    ]:
         scaled = [
             abs(row.y - row.M)
             / np.abs(y[row.unique_id][3 : row.cutoff + 1] - y[row.unique_id][: row.cutoff - 2]).mean()
             for row in part.itertuples()
         ]
-        ours = found[found.step == step].iloc[0]
         assert pytest.approx(np.mean(scaled)) == ours.MASE
-        by_series = np.mean(scaled[:2]), np.mean(scaled[2:])
+        by_series = [np.mean([each for each, at in zip(scaled, part.unique_id) if at == name]) for name in ("a", "b")]
         assert ours.standard_error == pytest.approx(np.std(by_series, ddof=1) / np.sqrt(2))
         pinball = [mean_pinball_loss(part.y, part[f"M-q{level}"], alpha=level) for level in (0.1, 0.9)]
         assert ours.pinball == pytest.approx(np.mean(pinball))

@@ -14,7 +14,7 @@ import turbanet as tn
 from study.baselines import benchmark, benchmark_results, swarm_trainers, twins
 from study.baselines.benchmark_results import COLUMNS
 from study.baselines.workloads import workloads
-from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, SKLEARN, STEPS
+from study.figures.labels import COMPILED, FUNC, KEYS, LOOP, METHODS, OURS, STEPS
 
 rng = np.random.default_rng(0)
 PLAN = tn.Plan(2, 1)
@@ -72,14 +72,6 @@ def test_every_method_trains_the_same_networks(name):
         np.testing.assert_allclose(loss, losses[OURS], rtol=1e-3, err_msg=method)
     again = runs[LOOP]()[0]
     np.testing.assert_array_equal(again, losses[LOOP])  # from the same start each time
-
-
-@pytest.mark.thorough  # `test_methods.test_runs_have_scikit_learn_where_it_trains_the_same` has the rule
-def test_scikit_learn_is_there_where_it_applies():
-    plans = {"plan": PLAN, "names": (SKLEARN,)}
-    assert [name for name in workloads(True) if name not in SMALL and benchmark.runs(shrunk(name), **plans)] == [
-        "mnist"
-    ]
 
 
 def test_measure_gives_one_whole_row_a_way(monkeypatch):

@@ -258,14 +258,6 @@ def compiled(monkeypatch):
     return programs
 
 
-@pytest.mark.thorough  # so do models, losses and optimizers that are only equal, in a test below
-def test_fit_compiles_once_for_equal_runs(compiled):
-    train(make(), epochs=3)
-    assert len(compiled) == 1
-    train(make(seed=8), epochs=3)
-    assert len(compiled) == 1
-
-
 @pytest.mark.parametrize(
     ("plan", "job"),
     first(

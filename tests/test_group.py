@@ -1,16 +1,8 @@
 """study.data_parallel.group: workers through torch.distributed end where a loop by hand ends, or in one sentence."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from functools import partial
 
 import numpy as np
-import pandas as pd
-import psutil
 import pytest
 import torch
 from torch import multiprocessing, nn
@@ -36,18 +28,15 @@ def job(method, workers=2, epochs=2, optimizer=SGD, **kwargs):
     return group.Job(method, network(), data, torch.from_numpy(order).long(), ENTROPY, optimizer, **kwargs)
 
 
-def loop(batches, scheduler=None):
+def loop(batches):
     """PyTorch's own loop over batches [epoch, step, row]."""
     model = network()
     optimizer = SGD(model.parameters())
-    scheduler = scheduler and scheduler(optimizer)
     for steps in batches:
         for rows in steps:
             optimizer.zero_grad()
             ENTROPY(model(X[rows]), Y[rows]).backward()
             optimizer.step()
-        if scheduler:
-            scheduler.step()
     return model.state_dict()
 
 
@@ -57,11 +46,10 @@ def assert_equal(model, expected):
 
 
 def test_workers_in_step_end_where_one_loop_over_all_their_rows_ends():
-    halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
-    given = job("ddp", scheduler=halved)
+    given = job("ddp")
     losses, startup = group.train(given)
     together = np.concatenate(list(given.order.numpy()), axis=-1)  # the mean of two means of as many rows is theirs
-    assert_equal(given.model, loop(together, halved))
+    assert_equal(given.model, loop(together))
     assert len(losses) == 2 * 8 and startup > 0 and np.isfinite(losses.loss).all()
 
 
@@ -80,7 +68,7 @@ def served(tmp_path_factory):
     for each in jobs:
         each.model.share_memory()
         each.order = each.order.share_memory_()
-    records = [group._record(each).share_memory_() for each in jobs]
+    records = [group.allocated(each) for each in jobs]
     addresses = [f"file://{folder}/{number}" for number in range(len(jobs))]
     started = multiprocessing.get_context("spawn").Value("d", 0.0)
     workers.spawn(several, jobs, records, addresses, started, count=3)
@@ -98,70 +86,6 @@ def test_two_workers_and_a_server_learn_and_see_how_far_they_are_behind(served):
     assert ENTROPY(given.model(X), Y).item() < ENTROPY(network()(X), Y).item()
     exchanges = losses[losses.step % 2 == 1]
     assert losses.behind.sum() == exchanges.behind.sum() > 0
-
-
-@pytest.mark.thorough
-def test_torchrun_starts_the_same_training(tmp_path):
-    given = job("downpour", workers=1)
-    torch.save(given, tmp_path / "job.pt")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "study.data_parallel.group", tmp_path / "job.pt", tmp_path / "out"]
-    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}  # where the job's functions are
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    group.train(given)
-    left = torch.load(tmp_path / "out/checkpoint.pt")
-    assert_equal(given.model, left)
-    assert len(pd.read_csv(tmp_path / "out/losses.csv")) == 2 * 8
-
-
-def test_a_worker_by_hand_needs_torchrun(capsys):
-    with pytest.raises(SystemExit):
-        group.main(["job.pt", "out"])
-    assert "start it by torchrun" in capsys.readouterr().err
-
-
-@pytest.mark.thorough  # `test_workers` kills one of the processes of `workers.spawn`
-@pytest.mark.parametrize("method", ["ddp", "downpour"])
-def test_a_killed_worker_ends_the_run_in_one_sentence(method):
-    me = psutil.Process()
-    before = set(me.children(recursive=True))
-
-    def of_run():
-        new = set(me.children(recursive=True)) - before
-        return [process for process in new if "spawn_main" in " ".join(process.cmdline())]
-
-    killed = []
-
-    def kill():
-        while not killed:
-            busy = [process for process in of_run() if process.cpu_times().user > 2.5]  # it is past its imports
-            if busy:
-                busy[-1].send_signal(signal.SIGKILL)
-                killed.append(time.monotonic())
-            time.sleep(0.1)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    with pytest.raises(RuntimeError, match=r"^Worker \d was ended by SIGKILL, and the others were stopped") as error:
-        group.train(job(method, epochs=100_000))
-    assert time.monotonic() - killed[0] < 30 and "\n" not in str(error.value)
-    assert of_run() == []
-
-
-@pytest.mark.thorough
-def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence():
-    with pytest.raises(
-        FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"
-    ):
-        group.train(job("ddp", optimizer=partial(torch.optim.SGD, lr=1e30), epochs=20))
-
-
-def test_another_version_of_a_package_is_named():
-    mine = {"torch": "2.13.0", "numpy": "2.0"}
-    assert group._difference([mine, mine]) is None
-    sentence = group._difference([mine, mine, mine | {"torch": "2.12.0"}])
-    assert "process 0 has torch 2.13.0, process 2 has 2.12.0" in sentence
 
 
 def test_an_unknown_method_and_running_statistics_at_a_server_are_refused():

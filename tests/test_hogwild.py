@@ -90,18 +90,6 @@ def test_shared_state_is_one_for_all_processes():
         assert torch.equal(model.state_dict()[name], weights)
 
 
-class Failing(torch.utils.data.Dataset):
-    """Rows, one of which cannot be read."""
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, row):
-        if row == 7:
-            raise OSError("row 7 is gone")
-        return X[row], Y[row]
-
-
 def test_a_failing_run_leaves_no_file(tmp_path, monkeypatch):
     def failing(*job, count):
         raise RuntimeError("A worker failed.")
@@ -113,23 +101,6 @@ def test_a_failing_run_leaves_no_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.thorough  # `test_workers` has the traceback of a worker that fails
-def test_a_failing_process_ends_the_run_with_its_traceback_and_leaves_no_file(tmp_path):
-    (tmp_path / "checkpoint.pt").write_text("of last week")
-    with pytest.raises(RuntimeError, match="(?s)A worker failed.*in __getitem__.*row 7 is gone"):
-        DistributedTrainer(1, ENTROPY, tmp_path, 2)(network(), Failing(), SGD, None, 3)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(tmp_path):
-    with pytest.raises(
-        FloatingPointError, match=r"^The loss of worker \d is (nan|inf) at step \d+, with learning rate"
-    ):
-        rate = partial(torch.optim.SGD, lr=1e30)
-        DistributedTrainer(1, ENTROPY, tmp_path, 5)(network(), ROWS, rate, None, 20)
-
-
 @pytest.mark.parametrize(
     ("processes", "batch_size", "epochs", "sentence"),
     [(61, 5, 1, "61 workers, 60 rows"), (0, 5, 1, "processes must be"), (2, 0, 1, "batch_size"), (2, 5, 0, "epochs")],
@@ -137,11 +108,6 @@ def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(tmp_path):
 def test_numbers_that_do_not_fit_stop_before_a_process_starts(processes, batch_size, epochs, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         DistributedTrainer(processes, ENTROPY, tmp_path, batch_size)(network(), ROWS, SGD, None, epochs)
-
-
-def test_what_is_local_to_a_function_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="Another process cannot unpickle a lambda"):
-        DistributedTrainer(1, ENTROPY, tmp_path, 5)(network(), ROWS, lambda p: SGD(p), None, 1)
 
 
 def test_scores_are_those_of_all_batches(tmp_path):

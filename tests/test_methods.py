@@ -91,6 +91,12 @@ def test_runs_compile_one_network_for_all_members(swarm, monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.optimized
+def test_what_torch_compiles_trains_as_the_loop_does(swarm):
+    every = make(swarm, names=(COMPILED, LOOP), epochs=2, batch_size=8, threads=1)
+    np.testing.assert_allclose(every[COMPILED]()[0], every[LOOP]()[0], rtol=1e-4)
+
+
 def test_a_scan_takes_equally_many_networks_a_device():
     three = tn.TurbaTrainState.swarm(tn.MLP((8, 2)), optax.adam(RATE), 3, sample_input=X[:1])
     with pytest.raises(ValueError, match="3 networks cannot be split equally over 2 devices"):

@@ -142,13 +142,6 @@ def fail(worker, how):
     time.sleep(600)
 
 
-@pytest.mark.thorough  # losses and weights of `test_hogwild` come back so
-def test_what_workers_give_back_lies_in_shared_tensors():
-    into = torch.zeros(2).share_memory_()
-    workers.spawn(put, into, count=2)
-    assert into.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("how", "kind", "sentence"),
     [

@@ -1,6 +1,5 @@
 """Bagged networks by scikit-learn and by a swarm: the same architecture, epochs, batches and number of networks."""
 
-import contextlib
 import itertools
 import warnings
 from functools import partial
@@ -74,15 +73,14 @@ def compare(train, test, *, repeats: int = 3, seed: int = 0, **settings):
     members = settings["members"]
     networks = {OURS: members, SKLEARN_ONE: min(FEW, members), SKLEARN_TWO: members}
 
-    def run(estimator, seeds, context):
-        with context():
-            return fitted(estimator.set_params(random_state=next(seeds)), train).score(*test)
+    def run(estimator, seeds):
+        return fitted(estimator.set_params(random_state=next(seeds)), train).score(*test)
 
     turns = {}
     for method in METHODS:
         estimator = estimators(**settings | {"members": networks[method]})[method]
-        context = cold if method == OURS else contextlib.nullcontext
-        turns[method] = partial(run, estimator, itertools.count(seed), context)
+        call = partial(run, estimator, itertools.count(seed))
+        turns[method] = cold()(call) if method == OURS else call
     scores = {}
     seconds = timing.interleave(turns, repeats=repeats, warmup=0, results=scores)
     seconds = {method: [each * members / networks[method] for each in seconds[method]] for method in METHODS}

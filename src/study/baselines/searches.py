@@ -52,7 +52,7 @@ def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
     """
     made = searches(**settings)
     calls = {name: partial(bagging.fitted, search, (x, y)) for name, search in made.items()}
-    first = timing.interleave({name: partial(_cold, call) for name, call in calls.items()}, repeats=1, warmup=0)
+    first = timing.interleave({name: cold()(call) for name, call in calls.items()}, repeats=1, warmup=0)
     table = timing.summary(timing.interleave(calls, repeats=repeats))
     scores = {name: search.cv_results_["mean_test_score"] for name, search in made.items()}
     gaps = [np.abs(each - scores[ONE_BY_ONE, count]) for (_, count), each in scores.items()]
@@ -65,8 +65,3 @@ def compare(x, y, *, repeats: int, **settings) -> pd.DataFrame:
     table.insert(0, "method", method)
     table.insert(1, "networks", networks)
     return table
-
-
-def _cold(call):
-    with cold():
-        return call()

@@ -1,15 +1,10 @@
 """Processes that train one PyTorch network by torch.distributed: synchronously (DDP) or with a parameter server."""
 
-import argparse
 import copy
 import dataclasses
 import datetime
-import importlib.metadata
-import os
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +16,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from study.data_parallel import workers
 
 DDP, DOWNPOUR = "ddp", "downpour"
-PACKAGES = ("torch", "numpy")  # must have the same version in all workers
 PATIENCE = datetime.timedelta(minutes=10)  # until a worker that does not answer is an error
 
 
@@ -35,7 +29,7 @@ class Job:
     model : a PyTorch network on the CPU, trained in place
     dataset : of (x, y)
     order : int64 [worker, epoch, step, batch], from `turbanet.data.sampling.deal`
-    criterion, optimizer, scheduler : as for `workers.train`; the latter two are functions
+    criterion, optimizer : as for `workers.train`; the latter is a function
     every : steps of a worker between two exchanges with the server
     """
 
@@ -45,7 +39,6 @@ class Job:
     order: Any
     criterion: Any
     optimizer: Any
-    scheduler: Any = None
     every: int = 16
 
     def __post_init__(self):
@@ -67,7 +60,7 @@ def train(job: Job):
     """
     job.model.share_memory()
     job.order = job.order.share_memory_()
-    record = _record(job).share_memory_()
+    record = allocated(job)
     started = multiprocessing.get_context("spawn").Value("d", 0.0)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -82,19 +75,19 @@ def _local(rank, job, record, address, started):
     dist.destroy_process_group()
 
 
-def _record(job):
-    """Allocate the workers' record: float64 [worker, step, 3]."""
+def allocated(job):
+    """Allocate the workers' record in shared memory: float64 [worker, step, 3]."""
     count, *steps, _ = job.order.shape
-    return torch.full((count, steps[0] * steps[1], len(workers.COLUMNS)), torch.nan, dtype=torch.float64)
+    record = torch.full((count, steps[0] * steps[1], len(workers.COLUMNS)), torch.nan, dtype=torch.float64)
+    return record.share_memory_()
 
 
-def _work(rank, job, record, started=None):
+def _work(rank, job, record, started):
     """Do this rank's part of the job in a process group; rank 0 copies the trained weights to `job.model`."""
     torch.set_num_threads(1)
-    _check_versions({package: importlib.metadata.version(package) for package in PACKAGES})
     model = copy.deepcopy(job.model)  # private, not in shared memory
     dist.barrier()
-    if rank == 0 and started is not None:
+    if rank == 0:
         started.value = time.perf_counter()  # all processes of a machine share this clock
     if job.method == DOWNPOUR and rank == 0:
         _serve(model, exchanges=len(job.order) * -(-record.shape[1] // job.every))
@@ -102,7 +95,7 @@ def _work(rank, job, record, started=None):
         worker = rank - (job.method == DOWNPOUR)
         network = DistributedDataParallel(model) if job.method == DDP else model
         after = None if job.method == DDP else _Exchange(model, record[worker], job.every)
-        settings = {"criterion": job.criterion, "optimizer": job.optimizer, "scheduler": job.scheduler}
+        settings = {"criterion": job.criterion, "optimizer": job.optimizer}
         settings |= {"record": record[worker], "worker": worker, "after": after}
         workers.train(network, job.dataset, job.order[worker], **settings)
     if rank == 0:
@@ -141,55 +134,3 @@ class _Exchange:
         self.weights, behind = answer[:-1].clone(), answer[-1]
         vector_to_parameters(self.weights.clone(), self.model.parameters())
         self.record[step, workers.BEHIND] = behind
-
-
-def _check_versions(versions):
-    """Raise RuntimeError where the processes of a group have different packages."""
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, versions)
-    if found := _difference(every):
-        raise RuntimeError(found)
-
-
-def _difference(every):
-    """Describe the first package whose versions differ in a sentence; None if there is none."""
-    for package, version in every[0].items():
-        for rank, other in enumerate(every):
-            if other[package] != version:
-                problem = f"process 0 has {package} {version}, process {rank} has {other[package]}"
-                return f"All workers need the same packages: {problem}; install one version everywhere."
-    return None
-
-
-def main(arguments=None):
-    """Run one worker of a job on several hosts: on each, `torchrun ... -m study.data_parallel.group job.pt results/`.
-
-    job.pt is a `Job` that torch.save wrote; the first process writes checkpoint.pt and losses.csv into the folder.
-    """
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args(arguments)
-    if "RANK" not in os.environ:
-        parser.error("start it by torchrun, which numbers the workers")
-    job = torch.load(options.job, weights_only=False)
-    if int(os.environ["WORLD_SIZE"]) != job.processes:
-        parser.error(f"the job is for {job.processes} processes, torchrun started {os.environ['WORLD_SIZE']}")
-    dist.init_process_group("gloo", timeout=PATIENCE)
-    rank = dist.get_rank()
-    record = _record(job)
-    _work(rank, job, record)
-    every = [None] * job.processes if rank == 0 else None
-    dist.gather_object(record, every)
-    if rank == 0:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        first = int(job.method == DOWNPOUR)  # the server records nothing
-        whole = torch.stack([each[worker] for worker, each in enumerate(every[first:])])
-        workers.table(whole).to_csv(options.folder / "losses.csv", index=False)
-        torch.save(job.model.state_dict(), options.folder / "checkpoint.pt")
-    dist.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -123,15 +123,12 @@ def split_rows(y: np.ndarray, *, rows: int, held_out: float, seed: int = 0) -> t
     return np.sort(train), np.sort(validation), np.sort(test)
 
 
-def normalised(
-    images: np.ndarray, *, mean: float = 0.5, deviation: float = 0.25, size: int | None = None
-) -> np.ndarray:
-    """Scale pixels for networks to about unit size, each row by itself.
+def normalised(images: np.ndarray, *, size: int | None = None) -> np.ndarray:
+    """Scale pixels for networks to about unit size: less a half of the largest, over a quarter of it.
 
     Parameters
     ----------
     images : uint8 [row, height, width] or [row, height, width, channel]
-    mean, deviation : constants that are subtracted from pixels of 0 to 1, and divide the difference
     size : height and width to pad the images to with zeros, or None
 
     Returns
@@ -150,7 +147,7 @@ def normalised(
             raise ValueError(f"size must be at least the images' own, {x.shape[1]} x {x.shape[2]}, got {size}.")
         pads = [(before, size - x.shape[axis] - before) for axis, before in zip((1, 2), around, strict=True)]
         x = np.pad(x, [(0, 0), *pads, (0, 0)])
-    return (x.astype(np.float32) / 255 - mean) / np.float32(deviation)
+    return (x.astype(np.float32) / 255 - 0.5) / np.float32(0.25)
 
 
 def _without_training(prices, left_out, length, tickers):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from study.figures.labels import OURS
-from study.figures.plots import COLOURS, SMALL, legend_above, logarithmic, name_lines
+from study.figures.plots import COLOURS, SMALL, logarithmic, name_lines
 from turbanet import plot
 
 
@@ -27,7 +27,7 @@ def error_distribution(ax, errors):
         )
         ax.axvline(np.median(values), color=COLOURS[method], lw=0.8, ls=":")
     ax.set(xlabel="average absolute error of a ticker (% of its price)", ylabel="share of tickers (%)")
-    legend_above(logarithmic(ax, "x"))
+    logarithmic(ax, "x").legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)  # above
     return ax
 
 

@@ -188,8 +188,3 @@ def use_of_cores(ax, frame, title):
     ax.set(xlabel="seconds", ylabel="busy (%)", xlim=(0, None), ylim=(0, 105))
     ax.set_title(title, fontsize=SMALL)
     return ax
-
-
-def legend_above(ax):
-    """Put the legend above the Axes, where it covers no line."""
-    ax.legend(fontsize=SMALL, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)

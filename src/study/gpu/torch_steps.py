@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -117,26 +116,19 @@ def stacked_products(params: Mapping[str, torch.Tensor], x: torch.Tensor, y: tor
     return Training(weights, lambda rows: compiled(weights).clone(), networks=networks, **settings)
 
 
-@dataclasses.dataclass(frozen=True)
-class Precision:
-    """The precision of float32 products, by JAX's and PyTorch's names."""
-
-    jax: str | None
-    torch: str
-
-
 TF32 = "TF32"
-PRECISIONS = {TF32: Precision(None, "high"), "float32": Precision("highest", "highest")}
+PRECISIONS = {TF32: (None, "high"), "float32": ("highest", "highest")}  # of float32 products, to JAX and to PyTorch
 
 
 @contextlib.contextmanager
 def multiplying_in(precision: str) -> Iterator[None]:
     """Multiply float32 matrices so in both libraries, within a `with` block."""
-    settings, before = PRECISIONS[precision], (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    torch.set_float32_matmul_precision(settings.torch)
+    in_jax, in_torch = PRECISIONS[precision]
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(in_torch)
     torch.backends.cudnn.allow_tf32 = precision == TF32
     try:
-        with jax.default_matmul_precision(settings.jax):
+        with jax.default_matmul_precision(in_jax):
             yield
     finally:
         torch.set_float32_matmul_precision(before[0])

@@ -39,12 +39,12 @@ class Report:
             elif not isinstance(value, str):
                 raise ValueError(f"The metric data_source must be text, got {value!r}.")
             clean[name] = value
-        self._write("metrics.json", json.dumps(clean, indent=2) + "\n")
+        self.text("metrics.json", json.dumps(clean, indent=2) + "\n")
 
     def table(self, frame, name):
         """Write tables/<name>.csv without the index and return the frame."""
         frame = frame.map(lambda cell: float(f"{cell:.{DIGITS}g}") if isinstance(cell, float) else cell)
-        self._write(f"tables/{name}.csv", frame.to_csv(index=False))
+        self.text(f"tables/{name}.csv", frame.to_csv(index=False))
         return frame
 
     def figure(self, fig, name, note=""):
@@ -58,14 +58,11 @@ class Report:
         fig.savefig(picture, format="png", dpi=200)
         Image.open(picture).convert("RGB").quantize(256).save(f"{path}.png", optimize=True)  # a third of the bytes
         fig.savefig(f"{path}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
-        self._write(f"figures/{name}.txt", f"{note}\n")
+        self.text(f"figures/{name}.txt", f"{note}\n")
         return fig
 
     def text(self, name, text):
         """Write one text file."""
-        self._write(name, text)
-
-    def _write(self, name, text):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

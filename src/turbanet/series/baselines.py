@@ -98,24 +98,26 @@ def scores(
     table: Any,
     *,
     season: int = 1,
+    by_step: bool = True,
     id_col: str = "unique_id",
     time_col: str = "ds",
     target_col: str = "y",
     models: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Score forecasts of `Forecaster.cross_validation` by their step ahead.
+    """Score forecasts of `Forecaster.cross_validation` by their step ahead, or over all steps.
 
     Parameters
     ----------
     forecasts : what `cross_validation` returned; columns such as LSTM-q0.9 are quantiles
     table : the series that were forecast, whose values up to each cutoff scale the errors
     season : steps of the naive forecast that MASE divides by (Hyndman and Koehler 2006); 1: as the last value
+    by_step : False: one row a model, whose standard error is that of the series' means over steps
     models : columns to score; None: all
 
     Returns
     -------
-    A table of model, step, MASE (mean over series and origins), its standard error over series, and pinball, the mean
-    pinball loss over the quantile levels of the model, in the unit of y (NaN where it has none).
+    A table of model, step (with `by_step`), MASE (mean over series and origins), its standard error over series, and
+    pinball, the mean pinball loss over the quantile levels of the model, in the unit of y (NaN where it has none).
 
     Examples
     --------
@@ -138,7 +140,7 @@ def scores(
         raise ValueError(f"The forecasts have no column {unknown[0]!r}; they have {', '.join(forecasts)}.")
     rows = forecasts.sort_values([id_col, "cutoff", time_col], kind="stable")
     keys = rows.groupby([id_col, "cutoff"], sort=False)
-    step = keys.cumcount().to_numpy() + 1
+    step = keys.cumcount().to_numpy() + 1 if by_step else 0
     values = {name: each.sort_values(time_col) for name, each in table.groupby(id_col, sort=False)}
     scale = np.empty(len(rows))
     for (name, cutoff), places in keys.indices.items():
@@ -159,8 +161,9 @@ def scores(
         part = frame.groupby("step")[["error", "pinball"]].mean()
         part["standard_error"] = by_series.std() / np.sqrt(by_series.count())
         part = part.rename(columns={"error": "MASE"}).reset_index()
-        parts.append(part[["step", "MASE", "standard_error", "pinball"]].assign(model=model))
-    return pd.concat(parts, ignore_index=True)[["model", "step", "MASE", "standard_error", "pinball"]]
+        parts.append(part.assign(model=model))
+    columns = ["model", *["step"] * by_step, "MASE", "standard_error", "pinball"]
+    return pd.concat(parts, ignore_index=True)[columns]
 
 
 def _read(table, time_col):

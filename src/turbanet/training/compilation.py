@@ -13,7 +13,6 @@ import numpy as np
 
 from turbanet.core import cache
 from turbanet.core.cache import KEPT, read
-from turbanet.core.fingerprint import Fingerprint
 from turbanet.data.examples import join, split
 from turbanet.training.program import Train
 
@@ -134,12 +133,8 @@ def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
     kind = type(program) if vars(program) else program  # a function of ours, which has no fields
     settings = (getattr(jax.config, name) for name in TRACE_SETTINGS)
     # As a plain string: a fingerprint holds what it read, such as arrays of a loss, and the program does not need it.
-    return kind, str(program_fingerprint(program, state)), tree, types, plan, *settings
-
-
-def program_fingerprint(program: Any, state: Any) -> Fingerprint:
-    """Return the fingerprint of a program with the model, optimizer and schedules of a swarm."""
-    return read(program, state.apply_fn, state.tx, state.schedule and state.schedule.functions)
+    found = read(program, state.apply_fn, state.tx, state.schedule and state.schedule.functions)
+    return kind, str(found), tree, types, plan, *settings
 
 
 def remembered(key: Any, make: Callable, cache: dict | None = None) -> Any:

@@ -120,6 +120,7 @@ class Result(NamedTuple):
 def cifar10_job(*, rows=None, test_rows=2000, depth=20, seed=0, learning_rate=0.02, **kwargs):
     """Make a job of a ResNet with initial weights on so many of CIFAR-10's rows (None: all)."""
     import jax
+    from flax.traverse_util import flatten_dict
 
     import turbanet as tn
     from study.evaluation.windows import normalised
@@ -127,13 +128,7 @@ def cifar10_job(*, rows=None, test_rows=2000, depth=20, seed=0, learning_rate=0.
 
     arrays, _ = store.load("cifar10")
     x, x_test = normalised(arrays["x_train"][:rows]), normalised(arrays["x_test"][:test_rows])
-    weights = flat(jax.device_get(tn.networks.ResNet(depth).init(jax.random.key(seed), x[:1])))
+    variables = jax.device_get(tn.networks.ResNet(depth).init(jax.random.key(seed), x[:1]))
+    weights = flatten_dict(variables, sep="/")
     y = arrays["y_train"][:rows], arrays["y_test"][:test_rows]
     return Job(weights, x, y[0], x_test, y[1], depth=depth, seed=seed, learning_rate=learning_rate, **kwargs)
-
-
-def flat(tree):
-    """Flatten Flax's nested dicts to {names joined by "/": array}, a job's weights."""
-    import jax
-
-    return {"/".join(key.key for key in path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -58,17 +58,17 @@ FRAMEWORKS = {
 }
 
 
-def train(name, job, *, workers, port=None, limit=3600):
+def train(name, job, *, workers, limit=3600):
     """Train the job by so many workers of a framework, a core each, and return its `Result`.
 
     Raises
     ------
-    ValueError : for an unknown framework, more workers than rows, a port that is in use
+    ValueError : for an unknown framework, more workers than rows
     FileNotFoundError : where the framework's environment has not been made
     RuntimeError : where a program fails, is killed or takes longer than `limit` seconds; no process remains
     """
     framework = _framework(name)
-    ports = [free_port(port), *(free_port() for _ in range(workers))]
+    ports = [free_port() for _ in range(1 + workers)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job.write(Path(folder), framework, workers, ports)
         began = time.time()
@@ -126,15 +126,10 @@ def _commands(framework, folder, workers):
     return [[*program, str(rank)] for rank in range(count)]
 
 
-def free_port(port=None):
-    """Return `port`, or any free one for None; ValueError where another program uses it."""
+def free_port():
+    """Return a port that no program uses."""
     with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except OSError:
-            raise ValueError(
-                f"Port {port} is in use by another program: take another, or none for a free one."
-            ) from None
+        probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 

@@ -77,14 +77,9 @@ class Worker:
 
     def nested(self):
         """Return the weights as Flax's nested dicts: {"params": ..., "batch_stats": ...}."""
-        tree = {}
-        for name, array in self.weights.items():
-            *path, last = name.split("/")
-            branch = tree
-            for part in path:
-                branch = branch.setdefault(part, {})
-            branch[last] = array
-        return tree
+        from flax.traverse_util import unflatten_dict
+
+        return unflatten_dict(self.weights, sep="/")
 
 
 def resnet(x, depth, conv_norm, add, head):
