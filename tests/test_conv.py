@@ -13,7 +13,7 @@ from jax import lax
 from tiers import first
 
 from turbanet.networks.convnets import LeNet
-from turbanet.networks.cpu import conv, winograd
+from turbanet.networks.cpu import conv
 from turbanet.networks.cpu.batch_last import ImageLayout, batch_last_conv
 from turbanet.networks.cpu.conv import default_conv, matmul_conv
 from turbanet.networks.cpu.pooling import max_pool
@@ -86,28 +86,11 @@ def test_values_and_gradients_equal_jax_whatever_the_chunk(name, monkeypatch):
         expected, whole = value_and_gradients(jaxs, x, w), value_and_gradients(ours, x, w)
         monkeypatch.setattr(conv, "CHUNK_BYTES", 1)
         monkeypatch.setattr(conv, "CHUNK_PLACES", 1)
-        monkeypatch.setattr(winograd, "CHUNK_BYTES", 1)
         in_chunks = value_and_gradients(both(x, w, **how)[0], x, w)
     for of_jax, *found in zip(expected, whole, in_chunks, strict=True):
         for one in found:
             assert one.dtype == of_jax.dtype
             np.testing.assert_allclose(one, of_jax, rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize("channels, dtype, fewer", [(8, "float32", True), (7, "float32", False), (8, "bfloat16", 0)])
-def test_three_by_three_of_many_channels_takes_fewer_products(channels, dtype, fewer):
-    x, w = normal(2, 8, 8, channels, dtype=dtype), normal(3, 3, channels, 4, dtype=dtype)
-    f, _ = both(x, w, padding="SAME")
-    assert ("winograd" in str(jax.make_jaxpr(f)(x, w))) == fewer
-
-
-def test_winograd_in_float32_is_as_near_as_jax():
-    x, w = normal(4, 16, 16, 32), normal(3, 3, 32, 32)
-    f, g = both(x, w, padding="SAME")
-    with jax.enable_x64(True):
-        exact = np.asarray(g(*(jnp.asarray(np.asarray(a, np.float64)) for a in (x, w))))
-    error = [float(np.abs(np.asarray(one(x, w), np.float64) - exact).max()) for one in (f, g)]
-    assert error[0] < 4 * error[1] < 1e-3
 
 
 def test_forward_mode_goes_through():
@@ -395,7 +378,6 @@ def test_lenet_says_what_image_it_needs(shape):
 def test_any_batch_goes_in_chunks(batch, monkeypatch):
     monkeypatch.setattr(conv, "CHUNK_BYTES", 2**12)
     monkeypatch.setattr(conv, "CHUNK_PLACES", 1)
-    monkeypatch.setattr(winograd, "CHUNK_BYTES", 1)
     x, w = normal(batch, 9, 9, 8), normal(3, 3, 8, 4)
     f, g = both(x, w, padding="SAME")
     np.testing.assert_allclose(f(x, w), g(x, w), rtol=1e-4, atol=1e-4)

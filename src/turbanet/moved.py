@@ -26,7 +26,7 @@ PRIVATE = {
     ("populations", "evolution"): "evolve=evolving genealogy generations genetics population_based=pbt variation",
     ("populations", "federated"): "federated=server local_sgd=averaging privacy rounds",
     ("populations", "rl"): "agents environments foraging learning rewards settings together=multi_agent",
-    ("networks", "networks.cpu"): "batch_last conv pooling products recurrent=lstm winograd",
+    ("networks", "networks.cpu"): "batch_last conv pooling products recurrent=lstm",
     ("training", "checkpoints"): "checkpoint describe saved=serialization",
     ("training", "core"): (
         "arrays contents fingerprint interrupt member metrics optimizers places=storage plan schedules stopping sums"

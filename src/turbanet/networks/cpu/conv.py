@@ -10,13 +10,10 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from turbanet.backend import on_accelerator
-from turbanet.networks.cpu import winograd
-from turbanet.networks.cpu.chunks import in_chunks
 from turbanet.networks.cpu.products import bilinear, product
 
 CHUNK_BYTES = 2**20  # of patches copied at a time, as a core's cache holds them ...
 CHUNK_PLACES = 1024  # ... but at least so many positions of the window
-WINOGRAD_CHANNELS = 8  # from this number on the products of a tile cost more than its transforms
 
 
 def matmul_conv(
@@ -35,8 +32,7 @@ def matmul_conv(
     """`jax.lax.conv_general_dilated` with channels last: `nn.Conv(16, (5, 5), conv_general_dilated=matmul_conv)`.
 
     Patches are copied side by side (im2col) and multiplied by the kernel once, for as much of the batch at a time as
-    a core's cache holds. A 3 x 3 window at stride 1 takes fewer products (see `winograd`). A depthwise convolution
-    adds weighted shifted copies. The gradients follow from that.
+    a core's cache holds. A depthwise convolution adds weighted shifted copies. The gradients follow from that.
 
     Parameters
     ----------
@@ -95,19 +91,26 @@ def matmul_conv(
         sum_type = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
         x = jnp.repeat(padded(lhs), features // lhs.shape[-1], axis=-1)
         return _depthwise(x.astype(sum_type), rhs.astype(sum_type), moves=moves).astype(out.dtype)
-    plain = all(set(by) == {1} for by in (window_strides, rhs_dilation, lhs_dilation, [groups]))
-    same_dtype = lhs.dtype == rhs.dtype in (jnp.float32, jnp.float64)
-    if plain and window == [3, 3] and lhs.shape[-1] >= WINOGRAD_CHANNELS and same_dtype:
-        return winograd.convolve(lhs, rhs, padding, **types)
     if math.prod(window) == 1:
         return convolved(lhs)
     image_bytes = max(1, math.prod(window) * math.prod(lhs.shape[1:]) * lhs.dtype.itemsize)
-    return in_chunks(convolved, lhs, max(CHUNK_BYTES // image_bytes, -(-CHUNK_PLACES // math.prod(out.shape[1:-1]))))
+    return _in_chunks(convolved, lhs, max(CHUNK_BYTES // image_bytes, -(-CHUNK_PLACES // math.prod(out.shape[1:-1]))))
 
 
 def default_conv() -> Callable | None:
     """Return `matmul_conv` in a program for a CPU, else None, for which `nn.Conv` uses XLA's own convolution."""
     return None if on_accelerator() else matmul_conv
+
+
+def _in_chunks(function, x, most):
+    """Return function(x) for at most so many rows of x at a time; it is computed again for its gradients."""
+    if len(x) <= most:
+        return function(x)
+    chunks = -(-len(x) // most)
+    size = -(-len(x) // chunks)
+    padded = jnp.pad(x, [(0, chunks * size - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    out = lax.map(jax.checkpoint(function), padded.reshape(chunks, size, *x.shape[1:]))
+    return out.reshape(-1, *out.shape[2:])[: len(x)]
 
 
 def _check_layout(lhs, rhs, dimension_numbers, batch_group_count):
