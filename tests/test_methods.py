@@ -92,6 +92,7 @@ def test_runs_compile_one_network_for_all_members(swarm, monkeypatch):
 
 
 @pytest.mark.optimized
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of PyTorch's compiler
 def test_what_torch_compiles_trains_as_the_loop_does(swarm):
     every = make(swarm, names=(COMPILED, LOOP), epochs=2, batch_size=8, threads=1)
     np.testing.assert_allclose(every[COMPILED]()[0], every[LOOP]()[0], rtol=1e-4)
