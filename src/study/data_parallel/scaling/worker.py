@@ -1,4 +1,4 @@
-"""A worker program's input and output: its job's files, the training loop, its results; NumPy is enough but for `nested`.
+"""A worker program's input and output: its job's files, the training loop, its results; needs NumPy, `nested` Flax too.
 
 A program runs once for each worker, or once in all where one process has several devices, with the job's folder and
 the worker's number as its arguments.
