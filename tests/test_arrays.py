@@ -113,6 +113,9 @@ def test_the_other_byte_order_is_swapped(dtype):
 
 def test_what_is_masked_is_not_counted_as_numbers():
     x = np.ma.masked_equal(X, 3)
+    for lists in ([x, x], (x, x)):
+        with pytest.raises(ValueError, match="x has 2 masked entries: fill them"):
+            as_array(lists, "x")
     with pytest.raises(ValueError, match="x has 1 masked entries: fill them"):
         as_array(x, "x")
     np.testing.assert_array_equal(as_array(np.ma.masked_equal(X, -999), "x"), X)

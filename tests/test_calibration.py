@@ -1,6 +1,7 @@
 """Probabilities and intervals, against scikit-learn, SciPy and values by hand."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -55,13 +56,24 @@ def test_temperature_minimises_the_likelihood():
 def test_temperature_ends_at_its_bounds():
     right = np.eye(3)[[0, 1, 2, 0]]
     found = tn.ensembles.temperature([right, -right], np.array([0, 1, 2, 0]))
-    np.testing.assert_allclose(np.log(found), [-6, 6], atol=1e-5)
+    np.testing.assert_allclose(np.log(found), [-20, 20], atol=1e-5)
 
 
 def test_temperature_undoes_a_scaling():
     true = softmax(rng.normal(size=(20000, 3)), axis=-1)
     y = np.array([rng.choice(3, p=p) for p in true])
-    assert tn.ensembles.temperature(3 * np.log(true), y) == pytest.approx(3, rel=0.05)
+    scales = np.array([3, 1e-4, 1e5])
+    found = tn.ensembles.temperature(scales[:, None, None] * np.log(true), y)
+    np.testing.assert_allclose(found, scales, rtol=0.05)
+
+
+def test_a_class_that_a_row_rules_out_takes_no_part_in_the_temperature():
+    logits = LOGITS[0].copy()
+    logits[np.arange(60), (Y + 1) % 3] -= 1000
+    ruled_out = np.where(logits < -500, -np.inf, logits)
+    np.testing.assert_allclose(tn.ensembles.temperature(ruled_out, Y), tn.ensembles.temperature(logits, Y), rtol=1e-4)
+    with pytest.raises(ValueError, match="A true class has the logit -inf, a probability of 0: no temperature"):
+        tn.ensembles.temperature(ruled_out, (Y + 1) % 3)
 
 
 def test_diversity_by_hand():
@@ -89,6 +101,31 @@ def test_calibrated_intervals_hold_their_level():
     assert np.mean((low <= y) & (y <= high)) == pytest.approx(0.9, abs=0.02)
     narrow, wide = tn.ensembles.prediction_interval(prediction, level=0.9)
     assert np.mean((narrow <= y) & (y <= wide)) < 0.5  # members alone are far too sure
+
+
+def test_each_output_is_calibrated_by_itself():
+    members, y = rng.normal(size=(5, 30, 2)), rng.normal(size=(30, 2)) * [1, 0.01]
+    both = tn.ensembles.prediction_interval(members[:, :4], (members, y), level=0.9)
+    for output in range(2):
+        alone = tn.ensembles.prediction_interval(
+            members[:, :4, output], (members[..., output], y[:, output]), level=0.9
+        )
+        np.testing.assert_allclose(np.array(both)[..., output], alone)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8"])
+def test_numbers_of_few_bits_are_computed_in_float32(dtype):
+    members = jnp.asarray(100 + 10 * rng.normal(size=(300, 20)), dtype)
+    exact, unseen, y = np.asarray(members, np.float64), np.full((300, 1), -1), np.full(20, 100.0)
+    np.testing.assert_allclose(tn.ensembles.out_of_bag(members, unseen), exact.mean(0), rtol=1e-5)
+    found, expected = (tn.ensembles.prediction_interval(each, (each, y), level=0.9) for each in (members, exact))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_diversity_of_half_precision_is_not_computed_in_it():
+    logits = jnp.asarray(2 * LOGITS[0] + rng.normal(size=LOGITS.shape) / 20, jnp.bfloat16)
+    expected = tn.ensembles.diversity(np.asarray(logits, np.float32))
+    np.testing.assert_allclose(tn.ensembles.diversity(logits), expected, rtol=1e-3, atol=1e-7)
 
 
 def test_members_that_agree_have_an_interval_of_width_0():
@@ -124,6 +161,13 @@ def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width
         (lambda: tn.ensembles.prediction_interval(np.zeros((1, 3))), "two members"),
         (lambda: tn.ensembles.prediction_interval(np.zeros((2, 3)), level=1.0), "level in"),
         (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
+        (lambda: tn.ensembles.prediction_interval(P[:2, :, 0], (P[..., 0], Y)), r"calibration is \(prediction \[2 mem"),
+        (lambda: tn.ensembles.prediction_interval(P, (P[..., 0], Y)), "calibration is"),
+        (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[..., 0], np.where(Y == 1, np.nan, Y))), "must be finite numbers"),
+        (lambda: tn.ensembles.prediction_interval(P, (P[:, :5], P[0, :5]), level=0.9), "at least 9 rows"),
+        (lambda: tn.ensembles.prediction_interval((P[0], P[1])), "prediction came as a tuple, as of a model with"),
+        (lambda: tn.ensembles.expected_calibration_error(P, Y), r"probability must be \[row, class\], got 3 axes"),
+        (lambda: tn.ensembles.expected_calibration_error(P[0], Y, bins=0), "bins must be a whole number"),
         (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:5]), level=0.95), "at least 19 rows"),
     ],
 )

@@ -133,16 +133,26 @@ def test_weighted_mean_by_hand():
     )
 
 
-@pytest.mark.parametrize("weights", [[1, 1], [0] * 5, [1, 1, 1, 1, -1]])
+@pytest.mark.parametrize("weights", [[1, 1], [0] * 5, [1, 1, 1, 1, -1], [1, 1, 1, 1, np.inf], [np.nan] * 5])
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(ValueError, match="weights must be 5 numbers"):
         tn.ensemble_mean(LOGITS, weights)
+
+
+@pytest.mark.parametrize("scale", [1e-50, 1e50])
+def test_weights_of_any_size_are_shares(scale):
+    weights = np.arange(5)
+    np.testing.assert_allclose(
+        tn.ensemble_mean(LOGITS, scale * weights), tn.ensemble_mean(LOGITS, weights / 10), rtol=1e-5
+    )
 
 
 def test_geometric_mean_equals_scipy():
     product = gmean(softmax(LOGITS, axis=-1), axis=0)
     expected = product / product.sum(-1, keepdims=True)
     np.testing.assert_allclose(tn.ensemble_geometric_mean(LOGITS), expected, rtol=1e-5)
+    opposed = np.array([[[0, -np.inf]], [[-np.inf, 0]]])
+    np.testing.assert_allclose(tn.ensemble_geometric_mean(opposed), [[0.5, 0.5]])
 
 
 def test_stacking_weights_minimise_the_likelihood():
@@ -185,7 +195,8 @@ def test_out_of_bag_equals_scikit_learn():
 
 def test_stacking_counts_a_row_that_every_member_finds_impossible():
     logits = np.array([[[300.0, 0.0], [0.0, 9.0]], [[200.0, 0.0], [9.0, 0.0]]], np.float32)
-    weights = np.asarray(tn.ensembles.stacking_weights(logits, np.array([1, 1])))
+    logits = np.append(logits, [[[0, -np.inf]], [[0, -np.inf]]], axis=1)
+    weights = np.asarray(tn.ensembles.stacking_weights(logits, np.array([1, 1, 1])))
     assert weights.sum() == pytest.approx(1) and np.isfinite(weights).all()
 
 
@@ -211,7 +222,7 @@ BROKEN[[1, 3], 5] = np.nan
         lambda logits: tn.ensembles.out_of_bag(logits, np.zeros((len(logits), 1), int)),
         lambda logits: tn.ensembles.temperature(logits, Y),
         lambda logits: tn.ensembles.prediction_interval(logits),
-        lambda logits: tn.ensembles.prediction_interval(LOGITS[..., 0], (logits[..., 0], Y)),
+        lambda logits: tn.ensembles.prediction_interval(logits[..., 0], (logits[..., 0], Y)),
     ],
 )
 def test_members_that_predict_nan_are_named_and_can_be_left_out(combine):
@@ -230,6 +241,42 @@ def test_members_that_predict_nan_are_named_and_can_be_left_out(combine):
 def test_one_prediction_is_no_ensemble(combine):
     with pytest.raises(ValueError, match=r"logits must be \[member, row, class\], got shape \(40, 3\)"):
         combine(LOGITS[0])
+
+
+COMBINE = [tn.ensemble_mean, tn.ensemble_vote, tn.ensembles.diversity, tn.ensembles.member_scores]
+
+
+@pytest.mark.parametrize("prediction", [LOGITS[:0], tuple(LOGITS), np.ma.masked_less(LOGITS, 0)])
+@pytest.mark.parametrize("combine", [*COMBINE, tn.ensembles.without_nan, tn.ensembles.out_of_bag, tn.accuracy])
+def test_no_member_several_outputs_and_masked_entries_are_refused(combine, prediction):
+    more = {tn.ensembles.member_scores: [Y], tn.ensembles.out_of_bag: [np.full((5, 1), -1)], tn.accuracy: [Y]}
+    if len(prediction) or combine in COMBINE:
+        with pytest.raises(ValueError, match="came as a tuple|must be .member, row, class.|masked entries"):
+            combine(prediction, *more.get(combine, []))
+        with pytest.raises(ValueError, match="must be .member, row, class.|masked entries|must be an array"):
+            combine([*prediction, None], *more.get(combine, []))
+
+
+@pytest.mark.parametrize("rows", [np.arange(5), np.zeros((4, 1), int), np.full((5, 2), 40), np.ones((5, 2))])
+def test_rows_are_of_each_member(rows):
+    with pytest.raises(ValueError, match=r"rows must be int \[member, row\], 5 members and rows below 40; got "):
+        tn.ensembles.out_of_bag(LOGITS, rows)
+
+
+@pytest.mark.parametrize("row", [[np.inf, 0, 0], [-np.inf] * 3])
+def test_logits_without_a_softmax_are_refused(row):
+    logits = LOGITS.copy()
+    logits[2, 3] = row
+    with pytest.raises(ValueError, match="The largest logit of a row must be a finite number"):
+        tn.ensemble_mean(logits)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_probabilities_that_were_rounded_are_no_logits(digits):
+    probability = softmax(2 * LOGITS, axis=-1).round(digits)
+    probability[0, 0] = 0  # as nan_to_num leaves it
+    with pytest.raises(ValueError, match="These logits are probabilities"):
+        tn.ensemble_mean(probability)
 
 
 @pytest.mark.parametrize("score", [tn.ensembles.scores, tn.ensembles.confusion])
@@ -290,6 +337,10 @@ def test_accuracy_of_some_rows():
     expected = [accuracy_score(Y[:7], one[:7].argmax(-1)) for one in LOGITS]
     np.testing.assert_allclose(tn.accuracy(LOGITS, Y, mask), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(tn.accuracy)(LOGITS, Y, mask), expected, rtol=1e-6)
+    np.testing.assert_allclose(tn.accuracy(LOGITS, Y, mask.astype(int)), expected, rtol=1e-6)
+    for other in (mask[:9], [True], mask & False):
+        with pytest.raises(ValueError, match=r"mask must be bool \[40\] with a row that counts, got "):
+            tn.accuracy(LOGITS, Y, other)
 
 
 def test_combining_works_inside_jit():
@@ -303,7 +354,12 @@ def test_a_level_is_a_share(level):
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: tn.ensembles.greedy_weights(LOGITS, Y, size=0), lambda: tn.score_interval(LOGITS, Y, resamples=0)]
+    "call",
+    [
+        lambda: tn.ensembles.greedy_weights(LOGITS, Y, size=0),
+        lambda: tn.ensembles.stacking_weights(LOGITS, Y, rounds=0),
+        lambda: tn.score_interval(LOGITS, Y, resamples=0),
+    ],
 )
 def test_nothing_drawn_is_refused(call):
     with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):

@@ -105,6 +105,14 @@ def test_kinds_are_the_members_their_mean_and_the_mean_of_probabilities():
     expected = {"members": logits, "mean": logits.mean(0), "probability": softmax(logits, axis=-1).mean(0)}
     for kind, of_kind in expected.items():
         np.testing.assert_allclose(tn.export(swarm, kind=kind)(x), of_kind, rtol=1e-5, atol=1e-6)
+    diverged = swarm.replace(params=jax.tree.map(lambda leaf: leaf.at[1].set(np.nan), swarm.params))
+    for kind in ("mean", "probability"):
+        with pytest.raises(ValueError, match=r"The members at positions \[1\] have weights that are not finite"):
+            tn.export(diverged, kind=kind)
+    softmaxed = (lambda key, x: jax.random.normal(key, (4, 3))), (lambda params, x: jax.nn.softmax(x @ params))
+    probabilities = tn.TurbaTrainState.swarm(softmaxed, optax.sgd(0.1), 2, input_size=4)
+    with pytest.raises(ValueError, match="These logits are probabilities"):
+        tn.export(probabilities, kind="probability")
 
 
 def test_trees_go_in_and_come_out():

@@ -50,11 +50,17 @@ def test_softmax_cross_entropy_equals_pytorch(y):
     np.testing.assert_allclose(softmax_cross_entropy(W, X, jnp.asarray(y), linear)[0], expected, rtol=1e-6)
 
 
-def test_softmax_cross_entropy_takes_classes_ruled_out():
+@pytest.mark.parametrize("y", [[2], [[0.0, 0.0, 1.0]]], ids=["integers", "one-hot"])
+def test_softmax_cross_entropy_takes_classes_ruled_out(y):
     logits = jnp.array([[0.0, -jnp.inf, jnp.log(3.0)]])
-    value, grad = jax.value_and_grad(lambda p: softmax_cross_entropy(p, X, jnp.array([2]), given)[0])(logits)
+    value, grad = jax.value_and_grad(lambda p: softmax_cross_entropy(p, X, jnp.array(y), given)[0])(logits)
     np.testing.assert_allclose(value, -np.log(0.75), rtol=1e-6)
     np.testing.assert_allclose(grad, [[0.25, 0.0, -0.25]], rtol=1e-6)
+
+
+def test_one_logit_a_row_is_no_choice_among_the_rows():
+    with pytest.raises(ValueError, match=r"Logits are \[batch, class\], got shape \(3,\): one a row is for binary"):
+        softmax_cross_entropy(jnp.zeros(3), X, jnp.array([0, 1, 0]), given)
 
 
 def test_softmax_cross_entropy_equals_pytorch_on_sequences():

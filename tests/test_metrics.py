@@ -12,6 +12,7 @@ from sklearn.metrics import (
     adjusted_mutual_info_score,
     average_precision_score,
     brier_score_loss,
+    cohen_kappa_score,
     f1_score,
     log_loss,
     make_scorer,
@@ -163,6 +164,7 @@ def softmaxed(logits):
 WANTED = {
     "accuracy": (accuracy_score, lambda y, logits: accuracy_score(y, logits.argmax(-1))),
     "f1": (partial(f1_score, average="macro"), lambda y, logits: f1_score(y, logits.argmax(-1), average="macro")),
+    "kappa": (cohen_kappa_score, lambda y, logits: cohen_kappa_score(y, logits.argmax(-1))),
     "mutual": (adjusted_mutual_info_score, lambda y, logits: adjusted_mutual_info_score(y, logits.argmax(-1))),
     "log": (log_loss, lambda y, logits: log_loss(y, softmaxed(logits))),
     "top": (partial(top_k_accuracy_score, k=2), lambda y, logits: top_k_accuracy_score(y, softmaxed(logits), k=2)),

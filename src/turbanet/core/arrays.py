@@ -26,15 +26,22 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     """
     if isinstance(value, jax.Array):
         return value
-    array = _read(value, name)
+    array = numbers(value, name)
     dtype = array.dtype
-    if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
-        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
     converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         received = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
         raise ValueError(f"{name} holds {received}: make them smaller, or floats, or set jax_enable_x64.")
     return converted
+
+
+def numbers(value: Any, name: str) -> np.ndarray:
+    """Return `value` as one NumPy array of the type that it has, such as float64; ValueError for no numbers."""
+    array = _read(value, name)
+    dtype = array.dtype
+    if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
+        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
+    return array
 
 
 def as_arrays(tree: Any, name: str) -> Any:
@@ -143,7 +150,8 @@ def _is_list_of_numbers(node):
 
 
 def _read(value, name):
-    if isinstance(value, np.ma.MaskedArray) and (masked := np.ma.count_masked(value)):
+    parts = value if isinstance(value, list | tuple) else [value]
+    if masked := sum(np.ma.count_masked(part) for part in parts if isinstance(part, np.ma.MaskedArray)):
         raise ValueError(f"{name} has {masked} masked entries: fill them (.filled(...)), or leave their rows out.")
     if hasattr(value, "detach"):  # a PyTorch tensor
         value = value.detach().cpu()

@@ -52,7 +52,7 @@ def on_host(name: str, metric: Callable) -> Callable:
     convert = _converter(metric, second)
 
     def of_member(prediction, y):
-        if first in ("y_true", "labels_true"):
+        if first in ("y_true", "labels_true", "y1"):
             value = metric(y, convert(prediction, y))
         else:
             value = metric(prediction, y)
@@ -83,7 +83,7 @@ def _converter(metric, second):
     module = getattr(metric, "__module__", None) or ""
     if not module.startswith("sklearn.metrics") or module.endswith("_regression") or second == "pred_decision":
         return lambda prediction, y: prediction
-    takes_classes = second in ("y_pred", "labels_pred") and metric.__name__ not in ("log_loss", "d2_log_loss_score")
+    takes_classes = second in ("y_pred", "labels_pred", "y2") and metric.__name__ not in ("log_loss", "d2_log_loss_score")
     return as_classes if takes_classes else partial(as_probabilities, of_one=second == "y_score")
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from jax.scipy.special import entr
 from numpy.typing import ArrayLike
 
+from turbanet.core.arrays import check_whole
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.ensembles.predictions import check_nan, of_logits, true_class, with_classes, with_probabilities
+from turbanet.ensembles.predictions import check_nan, of_logits, of_one_output, true_class, with_classes, with_probabilities
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -36,6 +37,9 @@ def expected_calibration_error(probability: ArrayLike, y: ArrayLike, *, bins: in
 
     y: int [row]. The confidence is the largest probability (Guo et al. 2017, equation 3).
     """
+    check_whole(bins=bins)
+    if np.ndim(probability) != 2:
+        raise ValueError(f"probability must be [row, class], got {np.ndim(probability)} axes: give one member's.")
     confidence, right, bin_of_row = binned(probability, y, bins)
     gap = np.bincount(bin_of_row, right - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
@@ -56,24 +60,30 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Return the temperature that minimises the mean negative log-likelihood of logits / temperature.
 
     logits: [..., row, class], y: int [row] -> [...]. Fitted on held-out rows, it corrects over- and underconfidence
-    without changing the predicted class (Guo et al. 2017, section 4.2). Raises ValueError for probabilities and for
-    members that predict NaN.
+    without changing the predicted class (Guo et al. 2017, section 4.2). It lies between exp(-20) and exp(20), which it
+    reaches where the likelihood has no maximum. Raises ValueError for probabilities, for members that predict NaN, and
+    for a true class of no probability.
     """
     from scipy.optimize import elementwise
     from scipy.special import softmax
 
     _, y = with_classes(logits, y)
     logits = np.asarray(logits, np.float64)
-    members = of_logits(logits.reshape(-1, *logits.shape[-2:]))
+    members = np.asarray(of_logits(logits.reshape(-1, *logits.shape[-2:])), np.float64)
+    if not np.isfinite(members[:, np.arange(len(y)), y]).all():
+        advice = "no temperature changes that; give logits, as turbanet.predict returns them"
+        raise ValueError(f"A true class has the logit -inf, a probability of 0: {advice}.")
 
     def slope(log_temperature, member):
         """The loss's derivative by 1 / temperature, which grows with it: the loss is convex."""
         found = np.empty(len(member))
         for position, (one, scale) in enumerate(zip(members[member], np.exp(-log_temperature), strict=True)):
-            found[position] = ((softmax(one * scale, axis=-1) * one).sum(-1) - one[np.arange(len(y)), y]).mean()
+            probability = softmax(one * scale, axis=-1)
+            mean = np.multiply(probability, one, out=np.zeros_like(one), where=probability > 0).sum(-1)
+            found[position] = (mean - one[np.arange(len(y)), y]).mean()
         return found
 
-    every, low, high = np.arange(len(members)), np.full(len(members), -6.0), np.full(len(members), 6.0)
+    every, low, high = np.arange(len(members)), np.full(len(members), -20.0), np.full(len(members), 20.0)
     root = elementwise.find_root(slope, (low, high), args=(every,), tolerances={"xatol": 1e-6})
     at_bound = np.where(slope(low, every) > 0, high, low)  # where the loss falls or rises all the way
     return np.exp(np.where(root.success, root.x, at_bound)).reshape(logits.shape[:-2])
@@ -98,26 +108,29 @@ def prediction_interval(
     err. `calibration` is (prediction [member, row, ...], y [row, ...]) of rows that no member was trained on. With it
     the bounds are the mean plus or minus as many standard deviations over members as cover `level` of those rows:
     they cover `level` of new rows, whatever the model (normalised split conformal intervals, Lei et al. 2018, section
-    5.2).
+    5.2). Each output is calibrated by itself.
 
     Where all members agree exactly, the standard deviation is 0. Such a row of `calibration` needs 0 standard
     deviations if the members are right, otherwise infinitely many. Such a row of `prediction` gets an interval of
     width 0. If more rows of `calibration` than 1 - `level` need infinitely many, every interval is (-inf, inf).
 
-    Raises ValueError for fewer than two members, a level outside (0, 1), calibration shapes that do not match and too
-    few calibration rows for the level.
+    Raises ValueError for fewer than two members, a level outside (0, 1), a calibration of another shape, of other
+    members or with an infinite y, and too few calibration rows for the level.
     """
-    prediction = np.asarray(prediction)
+    prediction = of_one_output(prediction, "prediction")
     check_nan(prediction, "prediction")
     if len(prediction) < 2 or not 0 < level < 1:
         raise ValueError(f"An interval needs two members and a level in (0, 1), got {len(prediction)} and {level}.")
     if calibration is None:
         low, high = np.quantile(prediction, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return low, high
-    held_out, y = map(np.asarray, calibration)
+    held_out, y = (of_one_output(part, f"calibration[{position}]") for position, part in enumerate(calibration))
     check_nan(held_out, "calibration[0]")
-    if held_out.shape[1:] != y.shape:
-        raise ValueError(f"calibration is (prediction [member, *y.shape], y), got {held_out.shape} and {y.shape}.")
+    if held_out.shape != (len(prediction), *y.shape) or y.shape[1:] != prediction.shape[2:]:
+        expected = f"(prediction [{len(prediction)} members, *y.shape], y [row, *{prediction.shape[2:]}])"
+        raise ValueError(f"calibration is {expected}, got shapes {held_out.shape} and {y.shape}.")
+    if not np.isfinite(y).all():
+        raise ValueError("The y of calibration must be finite numbers: leave the other rows out.")
     factor = factor_of(deviations(y, *_centre_and_spread(held_out)), level)
     centre, spread = _centre_and_spread(prediction)
     return interval(centre, spread, factor)
@@ -135,15 +148,15 @@ def deviations(y: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndar
     return np.divide(error, spread, out=np.where(error > 0, np.inf, error), where=spread > 0)
 
 
-def factor_of(deviations: np.ndarray, level: float) -> float:
-    """Return how many spreads cover `level` of new rows, from the `deviations` of rows that no member was trained on.
+def factor_of(deviations: np.ndarray, level: float) -> np.ndarray:
+    """Return how many spreads cover `level` of new rows, from those of rows that no member saw: [row, ...] -> [...].
 
-    Raises ValueError for too few deviations for the level.
+    Raises ValueError for too few rows for the level.
     """
-    rank = int(np.ceil(round((deviations.size + 1) * level, 6)))
-    if rank > deviations.size:
+    rank = int(np.ceil(round((len(deviations) + 1) * level, 6)))
+    if rank > len(deviations):
         raise ValueError(f"A level of {level} needs at least {rows_for(level)} rows of calibration.")
-    return float(np.sort(deviations.ravel())[rank - 1])
+    return np.sort(deviations, axis=0)[rank - 1]
 
 
 def rows_for(level: float) -> int:

@@ -12,7 +12,15 @@ from numpy.typing import ArrayLike
 
 from turbanet.core import extras
 from turbanet.core.arrays import as_array, check_whole, seeded
-from turbanet.ensembles.predictions import check_nan, check_outputs, of_logits, of_members, true_class, with_classes
+from turbanet.ensembles.predictions import (
+    check_nan,
+    check_outputs,
+    of_logits,
+    of_members,
+    of_one_output,
+    true_class,
+    with_classes,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +47,9 @@ def ensemble_mean(logits: ArrayLike, weights: ArrayLike | None = None) -> jax.Ar
     logits = of_logits(logits)
     if weights is not None:
         weights = np.asarray(weights, float)
-        if weights.shape != (len(logits),) or (weights < 0).any() or not weights.sum() > 0:
+        if weights.shape != (len(logits),) or not ((weights >= 0) & np.isfinite(weights)).all() or not weights.any():
             raise ValueError(f"weights must be {len(logits)} numbers of at least 0 and not all 0, got {weights}.")
+        weights = weights / weights.max()  # in float64: float32 holds no 1e-50, which the exp of an evidence may be
     return mean_probabilities(logits, weights)
 
 
@@ -52,7 +61,9 @@ def mean_probabilities(logits: jax.Array, weights: jax.Array | None) -> jax.Arra
 
 def ensemble_geometric_mean(logits: ArrayLike) -> jax.Array:
     """Normalised geometric mean of the members' probabilities: logits [member, row, class] -> [row, class]."""
-    return softmax(log_softmax(of_logits(logits), axis=-1).mean(axis=0), axis=-1)
+    log_probability = log_softmax(of_logits(logits), axis=-1)
+    least = jnp.finfo(log_probability.dtype).min / len(log_probability)  # of classes that a member gives no probability
+    return softmax(jnp.maximum(log_probability, least).mean(axis=0), axis=-1)
 
 
 def ensemble_vote(logits: ArrayLike) -> jax.Array:
@@ -63,12 +74,15 @@ def ensemble_vote(logits: ArrayLike) -> jax.Array:
 
 
 def stacking_weights(logits: ArrayLike, y: ArrayLike, *, rounds: int = 200) -> jax.Array:
-    """Return weights [member] of `ensemble_mean` that maximise the likelihood of held-out rows.
+    """Return weights [member] of `ensemble_mean` by maximum likelihood of held-out rows.
 
     logits: [member, row, class], y: int [row], of rows that no member was trained on. Expectation maximisation for the
-    proportions of a mixture (Dempster et al. 1977, section 4.3): no round lowers the likelihood.
+    proportions of a mixture (Dempster et al. 1977, section 4.3): no round lowers the likelihood, and more `rounds`
+    come closer to its maximum.
     """
+    check_whole(rounds=rounds)
     log_likelihood = true_class(log_softmax(of_logits(logits), axis=-1), y)
+    log_likelihood = jnp.maximum(log_likelihood, jnp.finfo(log_likelihood.dtype).min)
     # A factor common to a row cancels; this one keeps rows that are unlikely under all members from underflowing.
     likelihood = jnp.exp(log_likelihood - log_likelihood.max(0))
 
@@ -102,11 +116,16 @@ def out_of_bag(prediction: ArrayLike, rows: ArrayLike) -> np.ndarray:
     """Mean prediction of the members that were not trained on a row: [member, row, ...] -> [row, ...], NaN if all were.
 
     rows: int [member, row], the rows that each member was trained on (see `sampling`), padded with -1. Such
-    predictions can be scored without test rows (Breiman 1996). Raises ValueError for members that predict NaN.
+    predictions can be scored without test rows (Breiman 1996). Raises ValueError for members that predict NaN, and for
+    rows of other shapes or outside of the prediction.
     """
-    prediction = np.asarray(prediction)
+    prediction, rows = of_one_output(prediction, "prediction"), np.asarray(rows)
     check_nan(prediction, "prediction")
-    return of_unseen_rows(prediction, np.asarray(rows)).mean(axis=0).filled(np.nan)
+    members, length = (*prediction.shape, 0, 0)[:2]
+    if rows.shape[:-1] != (members,) or rows.dtype.kind not in "iu" or rows.max(initial=-1) >= length:
+        got = f"{rows.dtype} {rows.shape} up to {rows.max(initial=-1)}"
+        raise ValueError(f"rows must be int [member, row], {members} members and rows below {length}; got {got}.")
+    return of_unseen_rows(prediction, rows).mean(axis=0).filled(np.nan)
 
 
 def of_unseen_rows(prediction: np.ndarray, rows: np.ndarray) -> np.ma.MaskedArray:
@@ -121,7 +140,7 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     """Share of rows whose largest entry is the true class: [..., row, class], int [row] -> [...].
 
     A row that holds NaN is wrong. mask: bool [row], the rows that count; None: all. Raises ValueError for different
-    numbers of rows and for a y that does not hold classes of the prediction.
+    numbers of rows, for a mask of no row and for a y that does not hold classes of the prediction.
 
     Examples
     --------
@@ -131,7 +150,9 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     0.75
     """
     prediction, y = with_classes(prediction, y)
-    counted = None if mask is None else as_array(mask, "mask")
+    counted = None if mask is None else as_array(mask, "mask").astype(bool)
+    if counted is not None and (counted.shape != y.shape or not (isinstance(mask, jax.core.Tracer) or counted.any())):
+        raise ValueError(f"mask must be bool [{len(y)}] with a row that counts, got {counted.sum()} of {counted.shape}.")
     right = (prediction.argmax(-1) == y) & ~jnp.isnan(prediction).any(axis=-1)
     return jnp.asarray(right).mean(axis=-1, where=counted)
 

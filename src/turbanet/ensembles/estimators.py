@@ -188,7 +188,7 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
             advice = "about 20 members" if len(self.oob_prediction_) > needed else "a lower level, or more rows"
             raise ValueError(f"A level of {level} needs {needed} {unseen}, there are {rows}: take {advice}.")
         members = self._exclude_diverged(self.predict_members(X))
-        factors = np.array([factor_of(of_target, level) for of_target in self.oob_deviations_.T])
+        factors = factor_of(self.oob_deviations_, level)
         centre, spread = members.mean(axis=0), members.std(axis=0, ddof=1)
         return interval(centre, spread, factors[0] if self._single else factors)
 

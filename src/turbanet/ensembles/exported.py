@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
-from turbanet.core.arrays import as_arrays, check_whole
+from turbanet.core.arrays import as_arrays, check_whole, floating
 from turbanet.core.gather import resized
 from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State
@@ -100,7 +101,7 @@ def export(
     kind : "members" for each member's prediction [member, row, ...], "mean" for their mean [row, ...] (regression),
         "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`. Of a classifier None is
         "probability" (columns as `classes_`), and "members" are probabilities; of a regressor None is "mean", and
-        both are in y's unit. A forecaster has one kind, "forecast": it maps a dict of "window" [row, time], the last
+        both are in y's unit; a table's columns are taken in their order, not by `feature_names_in_`. A forecaster has one kind, "forecast": it maps a dict of "window" [row, time], the last
         values, and "series" int [row], positions in `series_`, to [row, step] in y's unit; NaN for unknown positions
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
@@ -114,7 +115,8 @@ def export(
     Raises
     ------
     ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows,
-        an estimator that is not fitted, targets that float32 cannot tell apart
+        an estimator that is not fitted, targets that float32 cannot tell apart; for a mean with a member whose weights
+        are not finite, and for the "probability" of a model that ends in a softmax
 
     Examples
     --------
@@ -150,6 +152,9 @@ def export(
     axis = _row_axis(kind)
     if any(leaf.shape[axis : axis + 1] != built.in_avals[0].shape[:1] for leaf in built.out_avals):
         raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, built.out_avals))}.")
+    if not of_fitted and kind == "probability":  # a traced program cannot tell probabilities from logits
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), unfreeze(sample))
+        ensemble_mean(_members(swarm, zeros))
     return Exported(built)
 
 
@@ -174,7 +179,16 @@ def _of_swarm(swarm, kind):
         raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
-    return kind, lambda x: KINDS[kind](jax.vmap(lambda state: predict(state, x))(swarm)), swarm.sample
+    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in floating(swarm.params)[0]]
+    if kind != "members" and len(diverged := np.flatnonzero(~np.all(finite, axis=0))):
+        raise ValueError(f"The members at positions {diverged.tolist()} have weights that are not finite: remove them.")
+
+    return kind, lambda x: KINDS[kind](_members(swarm, x)), swarm.sample
+
+
+@jax.jit
+def _members(swarm, x):
+    return jax.vmap(lambda state: predict(state, x))(swarm)
 
 
 def _row_axis(kind):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turbanet.core.arrays import as_array
+from turbanet.core.arrays import as_array, numbers
 
 Array = jax.Array | np.ndarray
 SUM_TOLERANCE = 0.01  # of the sum of a row's probabilities, which bfloat16 rounds
@@ -26,32 +26,65 @@ def without_nan(prediction: ArrayLike) -> np.ndarray:
     >>> print(tn.ensembles.without_nan(np.array([[0.5, 0.5], [np.nan, 1.0]])))
     [ True False]
     """
-    array = np.asarray(as_array(prediction, "prediction"))
+    array = of_one_output(prediction, "prediction")
     return ~np.isnan(array).any(axis=tuple(range(1, array.ndim)))
 
 
+def of_one_output(prediction: ArrayLike, name: str) -> np.ndarray:
+    """Return a prediction as a NumPy array in float32 at least; ValueError for the tuple of several outputs."""
+    _refuse_several(prediction, name)
+    array = numbers(prediction, name)
+    return array.astype(np.promote_types(array.dtype, np.float32), copy=False)
+
+
+def _refuse_several(prediction, name):
+    if isinstance(prediction, tuple):
+        raise ValueError(f"{name} came as a tuple, as of a model with several outputs: give one of them, {name}[0].")
+
+
 def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
-    """Return `prediction` as an array [member, row, class]; ValueError for other axes and members that predict NaN."""
-    array = as_array(prediction, name)
-    if array.ndim != 3:
+    """Return `prediction` as an array [member, row, class] in float32 at least.
+
+    Raises ValueError for other axes, no member, and members that predict NaN.
+    """
+    _refuse_several(prediction, name)
+    array = _float32(as_array(prediction, name))
+    if array.ndim != 3 or not len(array):
         raise ValueError(f"{name} must be [member, row, class], got shape {array.shape}; one alone is {name}[None].")
     check_nan(array, name)
     return array
 
 
 def of_logits(logits: ArrayLike) -> Array:
-    """Return logits as `of_members` does; ValueError for probabilities, which the softmax would flatten."""
+    """Return logits as `of_members` does; ValueError for probabilities, which the softmax would flatten.
+
+    ValueError also for logits of infinity, and for rows that have minus infinity alone.
+    """
     array = of_members(logits)
     check_outputs(array, "logits")
-    if not isinstance(array, jax.core.Tracer) and array.size and are_probabilities(array):
+    if isinstance(array, jax.core.Tracer) or not array.size:
+        return array
+    if not np.isfinite(array.max(-1)).all():
+        raise ValueError("The largest logit of a row must be a finite number, got one that is infinite.")
+    # Rounded, as in a table, a few rows may have other sums.
+    if array.min() >= 0 and np.median(np.asarray(_distance_from_one(array))) < 2 * SUM_TOLERANCE:
         advice = "give what the model predicts before its softmax, or np.log of the probabilities"
-        raise ValueError(f"These logits are probabilities, at least 0 and with a sum of 1 in each row: {advice}.")
+        raise ValueError(f"These logits are probabilities, at least 0 and with a sum of 1 in a row: {advice}.")
     return array
 
 
 def are_probabilities(entries: Array) -> bool:
     """Whether entries [..., class] are at least 0 and sum to 1."""
-    return bool(entries.min() >= 0 and (abs(entries.sum(-1, dtype=np.float32) - 1) < SUM_TOLERANCE).all())
+    return bool(entries.min() >= 0 and (_distance_from_one(entries) < SUM_TOLERANCE).all())
+
+
+def _distance_from_one(entries):
+    return abs(entries.sum(-1, dtype=np.float32) - 1)
+
+
+def _float32(array):
+    """Return an array in float32 at least: a model may compute in bfloat16, a score does not."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def check_nan(prediction: Any, name: str) -> None:
@@ -65,6 +98,7 @@ def check_nan(prediction: Any, name: str) -> None:
 
 def with_classes(prediction: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     """Return both as arrays, [..., row, class] and int [row]; ValueError for other axes or, unless traced, classes."""
+    _refuse_several(prediction, "prediction")
     array = as_array(prediction, "prediction")
     if isinstance(y, tuple):
         raise ValueError("y came as a tuple, as for a weighted loss: score the classes in it, such as y[0].")
@@ -92,8 +126,12 @@ def check_outputs(prediction: Any, name: str) -> None:
 
 
 def with_probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """Return both as `with_classes` does; ValueError for other numbers than probabilities. Tracers pass unchecked."""
+    """Return both as `with_classes` does, in float32 at least; ValueError for other numbers than probabilities.
+
+    Tracers pass unchecked.
+    """
     probability, y = with_classes(probability, y)
+    probability = _float32(probability)
     if not isinstance(probability, jax.core.Tracer):
         entries = np.asarray(probability, np.float32)
         if not are_probabilities(entries):
