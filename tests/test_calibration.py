@@ -163,7 +163,10 @@ def test_a_calibration_row_where_members_agree_and_err_needs_more_than_any_width
         (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[:, :5, 0], Y[:4])), "calibration is"),
         (lambda: tn.ensembles.prediction_interval(P[:2, :, 0], (P[..., 0], Y)), r"calibration is \(prediction \[2 mem"),
         (lambda: tn.ensembles.prediction_interval(P, (P[..., 0], Y)), "calibration is"),
-        (lambda: tn.ensembles.prediction_interval(P[..., 0], (P[..., 0], np.where(Y == 1, np.nan, Y))), "must be finite numbers"),
+        (
+            lambda: tn.ensembles.prediction_interval(P[..., 0], (P[..., 0], np.where(Y == 1, np.nan, Y))),
+            "must be finite numbers",
+        ),
         (lambda: tn.ensembles.prediction_interval(P, (P[:, :5], P[0, :5]), level=0.9), "at least 9 rows"),
         (lambda: tn.ensembles.prediction_interval((P[0], P[1])), "prediction came as a tuple, as of a model with"),
         (lambda: tn.ensembles.expected_calibration_error(P, Y), r"probability must be \[row, class\], got 3 axes"),

@@ -212,6 +212,22 @@ def test_apply_fn_without_the_name_of_the_params_says_how():
         train(loss=bare)
 
 
+@pytest.mark.parametrize("loss", [optax.softmax_cross_entropy, lambda params, apply_fn, x, y: (0.0, x)])
+def test_a_loss_of_other_arguments_is_told_its_own(loss):
+    with pytest.raises(ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got .*: call apply_fn"):
+        train(loss=loss)
+
+
+@pytest.mark.parametrize("call", [tn.evaluate, tn.predict])
+def test_rows_of_each_member_are_not_taken_for_rows_of_sequences(call):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 3, input_size=2)
+    x = np.ones((3, 5, 2), np.float32)
+    more = (x[..., :1], tn.mse) if call is tn.evaluate else ()
+    with pytest.raises(ValueError, match=r"x has shape \(3, 5, 2\), and .* \(2,\): if its first .* per_member=True"):
+        call(swarm, x, *more)
+    call(swarm, x, *more, per_member=True)
+
+
 @pytest.mark.parametrize("call", [tn.fit, tn.evaluate])
 def test_a_loss_of_prediction_and_y_is_told_its_arguments(call):
     def squared(prediction, y):

@@ -367,6 +367,14 @@ def test_partial_fit_is_an_epoch_of_the_rows_it_is_given():
     assert parts.n_iter_ == 3
 
 
+def test_partial_fit_draws_other_rows_of_each_batch():
+    random = np.random.default_rng(0)
+    model = TurbaClassifier(1, hidden=(8,), learning_rate=0.05, random_state=0)
+    for _ in range(60):
+        model.partial_fit(random.normal(size=(2, 1)) + [[-3], [3]], [0, 1], classes=[0, 1])
+    assert model.score([[-3], [3]], [0, 1]) == 1
+
+
 def test_partial_fit_of_classes_that_come_later():
     x, y, *_ = weighed(TurbaClassifier)
     first, rest = y == 0, y == 1

@@ -27,6 +27,13 @@ class FlaxLSTM(nn.Module):
         return nn.Dense(1, dtype=self.dtype)(last)
 
 
+@pytest.mark.parametrize("types", [(np.int32, np.float32), (np.float16, np.float32), (bool, bool)])
+def test_one_floating_type_is_asked_for(types):
+    x, *weights = np.zeros((2, 1, 3)), np.zeros((3, 8)), np.zeros((2, 8)), np.zeros(8)
+    with pytest.raises(ValueError, match="lstm takes x and weights of one floating-point type, got "):
+        lstm(jnp.asarray(x, types[0]), *(jnp.asarray(each, types[1]) for each in weights))
+
+
 def drawn(*shape):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
 

@@ -113,6 +113,26 @@ def test_weights_of_one_are_the_loss_and_other_losses_are_refused():
         tn.weighted(rmse)
 
 
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (lambda p, y: (p - y) ** 2, r"The values are \[3, 3\], each prediction .* with every y .batch.: give y as"),
+        (lambda p, y: ((p[:, 0] - y) ** 2).mean(), r"takes each row's values, .*, got \[\] of 3 rows: leave the mean"),
+        (lambda p, y: (p - y[:, None]).mean(0), r"takes each row's values, .*, got \[1\] of 3 rows: leave the mean"),
+    ],
+)
+@pytest.mark.parametrize("counted", [{}, {"weight": np.ones(3)}])
+def test_values_of_other_rows_are_refused(values, message, counted):
+    loss = tn.mean_over_rows(lambda params, x, y, apply_fn: (values(x, y), x))
+    with pytest.raises(ValueError, match=message):
+        loss({}, np.ones((3, 1)), np.ones(3), None, **counted)
+
+
+def test_a_weight_of_two_axes_is_refused():
+    with pytest.raises(ValueError, match=r"mask and weight are \[batch\], a number a row, got \[3, 1\]"):
+        tn.mse({}, np.ones((3, 1)), np.ones((3, 1)), lambda _, x: x, weight=np.ones((3, 1)))
+
+
 def test_a_loss_of_its_own_takes_weights_over_the_batch():
     def weighted_rmse(params, x, y, apply_fn, weight):
         prediction = apply_fn({"params": params}, x)

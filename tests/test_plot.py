@@ -2,6 +2,7 @@
 
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -46,6 +47,18 @@ def test_history_is_the_median_of_the_members_that_trained():
 def test_history_of_one_epoch_is_a_dot():
     history = tn.History(np.ones((1, 2)), None, np.arange(2), np.arange(2), 0.0, 0.0, None, np.ones(2, int))
     assert plot.history(history).lines[0].get_marker() == "."
+
+
+@pytest.mark.parametrize("begun, first", [([3, 3], 4), ([0, 3], 1)])
+def test_history_counts_on_from_what_all_members_were_trained_before(begun, first):
+    history = tn.History(np.ones((2, 2)), None, *[np.arange(2)] * 2, 0.0, 0.0, None, np.full(2, 2), begun=begun)
+    assert plot.history(history, names="train_loss").lines[0].get_xdata().tolist() == [first, first + 1]
+
+
+@pytest.mark.parametrize("losses", [np.full((2, 3), np.nan), np.empty((0, 3))])
+def test_history_without_a_number_is_an_empty_line(losses):
+    history = tn.History(losses, None, *[np.arange(3)] * 2, 0.0, 0.0, None, np.full(3, len(losses)))
+    assert points(plot.history(history).lines[0]).shape == (0, 2)
 
 
 def test_search_draws_each_candidate_and_the_median_of_a_value():
@@ -125,6 +138,12 @@ def test_reliability_takes_probabilities_in_the_bins_of_the_calibration_error():
     assert right.tolist() == [1, 0]
 
 
+def test_reliability_of_half_precision_is_computed_in_float32():
+    confident = jnp.asarray(np.tile([0.97, 0.03], (3000, 1)), jnp.bfloat16)
+    confidence, right = points(plot.reliability(confident, np.arange(3000) % 10 == 0).lines[1]).T
+    np.testing.assert_allclose([*confidence, *right], [0.97, 0.9], atol=0.002)
+
+
 def test_uncertainty_begins_with_the_surest_rows():
     share, accuracy = points(plot.uncertainty(LOGITS, Y).lines[0]).T
     order = np.argsort(-PROBABILITY.max(1))
@@ -155,6 +174,9 @@ def test_decision_regions_have_the_colours_of_the_predicted_classes():
         np.testing.assert_allclose(image[row, column], expected, atol=0.01)
     with pytest.raises(ValueError, match=r"takes x \[row, 2\]; got \[3, 1\]"):
         plot.decision_regions(swarm, x[:, :1], [0, 1, 2])
+    for labels in ([0, 1, -1], [0, 1, 3], [0, 1]):
+        with pytest.raises(ValueError, match="y h"):
+            plot.decision_regions(swarm, x, labels)
 
 
 def test_forecasts_are_those_of_one_series_with_its_band():
@@ -169,6 +191,26 @@ def test_forecasts_are_those_of_one_series_with_its_band():
     assert plot.forecasts(truth, ahead, "b", last=1).lines[0].get_ydata().tolist() == [4]
     with pytest.raises(ValueError, match="No forecast of 'c'"):
         plot.forecasts(truth, ahead, "c")
+    with pytest.raises(ValueError, match="last must be a whole number of at least 1, got 0"):
+        plot.forecasts(truth, ahead, "b", last=0)
+
+
+def test_forecasts_of_several_origins_are_a_line_each_in_order_of_time():
+    rows = [(3, 4, 1.0), (3, 5, 2.0), (4, 6, 4.0), (4, 5, 3.0)]
+    ahead = pd.DataFrame(rows, columns=["cutoff", "ds", "N-quick"]).assign(unique_id="a", y=0.0)
+    ahead["N-quick-lo-80"], ahead["N-quick-q0.9"] = ahead["N-quick"] - 1, ahead["N-quick"] + 1
+    ahead["N-quick-hi-80"] = ahead["N-quick"] + 2
+    ax = plot.forecasts(pd.DataFrame({"unique_id": "a", "ds": range(4), "y": 0.0}), ahead)
+    assert [points(line).tolist() for line in ax.lines[1:]] == [[[4, 1], [5, 2]], [[5, 3], [6, 4]]]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["truth", "N-quick"]
+    assert ax.lines[1].get_color() == ax.lines[2].get_color() and len(ax.collections) == 2
+
+
+def test_forecasts_have_the_clock_of_their_zone():
+    days = pd.date_range("2024-03-01", periods=5, tz="Australia/Sydney")
+    truth = pd.DataFrame({"unique_id": "a", "ds": days, "y": 1.0})
+    axis = plot.forecasts(truth, truth.rename(columns={"y": "LSTM"})).xaxis
+    assert {date.hour for date in plt.matplotlib.dates.num2date(axis.get_majorticklocs(), tz=days.tz)} == {0}
 
 
 @pytest.mark.parametrize("of", ["zone", "polars", "numbers", "periods", "text"])

@@ -221,3 +221,9 @@ def test_a_script_for_the_public_package_runs_and_learns():
                 assert loss.shape == policy.shape == value.shape == entropy.shape == (cfg.n_envs,)
         paid.append(rewards.mean())
     assert paid[0] < 0.7 and paid[-1] > 0.9
+
+
+def test_an_action_that_is_ruled_out_adds_no_entropy():
+    logits = jnp.array([0.0, 0.0, -jnp.inf])
+    entropy, slope = jax.value_and_grad(lambda two: Categorical(logits.at[:2].set(two)).entropy())(logits[:2])
+    np.testing.assert_allclose([entropy, *slope], [np.log(2), 0, 0], atol=1e-6)

@@ -245,6 +245,10 @@ def test_reduce_in_fit_follows_the_validation_loss(metric):
         (lambda: tn.with_schedule(made(), {"warm": 3}), "Unknown schedule {'warm': 3}; known: constant, cosine"),
         (lambda: tn.with_hyperparameters(made(), learning_rate=[0.1, np.nan, 0.2]), "must be numbers, got NaN"),
         (lambda: tn.with_schedule(made(), lambda epoch, base: jnp.ones(2)), "returns one number"),
+        (
+            lambda: tn.with_schedule(made(), optax.cosine_decay_schedule(0.1, 9)),
+            r"A schedule is a function \(epoch, base\) -> learning rate; one of Optax's is lambda epoch, base",
+        ),
         (lambda: train(tn.with_schedule(made(), "reduce")), "follow the validation loss"),
     ],
 )

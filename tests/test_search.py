@@ -17,6 +17,13 @@ def test_a_grid_is_every_combination():
     assert table.learning_rate[4] == arrays["learning_rate"][4] and table.index.name == "member"
 
 
+def test_none_and_whole_numbers_stay_what_they_are():
+    arrays, table = tn.grid(patience=[None, 5], name=["a", None])
+    assert arrays["patience"].tolist() == table["patience"].tolist() == [None, None, 5, 5]
+    assert arrays["name"].tolist() == ["a", None, "a", None]
+    assert set(tn.draw(20, patience=[None, 5])[0]["patience"].tolist()) == {None, 5}
+
+
 def test_a_random_search_draws_and_repeats():
     ranges = {"learning_rate": loguniform(1e-4, 1e-1), "weight_decay": [0.0, 0.1]}
     arrays, table = tn.draw(50, seed=3, **ranges)

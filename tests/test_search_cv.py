@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from scipy.stats import loguniform
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, RandomizedSearchCV, ShuffleSplit
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import turbanet as tn
@@ -62,6 +64,26 @@ def test_a_regressor_in_a_pipeline_with_several_scores(diabetes):
     same(ours, theirs, atol=0.05)  # the errors are about 50
     assert ours.groups_ == [9]
     np.testing.assert_allclose(ours.predict(x), theirs.predict(x), rtol=1e-3)
+
+
+def test_candidates_that_train_several_networks_take_no_other_ones(digits):
+    x, y = digits[0][:90, :20], digits[1][:90] % 3
+    one = TurbaClassifier(1, hidden=(4,), epochs=5, batch_size=30, random_state=0, plan=tn.Plan(1, 1))
+    bagging = BaggingClassifier(one, 2, random_state=0)
+    several = [CalibratedClassifierCV(one, cv=2, ensemble=False), clone(one).set_params(learning_rate=1e-5), bagging]
+    grid = {"clf": [*several, clone(one).set_params(learning_rate=0.05)]}
+    ours, theirs = (search(Pipeline([("clf", one)]), grid, cv=2) for search in (TurbaSearchCV, GridSearchCV))
+    np.testing.assert_array_equal(
+        ours.fit(x, y).cv_results_["mean_test_score"], theirs.fit(x, y).cv_results_["mean_test_score"]
+    )
+    assert len(set(theirs.cv_results_["mean_test_score"])) > 2 and ours.best_index_ == theirs.best_index_
+
+
+def test_splits_may_come_from_a_generator(digits):
+    how = {"estimator": CLASSIFIER, "param_grid": {"learning_rate": [0.001, 0.03]}, "refit": False}
+    ours = TurbaSearchCV(**how, cv=KFold(2).split(digits[0])).fit(*digits)
+    same(ours, TurbaSearchCV(**how, cv=KFold(2)).fit(*digits), atol=0)
+    assert ours.n_splits_ == 2 and ours.groups_ == [4]
 
 
 def test_other_shapes_make_groups_of_their_own(diabetes):

@@ -199,7 +199,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
         target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
         target_logit = jnp.where((y >= 0) & (y < np.int32(len(classes_first))), target_logit, jnp.nan)
         return jax.nn.logsumexp(classes_first, axis=0) - target_logit, logits
-    _check(logits, y)
+    _check(logits, y, ", or of classes give y[..., 0]")
     _check_outputs(logits)
     y, log_probability = jnp.moveaxis(y, -1, 0), jax.nn.log_softmax(classes_first, axis=0)
     return -jnp.sum(jnp.where(y > 0, y * log_probability, 0), axis=0), logits  # 0, where a logit is minus infinity
@@ -279,9 +279,10 @@ def _predicted(params, x, apply_fn):
     return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
-def _check(prediction, y):
+def _check(prediction, y, hint=""):
     if prediction.shape != _array(y).shape:
-        raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal.")
+        hint = ", such as by y[..., None]" if prediction.shape == (*y.shape, 1) else hint
+        raise ValueError(f"The prediction has shape {prediction.shape}, the target {y.shape}: make them equal{hint}.")
 
 
 def _check_outputs(prediction):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from turbanet.core.arrays import check_whole
 from turbanet.core.extras import needed
-from turbanet.core.tables import dated
+from turbanet.core.tables import BOUND, dated
 from turbanet.ensembles.calibration import binned
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
 from turbanet.ensembles.predictions import with_classes
@@ -59,8 +60,11 @@ def style(kind: str = "screen") -> Iterator[None]:
 def history(history: History, *, names: list[str] | None = None, ax: Any = None) -> Any:
     """Plot losses and metrics against epochs: the members' median, and the band of 5 to 95 % of them.
 
+    Epochs of an earlier call count if they are as many for all members.
+
     names : which of `history.recorded()`; None: the losses
     """
+    names = [names] if isinstance(names, str) else names
     recorded = history.recorded()
     names = [name for name in recorded if name.endswith("_loss")] if names is None else names
     if unknown := [name for name in names if name not in recorded]:
@@ -69,8 +73,9 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
         for name in names:
             values = recorded[name]
             kept = ~np.isnan(values).all(axis=1)
-            epochs = 1 + np.flatnonzero(kept)
-            low, median, high = np.nanquantile(values[kept], [0.05, 0.5, 0.95], axis=1)
+            epochs = 1 + _begun(history) + np.flatnonzero(kept)
+            bounds = np.nanquantile(values[kept], [0.05, 0.5, 0.95], axis=1) if kept.any() else np.empty((3, 0))
+            low, median, high = bounds
             alone = "." if len(epochs) == 1 else ""
             (line,) = ax.plot(epochs, median, marker=alone, label=name.replace("_", " "))
             ax.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -78,6 +83,12 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
         ax.set(xlabel="epoch", ylabel=kinds.pop() if len(kinds) == 1 else "")
         ax.legend()
     return ax
+
+
+def _begun(history):
+    """Return how many epochs all members had trained before; 0 if they differ."""
+    begun = np.unique(history.begun)
+    return int(begun[0]) if len(begun) == 1 else 0
 
 
 class LivePlot:
@@ -98,11 +109,12 @@ class LivePlot:
         recorded = view.history.recorded()
         panels = [[name for name in recorded if name.endswith("_loss")]]
         panels += [[name] for name in recorded if not name.endswith("_loss")]
+        begun = _begun(view.history)
         with style():
             self.figure = figure(figsize=(4.5 * len(panels), 3.2))
             axes = self.figure.subplots(1, len(panels), squeeze=False)[0]
             for ax, names in zip(axes, panels, strict=True):
-                history(view.history, names=names, ax=ax).set_xlim(1, max(view.epochs, 2))
+                history(view.history, names=names, ax=ax).set_xlim(begun + 1, begun + max(view.epochs, 2))
                 ax.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_title(f"{view.training.sum()} of {len(view.training)} members train on", fontsize="medium")
         if self.show:
@@ -125,16 +137,18 @@ def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> 
     score = score or "validation_loss"
     if missing := {by, score} - set(table):
         raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")
-    are_numbers = pandas.api.types.is_numeric_dtype(table[by]) and table[by].dtype != bool
+    types = pandas.api.types
+    are_numbers = types.is_numeric_dtype(table[by]) and not types.is_bool_dtype(table[by])
     if not are_numbers:
-        table = table.assign(**{by: table[by].map(str)})
+        table = table.copy()
+        table[by] = table[by].map(str)
     medians = table.groupby(by)[score].median()
     with _axes(ax) as ax:
         ax.plot(table[by], table[score], "o", alpha=0.4, markersize=4, color=COLOURS[0], label="a candidate")
         ax.plot(medians.index, medians, "-" if are_numbers else "_", markersize=18, color=COLOURS[1], label="median")
         if are_numbers and 0 < WIDE * table[by].min() <= table[by].max():
             ax.set_xscale("log")
-        ax.set(xlabel=by.replace("_", " "), ylabel=score.replace("_", " "))
+        ax.set(xlabel=str(by).replace("_", " "), ylabel=str(score).replace("_", " "))
         ax.legend()
     return ax
 
@@ -211,13 +225,14 @@ def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 20
     grid = np.meshgrid(np.linspace(left, right, points), np.linspace(low, high, points))
     logits = predict(swarm, np.stack(grid, axis=-1).reshape(-1, 2).astype(np.float32))
     probability = np.asarray(ensemble_mean(logits)).reshape(points, points, -1)
+    _, labels = with_classes(np.zeros((len(x), probability.shape[-1])), y)
     colors = needed("matplotlib.colors", "plot")
     palette = np.array([colors.to_rgb(COLOURS[i % len(COLOURS)]) for i in range(probability.shape[-1])])
     sure = (probability.max(-1, keepdims=True) - 1 / len(palette)) / (1 - 1 / len(palette))
     picture = 1 - 0.6 * sure * (1 - palette[probability.argmax(-1)])
     with _axes(ax) as ax:
         ax.imshow(picture, origin="lower", extent=(left, right, low, high), aspect="auto")
-        ax.scatter(*x.T, c=palette[np.asarray(y)], s=10, linewidths=0.3, edgecolors="white")
+        ax.scatter(*x.T, c=palette[np.asarray(labels)], s=10, linewidths=0.3, edgecolors="white")
     return ax
 
 
@@ -235,33 +250,41 @@ def forecasts(
     """Plot a series and its forecasts, with bands between columns such as LSTM-lo-80 and LSTM-hi-80, or of quantiles.
 
     truth : unique_id, ds, y, as `Forecaster` takes it
-    forecast : unique_id, ds and a column for each model, as `Forecaster.predict` returns it
+    forecast : unique_id, ds and a column for each model, as `Forecaster.predict` returns it; with the column cutoff, as
+        `cross_validation` returns it, a line for each origin
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     id_col, time_col, target_col : what these columns are called
     """
     tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
     tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
     series = tables[1][id_col].iloc[0] if series is None else series
-    known, ahead = (table[table[id_col] == series] for table in tables)
+    known, ahead = (table[table[id_col] == series].sort_values(time_col) for table in tables)
     if not len(ahead):
         raise ValueError(f"No forecast of {series!r}; there are those of {list(tables[1][id_col].unique())!s:.100}.")
-    known = known.sort_values(time_col)[-(last or len(known)) :]
+    if last is not None:
+        check_whole(last=last)
+        known = known[-last:]
     beside = id_col, time_col, target_col, "cutoff"
-    models = [name for name in ahead if name not in beside and not any(part in name for part in ("-lo-", "-hi-", "-q"))]
+    models = [name for name in ahead if name not in beside and not BOUND.search(str(name))]
+    origins = [each for _, each in ahead.groupby("cutoff")] if "cutoff" in ahead else [ahead]
     with _axes(ax) as ax:
         ax.plot(known[time_col], known[target_col], color="black", label="truth")
         for name in models:
-            (line,) = ax.plot(ahead[time_col], ahead[name], label=name)
+            (line, *others) = [ax.plot(each[time_col], each[name], label=name)[0] for each in origins]
+            for other in others:
+                other.set(color=line.get_color(), label=None)
             bounds = [(low, low.replace("-lo-", "-hi-")) for low in ahead if low.startswith(f"{name}-lo-")]
             levels = sorted((column for column in ahead if column.startswith(f"{name}-q")), key=_level)
             bounds += [(levels[i], levels[-1 - i]) for i in range(len(levels) // 2)]
             for low, high in bounds:
-                color = line.get_color()
-                ax.fill_between(ahead[time_col], ahead[low], ahead[high], color=color, alpha=0.2, linewidth=0)
+                for each in origins:
+                    color = line.get_color()
+                    ax.fill_between(each[time_col], each[low], each[high], color=color, alpha=0.2, linewidth=0)
         if ahead[time_col].dtype.kind == "M":
             dates = needed("matplotlib.dates", "plot")
-            locator = dates.AutoDateLocator(maxticks=6)
-            ax.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator))
+            zone = getattr(ahead[time_col].dtype, "tz", None)
+            locator = dates.AutoDateLocator(tz=zone, minticks=3, maxticks=7)
+            ax.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator, tz=zone))
         ax.set(title=str(series))
         ax.legend()
     return ax

@@ -83,7 +83,8 @@ def _converter(metric, second):
     module = getattr(metric, "__module__", None) or ""
     if not module.startswith("sklearn.metrics") or module.endswith("_regression") or second == "pred_decision":
         return lambda prediction, y: prediction
-    takes_classes = second in ("y_pred", "labels_pred", "y2") and metric.__name__ not in ("log_loss", "d2_log_loss_score")
+    of_probabilities = metric.__name__ in ("log_loss", "d2_log_loss_score")
+    takes_classes = second in ("y_pred", "labels_pred", "y2") and not of_probabilities
     return as_classes if takes_classes else partial(as_probabilities, of_one=second == "y_score")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from turbanet.core.arrays import as_array
+from turbanet.core.arrays import as_array, first_line
 from turbanet.core.state import State, Swarm, check_swarm
 
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
@@ -149,10 +149,12 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
 
     Each of several learning rates, such as those of `optax.multi_transform`, changes from its own value.
 
-    schedule: "constant", "cosine", "warm", "multistep", "reduce" or a function (epoch, base) -> learning rate, such as
-    partial(multistep, milestones=(30, 60)), for all members, or a list of them, one a member. The epochs that a member
-    has trained for before (`swarm.epoch`) count. Raises ValueError for an unknown name, another number of schedules
-    than members, and an optimizer without a learning rate as data.
+    schedule: a function (epoch, base) -> learning rate, such as lambda epoch, base: base * 0.9**epoch, for all members,
+    or a list of them, one a member; or a name, of PyTorch's schedulers with published settings: "cosine" falls for 10
+    epochs and rises for the next 10, whatever the number of epochs trained; "warm" begins anew every 10 epochs;
+    "multistep" divides by 10 from the epochs 82 and 123 on; "reduce" halves after 6 epochs without a better validation
+    loss; "constant". The epochs that a member has trained for before (`swarm.epoch`) count. Raises ValueError for an
+    unknown name, another number of schedules than members, and an optimizer without a learning rate as data.
     """
     base = learning_rates(check_swarm(swarm))
     if not base:
@@ -167,7 +169,12 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
             raise ValueError(f"Unknown schedule {one!r}; known: {', '.join(SCHEDULES)}, or a function (epoch, base).")
     functions = tuple(dict.fromkeys(of_members))
     for function in functions:
-        value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
+        try:
+            value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
+        except TypeError as error:
+            optax_schedule = "one of Optax's is lambda epoch, base: base * schedule(epoch)"
+            problem = f"A schedule is a function (epoch, base) -> learning rate; {optax_schedule}"
+            raise ValueError(f"{problem}. {function} raised: {first_line(error)}") from error
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
     which = jnp.array([functions.index(function) for function in of_members], jnp.int32)

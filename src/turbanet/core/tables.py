@@ -1,12 +1,15 @@
 """Tables: a title and a small one, as text and as HTML, which a result shows of itself; columns of pandas' tables."""
 
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from turbanet.core import extras
+
+BOUND = re.compile(r"-(lo|hi)-[\d.]+$|-q[\d.]+$")  # ends the column of a bound or a quantile of a model's forecasts
 
 
 class Shown:

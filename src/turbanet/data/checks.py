@@ -166,6 +166,8 @@ def _check_loss(loss_fn):
     try:
         if signature:
             signature.bind_partial(*range(4))
+            if getattr(loss_fn, "__module__", "").startswith("optax.") or "apply_fn" in [*signature.parameters][:3]:
+                raise TypeError
     except TypeError:
         name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         advice = "call apply_fn({'params': params}, x) for the prediction"

@@ -57,6 +57,7 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
         if own and leaf.shape[:1] != (members,):
             raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
         lengths.add(leaf.shape[own : own + 1])
+    _check_not_own(swarm, examples["x"], is_own)
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         received = f"got {sorted(lengths)}{as_inputs(examples['x'])}"
         raise ValueError(f"x and y must have the same number of rows, at least one; {received}.")
@@ -67,6 +68,15 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
     rows = rows if y is None else rows[:, : count.max()]  # padding changes nothing but the width of predictions
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
+
+
+def _check_not_own(swarm, x, is_own):
+    """Raise ValueError for x [member, row, ...] that would be read as a row for each member."""
+    pairs = list(zip(jax.tree.leaves(x), jax.tree.leaves(swarm.sample), strict=False))
+    if pairs and not any(is_own) and len(swarm) > 1:
+        if all(s.ndim > 1 and leaf.shape == (len(swarm), *leaf.shape[1:2], *s.shape[1:]) for leaf, s in pairs):
+            got = f"x has shape {pairs[0][0].shape}, and a row of the swarm's has {pairs[0][1].shape[1:]}"
+            raise ValueError(f"{got}: if its first axis are the {len(swarm)} members, say per_member=True.")
 
 
 def as_inputs(x: Any) -> str:

@@ -53,13 +53,14 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
     ) -> tuple[jax.Array, Any]:
         if mask is None and weight is None:
             values, prediction = of_rows(params, x, y, apply_fn, **constants)
+            _check_values(values, prediction, y)
             return jnp.mean(values), prediction
         weight = jnp.asarray(mask if weight is None else weight if mask is None else jnp.where(mask, weight, 0))
+        if weight.ndim != 1:
+            raise ValueError(f"mask and weight are [batch], a number a row, got {list(weight.shape)}: take one axis.")
         x, y = only(weight != 0, (x, y))
         values, prediction = of_rows(params, x, y, apply_fn, **constants)
-        if jnp.shape(values)[:1] != weight.shape:
-            got = f"{list(jnp.shape(values))} of {len(weight)} rows"
-            raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {got}: leave the mean to it.")
+        _check_values(values, prediction, (y, weight))
         weight = weight.astype(jnp.promote_types(weight.dtype, values.dtype))
         total = weight.sum()
         each = values.reshape(len(weight), -1).mean(axis=1)
@@ -67,6 +68,19 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
 
     del loss.__wrapped__  # so that its own signature is seen
     return _with_member(loss, of_rows)
+
+
+def _check_values(values, prediction, y):
+    """Raise ValueError for values that are not [batch, ...], and for each prediction compared with every y."""
+    shape, leaves = jnp.shape(values), [jnp.shape(leaf) for leaf in jax.tree.leaves(y)]
+    rows = {leaf[0] for leaf in leaves if leaf}
+    if len(rows) == 1 and shape[:1] != (*rows,):
+        got = f"{list(shape)} of {rows.pop()} rows"
+        raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {got}: leave the mean to it.")
+    predicted = {jnp.shape(leaf) for leaf in jax.tree.leaves(prediction)}
+    if shape == shape[:1] * 2 != (1, 1) and set(leaves) == {shape[:1]} and predicted == {(*shape[:1], 1)}:
+        advice = "give y as [batch, 1], or take prediction[:, 0]"
+        raise ValueError(f"The values are {list(shape)}, each prediction [batch, 1] with every y [batch]: {advice}.")
 
 
 def weighted(loss_fn: Callable) -> Callable:

@@ -37,9 +37,9 @@ def subset(seed: int | jax.Array, *, members: int, rows: int, portion: float) ->
     ------
     ValueError : for a portion that leaves no row.
     """
+    check_whole(members=members, rows=rows)
     if not 0 < portion <= 1 or round(portion * rows) < 1:
         raise ValueError(f"portion must be in (0, 1] and leave at least one of {rows} rows, got {portion}.")
-    check_whole(members=members)
     keys = jax.random.split(seed, members)
     return jax.vmap(lambda k: jax.random.permutation(k, rows)[: round(portion * rows)])(keys).astype(jnp.int32)
 
@@ -82,6 +82,7 @@ def k_fold(seed: int | jax.Array, *, folds: int, rows: int) -> tuple[jax.Array, 
     seed: an int or a JAX random key. The first `rows % folds` folds hold out one row more. Raises ValueError for fewer
     than 2 folds or more than rows.
     """
+    check_whole(folds=folds, rows=rows)
     if not 2 <= folds <= rows:
         raise ValueError(f"folds must be from 2 to the {rows} rows, got {folds}.")
     parts = np.array_split(np.asarray(jax.random.permutation(seed, rows)), folds)

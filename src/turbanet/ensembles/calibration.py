@@ -10,7 +10,14 @@ from numpy.typing import ArrayLike
 
 from turbanet.core.arrays import check_whole
 from turbanet.ensembles.combine import ensemble_mean
-from turbanet.ensembles.predictions import check_nan, of_logits, of_one_output, true_class, with_classes, with_probabilities
+from turbanet.ensembles.predictions import (
+    check_nan,
+    of_logits,
+    of_one_output,
+    true_class,
+    with_classes,
+    with_probabilities,
+)
 
 
 def negative_log_likelihood(probability: ArrayLike, y: ArrayLike) -> jax.Array:

@@ -152,7 +152,9 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     prediction, y = with_classes(prediction, y)
     counted = None if mask is None else as_array(mask, "mask").astype(bool)
     if counted is not None and (counted.shape != y.shape or not (isinstance(mask, jax.core.Tracer) or counted.any())):
-        raise ValueError(f"mask must be bool [{len(y)}] with a row that counts, got {counted.sum()} of {counted.shape}.")
+        raise ValueError(
+            f"mask must be bool [{len(y)}] with a row that counts, got {counted.sum()} of {counted.shape}."
+        )
     right = (prediction.argmax(-1) == y) & ~jnp.isnan(prediction).any(axis=-1)
     return jnp.asarray(right).mean(axis=-1, where=counted)
 

@@ -92,7 +92,8 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         """Return the mean over members of the class probabilities [row, class]."""
         logits = self._exclude_diverged(self._predict_members(X))
         check_nan(logits, "logits")
-        return np.asarray(mean_probabilities(logits, None), dtype=np.float64)
+        probability = np.asarray(mean_probabilities(logits, None), dtype=np.float64)
+        return probability / probability.sum(axis=1, keepdims=True)  # float32's sum is 1 to seven digits
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the logarithm of `predict_proba` [row, class]."""

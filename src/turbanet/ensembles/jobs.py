@@ -55,6 +55,11 @@ class Job:
         """The fingerprint of x and y."""
         return fingerprint((self.x, self.y))
 
+    @cached_property
+    def recipe(self) -> tuple:
+        """What two jobs share that train alike but for what was drawn at random: seeds, first weights and rows."""
+        return self.kind, self.data, len(self.swarm), fingerprint(jax.tree.leaves(self.swarm.opt_state))
+
     def with_data_of(self, other: "Job") -> "Job":
         """Return the job with the arrays of another one, whose data are equal."""
         job = dataclasses.replace(self, x=other.x, y=other.y)

@@ -141,13 +141,13 @@ class SwarmEstimator(Fitted, BaseEstimator):
                 total_weight = np.concatenate([total_weight, ones if weight_val is None else weight_val])
             x, encoded = np.concatenate([x, _dense(x_val)]), np.concatenate([encoded, encoded_val])
         job = encoded, outputs, loss_fn, total_weight
-        rows, held_out = self._train(x, *job, resume=resume, epochs=epochs, length=length)
+        rows, held_out = self._train(x, *job, resume=resume, partial=partial, epochs=epochs, length=length)
         if self.oob_score:
             held_out = None if validation is not None else held_out
             self._score_out_of_bag(predict(self.swarm_, x[:length]), rows, held_out, y, weight)
         return self
 
-    def _train(self, x, y, outputs, loss_fn, weight, *, resume, epochs, length):
+    def _train(self, x, y, outputs, loss_fn, weight, *, resume, partial, epochs, length):
         """Train on rows of a weight above 0, and return (rows of each member, rows held out for all or None).
 
         length : how many rows members may be trained on; those after them are held out
@@ -189,6 +189,8 @@ class SwarmEstimator(Fitted, BaseEstimator):
             raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
         if "rows" in settings:
             rng = check_random_state(int(swarm.seed[0]))  # draws the same again, so that no rows have to be kept
+        elif resume and partial and isinstance(self.random_state, int | np.integer):
+            rng = np.random.RandomState([swarm.seed[0], swarm.epoch[0]])  # other positions of each batch
         rows, held_out = self._draw(rng, length, weight, y if is_classifier(self) else None, given=length < len(x))
         if length < len(x):
             held_out = np.arange(length, len(x))

@@ -38,7 +38,8 @@ class Categorical(NamedTuple):
     def entropy(self) -> jax.Array:
         """Return the entropy [...], in nats."""
         logarithm = jax.nn.log_softmax(self.logits)
-        return -(jnp.exp(logarithm) * logarithm).sum(-1)
+        finite = jnp.maximum(logarithm, jnp.finfo(logarithm.dtype).min)  # of actions that are ruled out
+        return -(jnp.exp(logarithm) * finite).sum(-1)
 
 
 class Gaussian(NamedTuple):

@@ -42,7 +42,8 @@ def grid(**values: Iterable) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     pd = extras.pandas()
 
     listed = [_as_list(name, choices) for name, choices in values.items()]
-    table = pd.DataFrame(list(itertools.product(*listed)), columns=list(values)).rename_axis("member")
+    columns = zip(values, zip(*itertools.product(*listed), strict=True), strict=True)
+    table = pd.DataFrame({name: _column(column) for name, column in columns}).rename_axis("member")
     return {name: table[name].to_numpy() for name in table}, table
 
 
@@ -62,8 +63,15 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
             table[name] = values.rvs(size=members, random_state=rng)
         else:
             choices = _as_list(name, values)
-            table[name] = [choices[i] for i in rng.integers(len(choices), size=members)]
+            table[name] = _column([choices[i] for i in rng.integers(len(choices), size=members)])
     return {name: table[name].to_numpy() for name in table}, table
+
+
+def _column(values):
+    """Return values as a column of pandas, where None stays None."""
+    pd = extras.pandas()
+
+    return pd.Series(list(values), dtype=object if any(value is None for value in values) else None)
 
 
 def check_no_range(distributions: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Hyperparameter search as scikit-learn's, with candidates and folds trained as swarms."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -67,7 +68,7 @@ class TurbaSearchCV(BaseSearchCV):
     error_score: float | str = np.nan
     return_train_score: bool = False
 
-    n_jobs = None  # this and the next are of scikit-learn's searches
+    n_jobs = 1  # this and the next are of scikit-learn's searches
     pre_dispatch = "2*n_jobs"
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> "TurbaSearchCV":
@@ -79,10 +80,12 @@ class TurbaSearchCV(BaseSearchCV):
         if self.n_iter is not None:
             for grid in [self.param_grid] if isinstance(self.param_grid, Mapping) else self.param_grid:
                 check_no_range(grid)
-        self._fit_arguments = X, y, params
+        self._fit_arguments, cv = (X, y, params), self.cv
+        self.cv = list(cv) if isinstance(cv, Iterator) else cv  # which scikit-learn and `_run_search` go through
         try:
             return super().fit(X, y, **params)
         finally:
+            self.cv = cv
             del self._fit_arguments
 
     def _final_estimator(self):
@@ -110,10 +113,12 @@ class TurbaSearchCV(BaseSearchCV):
             raise Deferred
 
         def replay(job, cluster):
-            """Return the next result for equal data; what was drawn at random, seeds and rows, may differ."""
-            recorded, result = next(results, (None, ()))
-            if recorded is None or recorded.data != job.data:
+            """Return a result of an equal recipe and, if there is one, of the same seed; else train."""
+            alike = results[job.recipe]
+            if not alike:
                 return job, *job.run(cluster)
+            of_seed = [np.array_equal(recorded.swarm.seed, job.swarm.seed) for recorded, _ in alike]
+            recorded, result = alike.pop(of_seed.index(True) if any(of_seed) else 0)
             return recorded, *result
 
         for number, candidate in enumerate(candidates):
@@ -123,7 +128,9 @@ class TurbaSearchCV(BaseSearchCV):
                 with contextlib.suppress(Exception):  # scikit-learn fits again, raises the same and heeds error_score
                     _with_runner(partial(defer, (number, fold)), _fit_and_score, clone(self.estimator), X, y, **kwargs)
         fitted, self.groups_ = jobs.run_grouped(deferred, self._final_estimator().cluster)
-        results = ((job, fitted[position]) for position, job in deferred.items())
+        results: dict[tuple, list] = defaultdict(list)
+        for position, job in deferred.items():
+            results[job.recipe].append((job, fitted[position]))
         table = _with_runner(replay, evaluate_candidates, candidates, cv=check_cv(splits))
         seconds = np.zeros((len(candidates), len(splits)))
         for position, (_, history) in fitted.items():

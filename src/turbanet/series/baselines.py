@@ -9,7 +9,7 @@ import pandas as pd
 
 from turbanet.core.arrays import check_whole, divisor
 from turbanet.core.extras import needed
-from turbanet.core.tables import dated
+from turbanet.core.tables import BOUND, dated
 from turbanet.series.inputs import windows
 from turbanet.series.tables import Columns, as_pandas
 from turbanet.series.targets import pinball
@@ -133,9 +133,8 @@ def scores(
     check_whole(season=season)
     forecasts, table = (_read(each, time_col) for each in (forecasts, table))
     named = [id_col, time_col, "cutoff", target_col]
-    of_quantiles = {each for each in forecasts if "-q" in str(each)}
-    bounds = {each for each in forecasts if "-lo-" in str(each) or "-hi-" in str(each)}
-    models = [each for each in forecasts if each not in {*named, *of_quantiles, *bounds}] if models is None else models
+    bounds = [each for each in forecasts if BOUND.search(str(each))]
+    models = [each for each in forecasts if each not in [*named, *bounds]] if models is None else models
     if unknown := [each for each in models if each not in forecasts]:
         raise ValueError(f"The forecasts have no column {unknown[0]!r}; they have {', '.join(forecasts)}.")
     rows = forecasts.sort_values([id_col, "cutoff", time_col], kind="stable")
@@ -153,7 +152,7 @@ def scores(
     for model in models:
         error = np.abs(y - rows[model].to_numpy(np.float64)) / scale
         frame = pd.DataFrame({"id": rows[id_col].to_numpy(), "step": step, "error": error, "pinball": np.nan})
-        levels = {name: float(name.rpartition("-q")[2]) for name in of_quantiles if name.startswith(f"{model}-q")}
+        levels = {name: float(name.rpartition("-q")[2]) for name in bounds if name.rpartition("-q")[0] == model}
         if levels:
             loss = [pinball(y - rows[name].to_numpy(np.float64), level) for name, level in levels.items()]
             frame["pinball"] = np.mean(loss, axis=0)

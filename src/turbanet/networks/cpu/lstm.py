@@ -31,6 +31,9 @@ def lstm(x: jax.Array, kernel: jax.Array, recurrent_kernel: jax.Array, bias: jax
 def _over_time(x, kernel, recurrent_kernel, bias, *, slopes):
     """Return (the last hidden state, the values of every time step that the derivative needs, if `slopes`)."""
     hidden = len(recurrent_kernel)
+    types = {leaf.dtype for leaf in (x, kernel, recurrent_kernel, bias)}
+    if len(types) > 1 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"lstm takes x and weights of one floating-point type, got {', '.join(map(str, types))}.")
     wide = jnp.promote_types(x.dtype, jnp.float32)
     half = jnp.repeat(jnp.array([0.5, 0.5, 1, 0.5], x.dtype), hidden)
     kernel, recurrent_kernel, bias = (weights * half for weights in (kernel, recurrent_kernel, bias))
