@@ -88,6 +88,7 @@ binary = {"loss": tn.binary_cross_entropy, "outputs": 1}
         ),
         ({"validation": (changed(X, 8, 1, to=np.nan), CLASSES)}, "validation x holds nan in row 8"),
         ({"x": X[:, :2]}, r"rows of shape \(2,\), as the swarm was made for \(3,\)"),
+        ({"validation": (X, CLASSES[:7])}, "validation x and y must have the same number of rows"),
         ({"validation": 0.2}, r"the pair \(x, y\) of held-out rows, got float 0.2"),
         ({"validation": (X, CLASSES, CLASSES)}, r"the pair \(x, y\) of held-out rows, got 3 of them"),
         ({"loss": tn.weighted(tn.mse), "y": X}, r"takes y as \(y, weight\), in validation too; got (ndarray|Array) "),
@@ -238,6 +239,15 @@ def test_a_loss_of_prediction_and_y_is_told_its_arguments(call):
         ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got squared\(prediction, y\): call"
     ):
         call(made(), X, CLASSES, squared, **how)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5, deterministic=False), nn.BatchNorm(use_running_average=False)])
+def test_a_model_that_always_trains_is_told_of_its_mode(layer):
+    swarm = tn.TurbaTrainState.swarm(nn.Sequential([nn.Dense(2), layer]), optax.sgd(0.1), 2, sample_input=X[:1])
+    swarm, _ = tn.fit(swarm, X, X[:, :2], tn.mse, epochs=1, progress=False)
+    for score in (lambda: tn.predict(swarm, X), lambda: tn.evaluate(swarm, X, X[:, :2], tn.mse)):
+        with pytest.raises(ValueError, match="In evaluation mode the model draws or .*, by one of the names train"):
+            score()
 
 
 def test_members_by_a_slice_are_told_how():

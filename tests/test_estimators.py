@@ -371,7 +371,7 @@ def test_partial_fit_draws_other_rows_of_each_batch():
     random = np.random.default_rng(0)
     model = TurbaClassifier(1, hidden=(8,), learning_rate=0.05, random_state=0)
     for _ in range(60):
-        model.partial_fit(random.normal(size=(2, 1)) + [[-3], [3]], [0, 1], classes=[0, 1])
+        model.partial_fit(random.normal([[-3], [3]]), [0, 1], classes=[0, 1])
     assert model.score([[-3], [3]], [0, 1]) == 1
 
 

@@ -166,7 +166,7 @@ def test_another_input_is_refused_with_the_signature(x, came, exported):
 
 def test_export_refuses_what_it_cannot_write():
     swarm, x = made("MLP")
-    with pytest.raises(ValueError, match="Unknown kind 'median'; known: members, mean, probability"):
+    with pytest.raises(ValueError, match="Of a swarm give kind='members' or 'mean' or 'probability'; got 'median'"):
         tn.export(swarm, kind="median")
     with pytest.raises(ValueError, match="export takes a swarm, this is one network"):
         tn.export(swarm.get_state(0), kind="mean")

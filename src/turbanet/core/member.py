@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core.tracers import current_trace
+from flax.errors import InvalidRngError, ModifyScopeVariableError
 
 from turbanet.backend import on_accelerator
 from turbanet.core.arrays import as_arrays
@@ -20,6 +21,7 @@ Scored: TypeAlias = tuple[jax.Array, Any]  # the loss and the prediction
 INIT, SHUFFLE, STREAMS, AUGMENT, ACT, PLAY = range(6)  # tags that keep a member's random streams apart
 TRAIN_FLAGS = "train", "training", "is_training"  # keywords of a model's `__call__` that are true in training
 EVAL_FLAGS = "deterministic", "use_running_average", "inference", "inference_mode"  # and in evaluation
+FLAG = "a keyword of its __call__ must say whether it trains, by one of the names"
 ROWS = 1024  # of a member that a CPU scores or predicts at a time: the outputs of all layers may need gigabytes
 ROWS_ON_ACCELERATOR = 16 * ROWS  # likewise; if even that is too much, blocks get smaller
 
@@ -108,7 +110,11 @@ class Bound:
         kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
         variables = {**state.collections, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
-            return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
+            try:
+                return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
+            except (InvalidRngError, ModifyScopeVariableError) as error:
+                problem = f"In evaluation mode the model draws or changes its statistics: {FLAG}"
+                raise ValueError(f"{problem} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}.") from error
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
         if _is_nnx(apply_fn.__self__):
@@ -290,10 +296,9 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
         idle.append("has batch_stats that no training step changes")
     if any(drops) and used.isdisjoint(inputs[-2:]):
         idle.append("has dropout that never draws")
-    advice = "a keyword of its __call__ must say whether it trains, by one of the names"
     before, after = (jax.tree.map(jnp.shape, tree) for tree in (variables, after))
     carried = [name for name in names if name in after and before[name] == after[name] and name not in sown]
-    return carried, [f"{type(model).__name__} {what}: {advice} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}." for what in idle]
+    return carried, [f"{type(model).__name__} {what}: {FLAG} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}." for what in idle]
 
 
 def _is_nnx(model):

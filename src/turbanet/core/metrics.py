@@ -35,7 +35,7 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
 def monitored(monitor: str, mode: str | None, names: list[str], patience: int | None) -> tuple[str, str]:
     """Return (monitor, mode) for early stopping, checked against the `names` of the metrics."""
     if monitor != LOSS and (monitor not in names or patience is None):
-        known = f"the name of a metric that patience is to follow, of {names}"
+        known = f"the name of what patience is to follow, of {[LOSS, *names]}"
         raise ValueError(f"monitor must be {known}, got {monitor!r} with patience={patience}.")
     if (mode is not None) != (monitor != LOSS) or mode not in (None, "min", "max"):
         wanted = f'of the metric {monitor}, "min" or "max"' if monitor != LOSS else "of a metric that monitor names"

@@ -57,9 +57,9 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
-    except InvalidRngError:  # a model that always draws predicts only in a loss
-        return
     except Exception as error:
+        if isinstance(error.__cause__, InvalidRngError):  # a model that always draws predicts only in a loss
+            return
         if not sample_shapes or shapes == sample_shapes:  # a user's loss may hand it more than x
             return
         received = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(sample_shapes)}"

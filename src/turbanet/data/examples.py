@@ -40,8 +40,11 @@ class Data(struct.PyTreeNode):
         return (self.x, self.y) if index is None else jax.tree.map(lambda leaf: leaf[index], (self.x, self.y))
 
 
-def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False) -> Data:
-    """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another."""
+def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False, part: str = "") -> Data:
+    """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another.
+
+    `part` names the data in errors: "validation ".
+    """
     if jnp.ndim(check_swarm(swarm).step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
     members = len(swarm)
@@ -60,7 +63,7 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
     _check_not_own(swarm, examples["x"], is_own)
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         received = f"got {sorted(lengths)}{as_inputs(examples['x'])}"
-        raise ValueError(f"x and y must have the same number of rows, at least one; {received}.")
+        raise ValueError(f"{part}x and y must have the same number of rows, at least one; {received}.")
     (length,) = lengths.pop()
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
@@ -73,10 +76,10 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
 def _check_not_own(swarm, x, is_own):
     """Raise ValueError for x [member, row, ...] that would be read as a row for each member."""
     pairs = list(zip(jax.tree.leaves(x), jax.tree.leaves(swarm.sample), strict=False))
-    if pairs and not any(is_own) and len(swarm) > 1:
-        if all(s.ndim > 1 and leaf.shape == (len(swarm), *leaf.shape[1:2], *s.shape[1:]) for leaf, s in pairs):
-            got = f"x has shape {pairs[0][0].shape}, and a row of the swarm's has {pairs[0][1].shape[1:]}"
-            raise ValueError(f"{got}: if its first axis are the {len(swarm)} members, say per_member=True.")
+    alike = [s.ndim > 1 and leaf.shape == (len(swarm), *leaf.shape[1:2], *s.shape[1:]) for leaf, s in pairs]
+    if alike and all(alike) and not any(is_own) and len(swarm) > 1:
+        got = f"x has shape {pairs[0][0].shape}, and a row of the swarm's has {pairs[0][1].shape[1:]}"
+        raise ValueError(f"{got}: if its first axis are the {len(swarm)} members, say per_member=True.")
 
 
 def as_inputs(x: Any) -> str:

@@ -101,8 +101,9 @@ def export(
     kind : "members" for each member's prediction [member, row, ...], "mean" for their mean [row, ...] (regression),
         "probability" for the mean probabilities [row, class] of logits, as `ensemble_mean`. Of a classifier None is
         "probability" (columns as `classes_`), and "members" are probabilities; of a regressor None is "mean", and
-        both are in y's unit; a table's columns are taken in their order, not by `feature_names_in_`. A forecaster has one kind, "forecast": it maps a dict of "window" [row, time], the last
-        values, and "series" int [row], positions in `series_`, to [row, step] in y's unit; NaN for unknown positions
+        both are in y's unit; a table's columns are taken in their order, not by `feature_names_in_`. A forecaster has
+        one kind, "forecast": it maps a dict of "window" [row, time], the last values, and "series" int [row], positions
+        in `series_`, to [row, step] in y's unit; NaN for unknown positions
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
     platforms : such as "cpu" or ("cpu", "cuda"); None: the one of this process
@@ -176,7 +177,7 @@ def _of_swarm(swarm, kind):
         advice = "for a pipeline, pass its last step, which takes the transformed x; for a search, its best_estimator_"
         raise ValueError(f"export takes a swarm, an estimator or a forecaster, got {type(swarm).__name__}: {advice}.")
     if kind not in KINDS:
-        raise ValueError(f"Unknown kind {kind!r}; known: {', '.join(KINDS)}.")
+        raise ValueError(f"Of a swarm give kind={' or '.join(map(repr, KINDS))}; got {kind!r}.")
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
     finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in floating(swarm.params)[0]]

@@ -130,15 +130,15 @@ def with_probabilities(probability: ArrayLike, y: ArrayLike) -> tuple[Array, Arr
 
     Tracers pass unchecked.
     """
-    probability, y = with_classes(probability, y)
-    probability = _float32(probability)
-    if not isinstance(probability, jax.core.Tracer):
-        entries = np.asarray(probability, np.float32)
+    array, y = with_classes(probability, y)
+    array = _float32(array)
+    if not isinstance(array, jax.core.Tracer):
+        entries = np.asarray(array, np.float32)
         if not are_probabilities(entries):
             total = entries.sum(-1)
             got = f"rows that sum to {total.min():.3g} up to {total.max():.3g}, the least entry {entries.min():.3g}"
             raise ValueError(f"Probabilities are at least 0 and sum to 1; got {got}: of logits take jax.nn.softmax.")
-    return probability, y
+    return array, y
 
 
 def true_class(prediction: ArrayLike, y: ArrayLike) -> jax.Array:

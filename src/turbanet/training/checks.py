@@ -64,8 +64,9 @@ def check_fit(
         data = prepare(swarm, x, y, rows=rows, per_member=per_member)
         check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     if validation is not None:
-        held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member)
-        check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part="validation ")
+        part = "validation "
+        held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member, part=part)
+        check_data(swarm, held_out, loss_fn, allow_nan=allow_nan, part=part)
     optional = {"batch_size": batch_size, "segment": segment, "patience": patience}
     check_whole(epochs=epochs, **{name: number for name, number in optional.items() if number is not None})
     if data is not None and not equal_steps and len(members := short(data, batch_size)):

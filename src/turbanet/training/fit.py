@@ -81,15 +81,16 @@ def fit(
         own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
         expects. A member whose validation loss is NaN or infinite has the score NaN, which is never better
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
-        with its best weights. Stopped members are set aside between segments, as soon as that halves the work
+        with its best weights, and the optimizer's state of its last epoch. Stopped members are set aside between
+        segments, as soon as that halves the work
     min_delta : a validation loss is better if it is lower than the best one by more than this
     monitor : the name of a metric that patience follows instead of the validation loss ("validation_metric" for one
         given without a name)
     mode : whether that metric is better when small, "min", or large, "max"
     checkpoints : a folder or `Checkpoints` in which the training is saved after each segment. A training that was
         killed and is called again as before resumes with the plan it began with, and ends with the same bits
-    per_member : whether x and y lead with the member axis, or are two lists of arrays, one entry a member, which may
-        differ in their rows; a pair says so for x and y separately, a pytree in that pair for each leaf
+    per_member : whether x and y lead with the member axis, or are lists of an array for each member, whose numbers of
+        rows may differ; a pair of bool for x and y separately, where a tree of bool stands for those of the leaves
     shuffle : whether each member draws a new order of its rows for each epoch
     equal_steps : whether members with fewer rows go through them again, until all have made as many full steps as the
         member with the most rows
