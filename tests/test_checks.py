@@ -213,20 +213,24 @@ def test_apply_fn_without_the_name_of_the_params_says_how():
         train(loss=bare)
 
 
-@pytest.mark.parametrize("loss", [optax.softmax_cross_entropy, lambda params, apply_fn, x, y: (0.0, x)])
+@pytest.mark.parametrize(
+    "loss", [optax.softmax_cross_entropy, partial(optax.l2_loss), lambda params, apply_fn, x, y: (0.0, x)]
+)
 def test_a_loss_of_other_arguments_is_told_its_own(loss):
-    with pytest.raises(ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got .*: call apply_fn"):
+    with pytest.raises(ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got .*: in this order"):
         train(loss=loss)
 
 
-@pytest.mark.parametrize("call", [tn.evaluate, tn.predict])
-def test_rows_of_each_member_are_not_taken_for_rows_of_sequences(call):
+def test_rows_of_each_member_are_not_taken_for_a_row_of_each():
     swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 3, input_size=2)
     x = np.ones((3, 5, 2), np.float32)
-    more = (x[..., :1], tn.mse) if call is tn.evaluate else ()
-    with pytest.raises(ValueError, match=r"x has shape \(3, 5, 2\), and .* \(2,\): if its first .* per_member=True"):
-        call(swarm, x, *more)
-    call(swarm, x, *more, per_member=True)
+    y = x[..., :1]
+    with pytest.raises(ValueError, match=r"^x has shape \(3, 5, 2\), and .* \(2,\): where each .* per_member=True"):
+        tn.evaluate(swarm, x, y, tn.mse)
+    with pytest.raises(ValueError, match="^validation x has shape"):
+        tn.fit(swarm, x[0], y[0], tn.mse, epochs=1, validation=(x, y))
+    tn.evaluate(swarm, x, y, tn.mse, per_member=True)
+    tn.evaluate(swarm, x[:2], y[:2], tn.mse)
 
 
 @pytest.mark.parametrize("call", [tn.fit, tn.evaluate])

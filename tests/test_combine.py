@@ -1,6 +1,7 @@
 """Members combined, against scikit-learn and values by hand."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -243,18 +244,31 @@ def test_one_prediction_is_no_ensemble(combine):
         combine(LOGITS[0])
 
 
-COMBINE = [tn.ensemble_mean, tn.ensemble_vote, tn.ensembles.diversity, tn.ensembles.member_scores]
+COMBINE = [
+    tn.ensemble_mean,
+    tn.ensemble_vote,
+    tn.ensembles.diversity,
+    lambda prediction: tn.ensembles.member_scores(prediction, Y),
+]
+SCORE = [
+    tn.ensembles.without_nan,
+    lambda prediction: tn.ensembles.out_of_bag(prediction, np.full((5, 1), -1)),
+    lambda prediction: tn.accuracy(prediction, Y),
+]
 
 
-@pytest.mark.parametrize("prediction", [LOGITS[:0], tuple(LOGITS), np.ma.masked_less(LOGITS, 0)])
-@pytest.mark.parametrize("combine", [*COMBINE, tn.ensembles.without_nan, tn.ensembles.out_of_bag, tn.accuracy])
-def test_no_member_several_outputs_and_masked_entries_are_refused(combine, prediction):
-    more = {tn.ensembles.member_scores: [Y], tn.ensembles.out_of_bag: [np.full((5, 1), -1)], tn.accuracy: [Y]}
-    if len(prediction) or combine in COMBINE:
-        with pytest.raises(ValueError, match="came as a tuple|must be .member, row, class.|masked entries"):
-            combine(prediction, *more.get(combine, []))
-        with pytest.raises(ValueError, match="must be .member, row, class.|masked entries|must be an array"):
-            combine([*prediction, None], *more.get(combine, []))
+@pytest.mark.parametrize("combine", COMBINE)
+def test_an_ensemble_has_a_member(combine):
+    with pytest.raises(ValueError, match=r"has shape \(0, 40, 3\), no member: an ensemble needs at least one"):
+        combine(LOGITS[:0])
+
+
+@pytest.mark.parametrize("combine", COMBINE + SCORE)
+def test_several_outputs_and_masked_entries_are_refused(combine):
+    with pytest.raises(ValueError, match="came as a tuple, as of a model with several outputs: give one of them"):
+        combine(tuple(LOGITS))
+    with pytest.raises(ValueError, match="has 300 masked entries: fill them"):
+        combine(np.ma.masked_array(LOGITS, np.arange(600).reshape(LOGITS.shape) < 300))
 
 
 @pytest.mark.parametrize("rows", [np.arange(5), np.zeros((4, 1), int), np.full((5, 2), 40), np.ones((5, 2))])
@@ -338,9 +352,12 @@ def test_accuracy_of_some_rows():
     np.testing.assert_allclose(tn.accuracy(LOGITS, Y, mask), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(tn.accuracy)(LOGITS, Y, mask), expected, rtol=1e-6)
     np.testing.assert_allclose(tn.accuracy(LOGITS, Y, mask.astype(int)), expected, rtol=1e-6)
-    for other in (mask[:9], [True], mask & False):
-        with pytest.raises(ValueError, match=r"mask must be bool \[40\] with a row that counts, got "):
+    np.testing.assert_allclose(jax.jit(lambda p: tn.accuracy(p, Y, jnp.asarray(mask)))(LOGITS), expected, rtol=1e-6)
+    for other in (mask[:9], [True]):
+        with pytest.raises(ValueError, match=r"mask must be bool \[row\] of 40 rows, got shape"):
             tn.accuracy(LOGITS, Y, other)
+    with pytest.raises(ValueError, match="mask leaves out all rows"):
+        tn.accuracy(LOGITS, Y, mask & False)
 
 
 def test_combining_works_inside_jit():

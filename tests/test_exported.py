@@ -6,6 +6,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
@@ -107,12 +108,17 @@ def test_kinds_are_the_members_their_mean_and_the_mean_of_probabilities():
         np.testing.assert_allclose(tn.export(swarm, kind=kind)(x), of_kind, rtol=1e-5, atol=1e-6)
     diverged = swarm.replace(params=jax.tree.map(lambda leaf: leaf.at[1].set(np.nan), swarm.params))
     for kind in ("mean", "probability"):
-        with pytest.raises(ValueError, match=r"The members at positions \[1\] have weights that are not finite"):
+        with pytest.raises(ValueError, match=r"The members at positions \[1\] have weights that are NaN"):
             tn.export(diverged, kind=kind)
     softmaxed = (lambda key, x: jax.random.normal(key, (4, 3))), (lambda params, x: jax.nn.softmax(x @ params))
     probabilities = tn.TurbaTrainState.swarm(softmaxed, optax.sgd(0.1), 2, input_size=4)
-    with pytest.raises(ValueError, match="These logits are probabilities"):
+    with pytest.raises(ValueError, match="The model ends in a softmax"):
         tn.export(probabilities, kind="probability")
+    scaled = (
+        (lambda key, x: jax.random.normal(key, (4, 3))),
+        (lambda w, x: x / jnp.linalg.norm(x, axis=-1)[:, None] @ w),
+    )
+    assert tn.export(tn.TurbaTrainState.swarm(scaled, optax.sgd(0.1), 2, input_size=4), kind="probability")
 
 
 def test_trees_go_in_and_come_out():

@@ -100,6 +100,13 @@ def test_cross_entropy_of_what_are_no_probabilities_is_nan(row):
     np.testing.assert_allclose(values, [np.nan, -np.log(0.6)], rtol=1e-6)
 
 
+def test_softmax_cross_entropy_of_targets_below_zero_and_of_nan():
+    logits, y = rng.normal(size=(2, 3)), np.array([[0.0, -1.0, 0.5], [0.0, np.nan, 1.0]])
+    expected = -(y[0] * np.log(softmax(logits[0]))).sum()
+    np.testing.assert_allclose(softmax_cross_entropy(logits[:1], X, y[:1], given)[0], expected, rtol=1e-5)
+    assert np.isnan(softmax_cross_entropy(logits, X, y, given)[0])
+
+
 @pytest.mark.parametrize("loss_fn", [mse, l2_loss, softmax_cross_entropy, cross_entropy])
 def test_a_target_of_another_shape_is_refused_not_broadcast(loss_fn):
     with pytest.raises(ValueError, match="make them equal"):

@@ -174,8 +174,8 @@ def test_decision_regions_have_the_colours_of_the_predicted_classes():
         np.testing.assert_allclose(image[row, column], expected, atol=0.01)
     with pytest.raises(ValueError, match=r"takes x \[row, 2\]; got \[3, 1\]"):
         plot.decision_regions(swarm, x[:, :1], [0, 1, 2])
-    for labels in ([0, 1, -1], [0, 1, 3], [0, 1]):
-        with pytest.raises(ValueError, match="y h"):
+    for labels, message in (([0, 1, -1], "y holds -1"), ([0, 1, 3], "y holds 3"), ([0, 1], "y has 2")):
+        with pytest.raises(ValueError, match=message):
             plot.decision_regions(swarm, x, labels)
 
 
@@ -203,6 +203,8 @@ def test_forecasts_of_several_origins_are_a_line_each_in_order_of_time():
     ax = plot.forecasts(pd.DataFrame({"unique_id": "a", "ds": range(4), "y": 0.0}), ahead)
     assert [points(line).tolist() for line in ax.lines[1:]] == [[[4, 1], [5, 2]], [[5, 3], [6, 4]]]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["truth", "N-quick"]
+    beside = plot.forecasts(pd.DataFrame({"unique_id": "a", "ds": range(4), "y": 0.0}), ahead.assign(N=5.0))
+    assert len(beside.lines) == 5 and beside.lines[3].get_color() != beside.lines[1].get_color()
     assert ax.lines[1].get_color() == ax.lines[2].get_color() and len(ax.collections) == 2
 
 

@@ -6,7 +6,7 @@ from scipy.stats import loguniform
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_diabetes, load_digits
-from sklearn.ensemble import BaggingClassifier
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, RandomizedSearchCV, ShuffleSplit
@@ -70,8 +70,10 @@ def test_candidates_that_train_several_networks_take_no_other_ones(digits):
     x, y = digits[0][:90, :20], digits[1][:90] % 3
     one = TurbaClassifier(1, hidden=(4,), epochs=5, batch_size=30, random_state=0, plan=tn.Plan(1, 1))
     bagging = BaggingClassifier(one, 2, random_state=0)
-    several = [CalibratedClassifierCV(one, cv=2, ensemble=False), clone(one).set_params(learning_rate=1e-5), bagging]
-    grid = {"clf": [*several, clone(one).set_params(learning_rate=0.05)]}
+    rows = {"bootstrap": [True, False], "random_state": [0, 1], "learning_rate": [1e-5, 0.05]}
+    others = [clone(one).set_params(**{name: value}) for name, values in rows.items() for value in values]
+    voting = VotingClassifier([(str(number), each) for number, each in enumerate(others[:4])])
+    grid = {"clf": [CalibratedClassifierCV(one, cv=2, ensemble=False), voting, bagging, *others]}
     ours, theirs = (search(Pipeline([("clf", one)]), grid, cv=2) for search in (TurbaSearchCV, GridSearchCV))
     np.testing.assert_array_equal(
         ours.fit(x, y).cv_results_["mean_test_score"], theirs.fit(x, y).cv_results_["mean_test_score"]

@@ -188,7 +188,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     1.0986, the logarithm of 3; logits (2, 3)
     """
     logits = _predicted(params, x, apply_fn)
-    if logits.ndim < 2:
+    if logits.ndim < 2 and _array(y).shape == logits.shape and jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"Logits are [batch, class], got shape {logits.shape}: one a row is for binary_cross_entropy.")
     classes_first = jnp.moveaxis(logits, -1, 0)  # few classes as the last axis would leave the vector units idle
     if _array(y).ndim == logits.ndim - 1:
@@ -202,7 +202,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
     _check(logits, y, ", or of classes give y[..., 0]")
     _check_outputs(logits)
     y, log_probability = jnp.moveaxis(y, -1, 0), jax.nn.log_softmax(classes_first, axis=0)
-    return -jnp.sum(jnp.where(y > 0, y * log_probability, 0), axis=0), logits  # 0, where a logit is minus infinity
+    return -jnp.sum(jnp.where(y != 0, y * log_probability, 0), axis=0), logits  # 0 x -inf is 0
 
 
 @expects(_both_distributions)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from turbanet.core.arrays import check_whole
 from turbanet.core.extras import needed
-from turbanet.core.tables import BOUND, dated
+from turbanet.core.tables import BOUND, dated, quantiles
 from turbanet.ensembles.calibration import binned
 from turbanet.ensembles.combine import accuracy, accuracy_by_size, ensemble_mean
 from turbanet.ensembles.predictions import with_classes
@@ -266,15 +266,15 @@ def forecasts(
         known = known[-last:]
     beside = id_col, time_col, target_col, "cutoff"
     models = [name for name in ahead if name not in beside and not BOUND.search(str(name))]
-    origins = [each for _, each in ahead.groupby("cutoff")] if "cutoff" in ahead else [ahead]
+    origins = [each for _, each in ahead.groupby("cutoff", dropna=False)] if "cutoff" in ahead else [ahead]
     with _axes(ax) as ax:
         ax.plot(known[time_col], known[target_col], color="black", label="truth")
         for name in models:
-            (line, *others) = [ax.plot(each[time_col], each[name], label=name)[0] for each in origins]
-            for other in others:
-                other.set(color=line.get_color(), label=None)
+            (line,) = ax.plot(origins[0][time_col], origins[0][name], label=name)
+            for each in origins[1:]:
+                ax.plot(each[time_col], each[name], color=line.get_color())
             bounds = [(low, low.replace("-lo-", "-hi-")) for low in ahead if low.startswith(f"{name}-lo-")]
-            levels = sorted((column for column in ahead if column.startswith(f"{name}-q")), key=_level)
+            levels = list(quantiles(name, ahead))
             bounds += [(levels[i], levels[-1 - i]) for i in range(len(levels) // 2)]
             for low, high in bounds:
                 for each in origins:
@@ -288,11 +288,6 @@ def forecasts(
         ax.set(title=str(series))
         ax.legend()
     return ax
-
-
-def _level(column):
-    """Return the quantile that a column of forecasts holds."""
-    return float(column.rpartition("-q")[2])
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     """
     if isinstance(value, jax.Array):
         return value
-    array = numbers(value, name)
+    array = as_numpy(value, name)
     dtype = array.dtype
     converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if dtype.kind in "iu" and not np.array_equal(converted, array):
@@ -35,7 +35,7 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     return converted
 
 
-def numbers(value: Any, name: str) -> np.ndarray:
+def as_numpy(value: Any, name: str) -> np.ndarray:
     """Return `value` as one NumPy array of the type that it has, such as float64; ValueError for no numbers."""
     array = _read(value, name)
     dtype = array.dtype

@@ -59,6 +59,10 @@ def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
     return {name: train == (name in TRAIN_FLAGS) for name in parameters if name in TRAIN_FLAGS + EVAL_FLAGS}
 
 
+class AlwaysTrains(ValueError):
+    """Raised in evaluation mode by a model that draws or changes its statistics."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Functions:
     """A pair of functions as a model: init_params(key, x) -> params, apply_params(params, x) -> prediction."""
@@ -113,8 +117,10 @@ class Bound:
             try:
                 return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
             except (InvalidRngError, ModifyScopeVariableError) as error:
+                if self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
+                    raise
                 problem = f"In evaluation mode the model draws or changes its statistics: {FLAG}"
-                raise ValueError(f"{problem} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}.") from error
+                raise AlwaysTrains(f"{problem} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}.") from error
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
         if _is_nnx(apply_fn.__self__):

@@ -52,7 +52,7 @@ def on_host(name: str, metric: Callable) -> Callable:
     convert = _converter(metric, second)
 
     def of_member(prediction, y):
-        if first in ("y_true", "labels_true", "y1"):
+        if first in ("y_true", "labels_true") or (first, second) == ("y1", "y2"):
             value = metric(y, convert(prediction, y))
         else:
             value = metric(prediction, y)

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,13 @@ import numpy as np
 from turbanet.core import extras
 
 BOUND = re.compile(r"-(lo|hi)-[\d.]+$|-q[\d.]+$")  # ends the column of a bound or a quantile of a model's forecasts
+
+
+def quantiles(model: str, columns: Iterable) -> dict[str, float]:
+    """Return {column: level} of the quantiles of a model's forecasts, such as "LSTM-q0.9", in the order of levels."""
+    of_model = re.compile(re.escape(model) + r"-q([\d.]+)")
+    found = [(float(match[1]), match[0]) for match in map(of_model.fullmatch, map(str, columns)) if match]
+    return {column: level for level, column in sorted(found)}
 
 
 class Shown:

@@ -57,9 +57,9 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
+    except (InvalidRngError, member.AlwaysTrains):  # a model that always draws predicts only in a loss
+        return
     except Exception as error:
-        if isinstance(error.__cause__, InvalidRngError):  # a model that always draws predicts only in a loss
-            return
         if not sample_shapes or shapes == sample_shapes:  # a user's loss may hand it more than x
             return
         received = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(sample_shapes)}"
@@ -166,11 +166,12 @@ def _check_loss(loss_fn):
     try:
         if signature:
             signature.bind_partial(*range(4))
-            if getattr(loss_fn, "__module__", "").startswith("optax.") or "apply_fn" in [*signature.parameters][:3]:
+            of_optax = (getattr(getattr(loss_fn, "func", loss_fn), "__module__", None) or "").startswith("optax.")
+            if of_optax or "apply_fn" in [*signature.parameters][:3]:
                 raise TypeError
     except TypeError:
         name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-        advice = "call apply_fn({'params': params}, x) for the prediction"
+        advice = "in this order, with the prediction by apply_fn({'params': params}, x)"
         raise ValueError(f"A loss is loss(params, x, y, apply_fn); got {name}{signature}: {advice}.") from None
 
 

@@ -60,7 +60,8 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
         if own and leaf.shape[:1] != (members,):
             raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
         lengths.add(leaf.shape[own : own + 1])
-    _check_not_own(swarm, examples["x"], is_own)
+    if y is not None and not any(is_own):
+        _check_not_own(swarm, examples, part)
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         received = f"got {sorted(lengths)}{as_inputs(examples['x'])}"
         raise ValueError(f"{part}x and y must have the same number of rows, at least one; {received}.")
@@ -73,13 +74,15 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 
 
-def _check_not_own(swarm, x, is_own):
-    """Raise ValueError for x [member, row, ...] that would be read as a row for each member."""
-    pairs = list(zip(jax.tree.leaves(x), jax.tree.leaves(swarm.sample), strict=False))
-    alike = [s.ndim > 1 and leaf.shape == (len(swarm), *leaf.shape[1:2], *s.shape[1:]) for leaf, s in pairs]
-    if alike and all(alike) and not any(is_own) and len(swarm) > 1:
-        got = f"x has shape {pairs[0][0].shape}, and a row of the swarm's has {pairs[0][1].shape[1:]}"
-        raise ValueError(f"{got}: if its first axis are the {len(swarm)} members, say per_member=True.")
+def _check_not_own(swarm, examples, part):
+    """Raise ValueError for x and y [member, row, ...] that would be read as one row for each member."""
+    x, samples = jax.tree.leaves(examples["x"]), [leaf.shape for leaf in jax.tree.leaves(swarm.sample)]
+    leads = {leaf.shape[:2] for leaf in jax.tree.leaves(examples)}
+    lead = min(leads)
+    read_as_one = [leaf.shape for leaf in x] == [(*lead, *shape[1:]) for shape in samples] and all(map(len, samples))
+    if read_as_one and len(leads) == 1 and lead[:1] == (len(swarm),) != (1,):
+        got = f"{part}x has shape {x[0].shape}, and a row of the swarm's has {samples[0][1:]}"
+        raise ValueError(f"{got}: where each member has its own rows say per_member=True, else flatten two axes.")
 
 
 def as_inputs(x: Any) -> str:

@@ -151,10 +151,10 @@ def accuracy(prediction: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None)
     """
     prediction, y = with_classes(prediction, y)
     counted = None if mask is None else as_array(mask, "mask").astype(bool)
-    if counted is not None and (counted.shape != y.shape or not (isinstance(mask, jax.core.Tracer) or counted.any())):
-        raise ValueError(
-            f"mask must be bool [{len(y)}] with a row that counts, got {counted.sum()} of {counted.shape}."
-        )
+    if counted is not None and counted.shape[-1:] != y.shape:
+        raise ValueError(f"mask must be bool [row] of {len(y)} rows, got shape {counted.shape}.")
+    if not isinstance(counted, jax.core.Tracer | None) and not counted.any():
+        raise ValueError("mask leaves out all rows: a score needs at least one.")
     right = (prediction.argmax(-1) == y) & ~jnp.isnan(prediction).any(axis=-1)
     return jnp.asarray(right).mean(axis=-1, where=counted)
 

@@ -23,6 +23,7 @@ from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State
 from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
+from turbanet.ensembles.predictions import are_probabilities
 
 KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "members": lambda predictions: predictions,
@@ -117,7 +118,7 @@ def export(
     ------
     ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows,
         an estimator that is not fitted, targets that float32 cannot tell apart; for a mean with a member whose weights
-        are not finite, and for the "probability" of a model that ends in a softmax
+        are NaN, and for the "probability" of a model that ends in a softmax
 
     Examples
     --------
@@ -153,9 +154,10 @@ def export(
     axis = _row_axis(kind)
     if any(leaf.shape[axis : axis + 1] != built.in_avals[0].shape[:1] for leaf in built.out_avals):
         raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, built.out_avals))}.")
-    if not of_fitted and kind == "probability":  # a traced program cannot tell probabilities from logits
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), unfreeze(sample))
-        ensemble_mean(_members(swarm, zeros))
+    if not of_fitted and kind == "probability" and are_probabilities(_members(swarm, _some_rows(unfreeze(sample)))):
+        raise ValueError(
+            'The model ends in a softmax, and "probability" takes logits: "mean" is the mean of its output.'
+        )
     return Exported(built)
 
 
@@ -180,16 +182,22 @@ def _of_swarm(swarm, kind):
         raise ValueError(f"Of a swarm give kind={' or '.join(map(repr, KINDS))}; got {kind!r}.")
     if jnp.ndim(swarm.step) != 1:
         raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
-    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in floating(swarm.params)[0]]
-    if kind != "members" and len(diverged := np.flatnonzero(~np.all(finite, axis=0))):
-        raise ValueError(f"The members at positions {diverged.tolist()} have weights that are not finite: remove them.")
-
+    for leaf in floating(swarm.params)[0] if kind != "members" else ():
+        if diverged := np.flatnonzero(jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1)).tolist():
+            raise ValueError(f"The members at positions {diverged} have weights that are NaN: leave them out.")
     return kind, lambda x: KINDS[kind](_members(swarm, x)), swarm.sample
 
 
 @jax.jit
 def _members(swarm, x):
     return jax.vmap(lambda state: predict(state, x))(swarm)
+
+
+def _some_rows(sample):
+    """Return rows like those of a sample, of random numbers where it has floating-point ones and zeros elsewhere."""
+    floats, put = floating(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((16, *leaf.shape[1:]), leaf.dtype), sample))
+    drawn = [jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype) for leaf in floats]
+    return put(drawn, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype))
 
 
 def _row_axis(kind):

@@ -13,6 +13,7 @@ import numpy as np
 
 from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
+from turbanet.core.schedules import hyperparameters
 from turbanet.data.sampling import ragged
 from turbanet.training.fit import fit
 from turbanet.training.history import History
@@ -29,6 +30,7 @@ class Job:
     rows : int [member, row], the rows that each member is trained on
     validation : int [row] or [member, row], the rows that its members are scored on, or None
     settings : other arguments of `fit`
+    drawn : by what seeds and rows were drawn, if each `fit` draws others; None: an equal `fit` has equal ones
     """
 
     swarm: Any
@@ -38,6 +40,7 @@ class Job:
     rows: np.ndarray
     validation: np.ndarray | None
     settings: dict[str, Any]
+    drawn: Any = None
 
     @cached_property
     def kind(self) -> tuple:
@@ -57,8 +60,9 @@ class Job:
 
     @cached_property
     def recipe(self) -> tuple:
-        """What two jobs share that train alike but for what was drawn at random: seeds, first weights and rows."""
-        return self.kind, self.data, len(self.swarm), fingerprint(jax.tree.leaves(self.swarm.opt_state))
+        """What is equal for jobs of equal estimators and data."""
+        drawn = self.drawn or (self.swarm.seed, self.rows, self.validation)
+        return self.kind, self.data, fingerprint((hyperparameters(self.swarm), drawn))
 
     def with_data_of(self, other: "Job") -> "Job":
         """Return the job with the arrays of another one, whose data are equal."""

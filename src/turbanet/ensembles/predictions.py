@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from turbanet.core.arrays import as_array, numbers
+from turbanet.core.arrays import as_array, as_numpy
 
 Array = jax.Array | np.ndarray
 SUM_TOLERANCE = 0.01  # of the sum of a row's probabilities, which bfloat16 rounds
@@ -33,12 +33,12 @@ def without_nan(prediction: ArrayLike) -> np.ndarray:
 def of_one_output(prediction: ArrayLike, name: str) -> np.ndarray:
     """Return a prediction as a NumPy array in float32 at least; ValueError for the tuple of several outputs."""
     _refuse_several(prediction, name)
-    array = numbers(prediction, name)
+    array = as_numpy(prediction, name)
     return array.astype(np.promote_types(array.dtype, np.float32), copy=False)
 
 
 def _refuse_several(prediction, name):
-    if isinstance(prediction, tuple):
+    if isinstance(prediction, tuple) and any(np.ndim(each) > 0 and hasattr(each, "shape") for each in prediction):
         raise ValueError(f"{name} came as a tuple, as of a model with several outputs: give one of them, {name}[0].")
 
 
@@ -49,7 +49,9 @@ def of_members(prediction: ArrayLike, name: str = "logits") -> Array:
     """
     _refuse_several(prediction, name)
     array = _float32(as_array(prediction, name))
-    if array.ndim != 3 or not len(array):
+    if not len(array):
+        raise ValueError(f"{name} has shape {array.shape}, no member: an ensemble needs at least one.")
+    if array.ndim != 3:
         raise ValueError(f"{name} must be [member, row, class], got shape {array.shape}; one alone is {name}[None].")
     check_nan(array, name)
     return array
@@ -64,7 +66,7 @@ def of_logits(logits: ArrayLike) -> Array:
     check_outputs(array, "logits")
     if isinstance(array, jax.core.Tracer) or not array.size:
         return array
-    if not np.isfinite(array.max(-1)).all():
+    if not np.isfinite(array.sum()) and not np.isfinite(array.max(-1)).all():
         raise ValueError("The largest logit of a row must be a finite number, got one that is infinite.")
     # Rounded, as in a table, a few rows may have other sums.
     if array.min() >= 0 and np.median(np.asarray(_distance_from_one(array))) < 2 * SUM_TOLERANCE:
@@ -84,7 +86,7 @@ def _distance_from_one(entries):
 
 def _float32(array):
     """Return an array in float32 at least: a model may compute in bfloat16, a score does not."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32), copy=False)
 
 
 def check_nan(prediction: Any, name: str) -> None:

@@ -199,7 +199,10 @@ class SwarmEstimator(Fitted, BaseEstimator):
             raise ValueError(f"Members that go on would be trained on rows that they must not see: {advice}.")
         if weight is not None:
             loss_fn, y = _weighted(loss_fn), (y, weight)
-        job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs), self.cluster)
+        drawn = None
+        if not isinstance(self.random_state, int | np.integer):
+            drawn = self.members, self.bootstrap, self.early_stopping, self.validation_fraction
+        job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs, drawn), self.cluster)
         self._sound = ~diverged(trained, history)
         if not self._sound.any():
             problem = f"All {self.members} members diverged, their losses or weights are NaN or infinite"

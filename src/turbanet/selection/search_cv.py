@@ -113,13 +113,11 @@ class TurbaSearchCV(BaseSearchCV):
             raise Deferred
 
         def replay(job, cluster):
-            """Return a result of an equal recipe and, if there is one, of the same seed; else train."""
-            alike = results[job.recipe]
-            if not alike:
+            """Return a recorded job of the same recipe with its result; if there is none, train."""
+            if not (recorded := results[job.recipe]):
                 return job, *job.run(cluster)
-            of_seed = [np.array_equal(recorded.swarm.seed, job.swarm.seed) for recorded, _ in alike]
-            recorded, result = alike.pop(of_seed.index(True) if any(of_seed) else 0)
-            return recorded, *result
+            job, result = recorded.pop(0)
+            return job, *result
 
         for number, candidate in enumerate(candidates):
             for fold, (train, test) in enumerate(splits):

@@ -9,7 +9,7 @@ import pandas as pd
 
 from turbanet.core.arrays import check_whole, divisor
 from turbanet.core.extras import needed
-from turbanet.core.tables import BOUND, dated
+from turbanet.core.tables import BOUND, dated, quantiles
 from turbanet.series.inputs import windows
 from turbanet.series.tables import Columns, as_pandas
 from turbanet.series.targets import pinball
@@ -152,8 +152,7 @@ def scores(
     for model in models:
         error = np.abs(y - rows[model].to_numpy(np.float64)) / scale
         frame = pd.DataFrame({"id": rows[id_col].to_numpy(), "step": step, "error": error, "pinball": np.nan})
-        levels = {name: float(name.rpartition("-q")[2]) for name in bounds if name.rpartition("-q")[0] == model}
-        if levels:
+        if levels := quantiles(model, bounds):
             loss = [pinball(y - rows[name].to_numpy(np.float64), level) for name, level in levels.items()]
             frame["pinball"] = np.mean(loss, axis=0)
         by_series = frame.groupby(["step", "id"], sort=True)["error"].mean().groupby("step")
