@@ -240,7 +240,7 @@ def test_a_loss_of_prediction_and_y_is_told_its_arguments(call):
 
     how = {"epochs": 1} if call is tn.fit else {}
     with pytest.raises(
-        ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got squared\(prediction, y\): call"
+        ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got squared\(prediction, y\): in this order"
     ):
         call(made(), X, CLASSES, squared, **how)
 
