@@ -202,7 +202,10 @@ def test_a_training_that_follows_a_metric_is_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"monitor": "auc", "mode": "max"}, r"patience is to follow, of \['right'\], got 'auc' with patience=3"),
+        (
+            {"monitor": "auc", "mode": "max"},
+            r"patience is to follow, of \['validation_loss', 'right'\], got 'auc' with patience=3",
+        ),
         ({"monitor": "right", "mode": "max", "patience": None}, "got 'right' with patience=None"),
         ({"monitor": "right"}, 'good of the metric right, "min" or "max", got None'),
         ({"monitor": "right", "mode": "auto"}, "got 'auto'"),
