@@ -1,5 +1,7 @@
 """A constant of each member's own: what a loss or a model gets as `member` is the member's part."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -156,3 +158,17 @@ def test_cross_validation_and_append_say_what_they_lack():
     trained, _ = tn.fit(swarm(), X, Y, pinball, epochs=1, member={"level": LEVELS}, progress=False)
     with pytest.raises(ValueError, match=r"their constants \(fit's member=\) differ"):
         trained.append(swarm())
+
+
+def test_a_constant_that_a_partial_has_filled_in_is_the_partials():
+    def loss(params, x, y, apply_fn, member):
+        prediction = apply_fn({"params": params}, x)
+        return member * jnp.mean((prediction - y) ** 2), prediction
+
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 2, input_size=3)
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 1), np.float32)
+    five = functools.partial(loss, member=5.0)
+    plain = np.asarray(tn.evaluate(swarm, x, y, tn.mse))
+    np.testing.assert_allclose(tn.evaluate(swarm, x, y, five), 5 * plain, rtol=1e-5)
+    with pytest.raises(ValueError, match="member= is for a loss or a model that takes the keyword"):
+        tn.fit(swarm, x, y, five, epochs=1, member=np.array([2.0, 3.0]))

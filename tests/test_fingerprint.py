@@ -197,6 +197,12 @@ CHANGES = {
     ),
     "a method's object": ("class A:\n def g(self, x): return x + self.k\na = A()\na.k = 1\nf = a.g", "a.k = 2"),
     "what a jitted function reads": ("k = [1]\nf = jax.jit(lambda x: x + k[0])", "k[0] = 2"),
+    "an item of an empty object": ("k = types.SimpleNamespace()\nf = lambda x: x + getattr(k, 'a', 1)", "k.a = 2"),
+    "an item of an empty OrderedDict": (
+        "import collections\nk = collections.OrderedDict()\nf = lambda x: x + k.get('a', 1)",
+        "k['a'] = 2",
+    ),
+    "an item of an empty bytearray": ("k = bytearray()\nf = lambda x: x + len(k)", "k.append(2)"),
     "what a function that is read reads": ("k = [1]\ng = lambda x: x + k[0]\nf = lambda x: g(x)", "k[0] = 2"),
 }
 
@@ -204,7 +210,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_while_the_function_stays_is_seen(name):
     source, change = CHANGES[name]
-    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np}
+    scope = {"__name__": "__main__", "jax": jax, "nn": nn, "np": np, "types": types}
     found = fingerprint(run(source, scope=scope))
     assert found.holds() and found == fingerprint(scope["f"])
     run(change, scope=scope)
@@ -247,6 +253,7 @@ def test_what_stays_as_it_is_holds_however_often_it_is_used(make):
         (jnp.zeros(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16)),
         (np.array([{}, 1]), np.array([{}, 2])),
         (jax.random.key(0), jax.random.key(1)),
+        (jnp.asarray(1.0), jnp.ones(())),  # the first is of a weak type
         (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
         (1, True),
         (0.0, -0.0),
@@ -274,6 +281,26 @@ def test_what_is_read_of_an_own_module_counts(reads, monkeypatch):
     for own.g in (abs, len):
         digests.append(fingerprint(run(reads)))
     assert digests[0] != digests[1]
+
+
+MODULES = {
+    "as a closure": "def make():\n import own\n return lambda x: own.k\nf = make()",
+    "as a default": "import own\ndef f(x, m=own): return m.k",
+    "as an attribute": "import own, types\nheld = types.SimpleNamespace(m=own)\nf = lambda x: held.m.k",
+    "as an argument": "import own\ndef g(m): return m.k\nf = lambda x: g(own)",
+    "by a text": "import own\nf = lambda x: getattr(own, 'k')",
+}
+
+
+@pytest.mark.parametrize("reads", MODULES)
+def test_what_an_own_module_holds_counts_however_it_is_reached(reads, monkeypatch):
+    own = types.ModuleType("own")
+    own.k, own.other = 1, np
+    monkeypatch.setitem(sys.modules, "own", own)
+    found = fingerprint(run(MODULES[reads]))
+    assert found.holds() and found == fingerprint(run(MODULES[reads])) and found.opaque == ()
+    own.k = 2
+    assert not found.holds() and found != fingerprint(run(MODULES[reads]))
 
 
 def everything():

@@ -199,6 +199,69 @@ def test_what_a_model_sows_by_a_sum_begins_anew_in_each_call():
     np.testing.assert_allclose(tn.evaluate(swarm, X, Y, loss), expected, rtol=1e-5)
 
 
+ASKED = [
+    ("losses", {"losses"}),
+    (["losses", "batch_stats"], {"losses", "batch_stats"}),
+    (True, {"losses", "batch_stats", "params"}),
+]
+
+
+@pytest.mark.parametrize(("asked", "found"), ASKED)
+def test_running_statistics_follow_where_a_loss_asks_for_what_a_model_sows(asked, found):
+    class Both(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool):
+            h = nn.Dense(3)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
+            self.sow("losses", "cost", 1e-3 * (h**2).mean())
+            return nn.Dense(2)(h)
+
+    def loss(params, x, y, apply_fn):
+        out, changed = apply_fn({"params": params}, x, mutable=asked)
+        assert set(changed) == found
+        return optax.softmax_cross_entropy_with_integer_labels(out, y).mean() + changed["losses"]["cost"][0], out
+
+    model, tx = Both(), optax.sgd(0.1)
+    swarm = tn.TurbaTrainState.swarm(model, tx, 2, sample_input=X[:1])
+    trained, _ = tn.fit(swarm, X + 5, Y, loss, epochs=6, progress=False)
+    alone = swarm.get_state(0)
+    params, stats, state = alone.params, alone.collections["batch_stats"], tx.init(alone.params)
+
+    def value(params, stats):
+        variables = {"params": params, "batch_stats": stats}
+        out, changed = model.apply(variables, X + 5, train=True, mutable=["losses", "batch_stats"])
+        cost = optax.softmax_cross_entropy_with_integer_labels(out, Y).mean() + changed["losses"]["cost"][0]
+        return cost, changed["batch_stats"]
+
+    for _ in range(6):
+        grads, stats = jax.grad(value, has_aux=True)(params, stats)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    ours = trained.get_state(0).collections["batch_stats"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), ours, stats)
+
+
+def test_an_evaluation_with_an_array_by_keyword_is_not_cut():
+    class Masked(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask):
+            return nn.Dense(1)(x) * mask[:, None]
+
+    x = rng.normal(size=(1100, 3)).astype(np.float32)
+    y = x[:, :1], (x[:, 0] > 0).astype(np.float32)
+
+    def loss(params, x, y, apply_fn):
+        prediction = apply_fn({"params": params}, x, mask=y[1])
+        return ((prediction - y[0]) ** 2).mean(), prediction
+
+    model = (
+        (lambda key, x: Masked().init(key, x, x[:, 0])["params"]),
+        (lambda params, x, mask: Masked().apply({"params": params}, x, mask)),
+    )
+    swarm = tn.TurbaTrainState.swarm(model, optax.sgd(0.1), 2, sample_input=x[:1])
+    expected = [loss(one.params, x, y, lambda v, x, mask: Masked().apply(v, x, mask))[0] for one in swarm]
+    np.testing.assert_allclose(tn.evaluate(swarm, x, y, loss), expected, rtol=1e-5)
+
+
 def test_parameters_of_two_types_train_with_hyperparameters_as_data():
     class Mixed(nn.Module):
         @nn.compact

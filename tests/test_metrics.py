@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -134,6 +135,16 @@ def test_a_killed_training_goes_on_with_its_metrics(tmp_path):
 def test_what_is_no_metric_is_refused(metric):
     with pytest.raises(ValueError, match=r"metric is metric\(prediction, y\) or {name: metric}"):
         train(metric=metric)
+
+
+@pytest.mark.parametrize("more", [jnp.arange(100.0), jnp.float32(3)])
+def test_a_prediction_without_rows_reaches_no_metric_in_part(more):
+    def loss(params, x, y, apply_fn):
+        value, prediction = tn.mse(params, x, y, apply_fn)
+        return value, {"prediction": prediction, "more": more}
+
+    with pytest.raises(ValueError, match="called with a prediction whose arrays lead with the rows, got "):
+        train(Y, 1, loss, metric=lambda prediction, y: prediction["more"].sum(), epochs=1)
 
 
 def test_a_metric_returns_one_number():

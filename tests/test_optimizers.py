@@ -119,7 +119,6 @@ class Whole(nn.Module):
         (MODEL, optax.lbfgs(), "must make a step with gradients, .* this one raises: .*'grad' and 'value_fn'"),
         (MODEL, optax.lookahead(optax.sgd(0.1), 2, 0.5), "must make a step .* no attribute 'fast'"),
         (MODEL, optax.contrib.sophia(0.1), "must make a step .* obj_fn must be provided"),
-        (MODEL, optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "must make a step .* keyword argument 'value'"),
         (Whole(), optax.sgd(0.1), "The parameter kernel is int32, and only floats have gradients: cast it"),
         (nn.Sequential([nn.tanh]), optax.sgd(0.1), "The model has no parameters: there is nothing to train"),
         ((lambda key, x: {}, lambda params, x: x), optax.sgd(0.1), "The model has no parameters"),
@@ -128,3 +127,35 @@ class Whole(nn.Module):
 def test_what_cannot_be_trained_is_refused_when_the_swarm_is_made(model, optimizer, message):
     with pytest.raises(ValueError, match=message):
         tn.TurbaTrainState.swarm(model, optimizer, 2, sample_input=X[:1])
+
+
+VALUED = {
+    "sam, which takes no value": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=False),
+    "steps over batches of what takes one": lambda: optax.MultiSteps(
+        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5)), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_an_optimizer_receives_the_loss_if_it_takes_it(name):
+    optimizer = VALUED[name]()
+    takes = "MultiSteps" in type(optimizer).__name__
+    swarm, _ = tn.fit(made(optimizer), X, Y, tn.mse, epochs=8, shuffle=False, progress=False, plan=PLAN)
+    params = made(optimizer).get_state(0).params
+    state = optimizer.init(params)
+    for _ in range(8):
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((MODEL.apply({"params": p}, X) - Y) ** 2))(params)
+        updates, state = optimizer.update(grads, state, params, **({"value": loss} if takes else {}))
+        params = optax.apply_updates(params, updates)
+    for ours, theirs in zip(jax.tree.leaves(swarm.get_state(0).params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_a_loss_of_whole_numbers_is_refused():
+    def wrong(params, x, y, apply_fn):
+        prediction = apply_fn({"params": params}, x)
+        return (prediction > y).sum(), prediction
+
+    with pytest.raises(ValueError, match="A loss to train by is a floating-point number, got int32: cast it"):
+        tn.fit(made(optax.sgd(0.1)), X, Y, wrong, epochs=1)

@@ -60,7 +60,8 @@ def is_pickled_by_parts(kind: type) -> bool:
 def may_change(thing: Any, pickled: Any) -> bool:
     """Whether an object of a package's class, `pickled` as copies, can change; one that is equal by value cannot."""
     by_identity = type(thing).__hash__ in (None, object.__hash__) or hasattr(thing, "__array__")
-    return by_identity and any(pickled[1:]) and not isinstance(thing, FIXED)
+    may_hold = any(pickled[1:]) or type(thing).__hash__ is None or hasattr(thing, "__dict__")  # empty as it may be
+    return by_identity and may_hold and not isinstance(thing, FIXED)
 
 
 def copied(pickled: Any, depth: int) -> Any:

@@ -39,8 +39,9 @@ def fingerprint(thing: object) -> "Fingerprint":
 
     A function counts by its bytecode, constants, defaults, closure and the globals it reads, a class by its methods and
     attributes, any other object by its class and what a pickle would hold; an object that an installed package exports
-    counts by its name and the package's version. Source text, line numbers and addresses do not count. A part that
-    cannot be read (a generator, an open file) is named in `opaque`, and makes the digest unlike any other.
+    counts by its name and the package's version. Source text, line numbers and addresses do not count, nor does what
+    such packages keep, such as os.environ. A part that cannot be read (a generator, an open file) is named in `opaque`,
+    and makes the digest unlike any other.
     """
     walk = _Walk()
     try:
@@ -137,7 +138,11 @@ class _Walk:
         if type(thing) in ATTRIBUTES:
             return [getattr(thing, name) for name in ATTRIBUTES[type(thing)]]
         if isinstance(thing, types.ModuleType):
-            return [thing.__name__, _package(thing.__name__)]
+            package = _package(thing.__name__)
+            if package or _is_library(thing.__name__):
+                return [thing.__name__, package]
+            self.watch(thing)
+            return [thing.__name__, Parts((k, v) for k, v in sorted(vars(thing).items()) if k[:2] != "__")]
         if name := _public_name(thing):
             return [name]
         if isinstance(thing, types.BuiltinFunctionType) and not isinstance(thing.__self__, types.ModuleType | None):
@@ -186,12 +191,15 @@ class _Walk:
         """Return {name: value} of globals that a code object and those inside it read, and of modules they import."""
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
+        followed = zip(steps, [*steps[1:], None], strict=True)
+        whole = {step.argval for step, then in followed if then and then.opname not in ("LOAD_ATTR", "LOAD_METHOD")}
         read = {name: scope[name] for name in sorted(names & scope.keys())}
         self.read += [(scope, name, scope.get(name, MISSING)) for name in names]
         for level, step in zip(steps, steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
                 read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
-        read = {name: self.narrowed(value, set(code.co_names)) for name, value in read.items()}
+        attributes = set(code.co_names)
+        read = {name: each if name in whole else self.narrowed(each, attributes) for name, each in read.items()}
         for inner in code.co_consts:
             read |= self.globals(inner, scope) if isinstance(inner, types.CodeType) else {}
         return Parts(read)
@@ -233,7 +241,8 @@ def _current_digest(thing):
 def _array_bytes(array):
     """Return the bytes of an array's type and shape, and those of its numbers."""
     numbers = np.ascontiguousarray(as_numbers(array)).reshape(-1)
-    return f"{array.dtype}{np.shape(array)}".encode(), numbers.view(np.uint8)
+    weak = "weak" if getattr(array, "weak_type", False) else ""  # which decides the type of a sum
+    return f"{weak}{array.dtype}{np.shape(array)}".encode(), numbers.view(np.uint8)
 
 
 def _pickled(thing):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core.scope import in_filter, union_filters
 from flax.core.tracers import current_trace
 from flax.errors import InvalidRngError, ModifyScopeVariableError
 
@@ -111,11 +112,13 @@ class Bound:
         apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
+        at_once = None if any(map(jnp.ndim, jax.tree.leaves(kwargs))) else self.rows_at_once  # they may lead with rows
         kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
-        variables = {**state.collections, **variables}
+        carried = {name: value for name, value in state.collections.items() if name not in variables}
+        variables = {**carried, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
             try:
-                return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, self.rows_at_once)
+                return _in_chunks(lambda *rows: apply_fn(variables, *rows, **kwargs), args, at_once)
             except (InvalidRngError, ModifyScopeVariableError) as error:
                 if self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):
                     raise
@@ -126,15 +129,19 @@ class Bound:
         if _is_nnx(apply_fn.__self__):
             rngs["default"] = rngs["params"]  # Flax would give it the same key for every member and step
         kwargs = {"rngs": rngs} | kwargs
-        if not state.collections or "mutable" in kwargs:
-            return apply_fn(variables, *args, **kwargs)
+        asked = kwargs.pop("mutable", None)
+        if not carried or asked is False:
+            return apply_fn(variables, *args, **kwargs, **({} if asked is None else {"mutable": asked}))
         if current_trace() != self.trace:
             cause = f"The model changes its {sorted(state.collections)} in training, which cannot leave a vmap, grad or"
             raise ValueError(f"{cause} scan in the loss: call apply_fn outside, or with mutable=False and train=False.")
-        prediction, changed = apply_fn(variables, *args, mutable=list(state.collections), **kwargs)
-        changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state.collections)
-        self.state = state.replace(collections=changed)
-        return prediction
+        mutable = list(carried) if asked is None else union_filters(asked, list(carried))
+        prediction, changed = apply_fn(variables, *args, mutable=mutable, **kwargs)
+        new = jax.tree.map(lambda new, old: new.astype(old.dtype), {name: changed[name] for name in carried}, carried)
+        self.state = state.replace(collections={**state.collections, **new})
+        if asked is None:
+            return prediction
+        return prediction, {name: value for name, value in changed.items() if in_filter(asked, name)}
 
 
 def _in_chunks(function, args, max_rows):
@@ -170,8 +177,11 @@ def checked(out: Any) -> Scored:
 
 
 def takes(function: Callable, name: str) -> bool:
-    """Whether a function's own signature, not that of a function it wraps, has a parameter of this name."""
-    return name in parameters(function, follow_wrapped=False)
+    """Whether a function's own signature, not that of a function it wraps, has a parameter of this name.
+
+    One that a partial has filled in is none.
+    """
+    return name in parameters(function, follow_wrapped=False) and name not in getattr(function, "keywords", ())
 
 
 def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter]:
@@ -227,6 +237,8 @@ def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None
     def loss(params):
         apply_fn = Bound(state, train=True)
         value, prediction = checked(loss_fn(params, x, y, apply_fn, **kwargs))
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"A loss to train by is a floating-point number, got {value.dtype}: cast it.")
         return value, (prediction, apply_fn.state.collections)
 
     (value, (prediction, collections)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.core.arrays import first_line
-from turbanet.core.state import State
+from turbanet.core.state import State, updated
 
 
 def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> None:
@@ -26,7 +26,7 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
 
     def step(params):
         state = optimizer.init(params)
-        optax.with_extra_args_support(optimizer).update(params, state, params, value=jnp.float32(0))
+        updated(optimizer, params, state, params, jnp.float32(0))
         return evaluation_params(state, params)
 
     try:

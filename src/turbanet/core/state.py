@@ -1,5 +1,6 @@
 """The state that is trained: of a swarm, whose leaves lead with a `member` axis, or of one network, without it."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -51,9 +52,7 @@ class State(TrainState):
         """
         if jnp.ndim(self.step) > 0:
             return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
-        extra = {} if value is None else {"value": value}
-        tx = optax.with_extra_args_support(self.tx)
-        updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
+        updates, opt_state = updated(self.tx, grads, self.opt_state, self.params, value)
         opt_state = jax.tree.map(_as_before, opt_state, self.opt_state)
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
@@ -85,6 +84,13 @@ Swarm = TypeVar("Swarm", bound=State)  # of the caller's own class, which is ret
 def _as_before(new, old):
     """Return a leaf of an optimizer's state in its type before, which mixed types of parameters may have promoted."""
     return new if new.dtype == old.dtype else new.astype(old.dtype)
+
+
+def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any) -> tuple[Any, Any]:
+    """Return an optimizer's (updates, state) of one network; one that takes `value`, the loss, receives it."""
+    known = inspect.signature(tx.update).parameters.values()
+    takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)
+    return tx.update(grads, opt_state, params, **({"value": value} if takes_value and value is not None else {}))
 
 
 def check_swarm(swarm: Swarm) -> Swarm:

@@ -105,7 +105,7 @@ def fit(
     on_interrupt : what Ctrl-C does within about two seconds, or at the end of an epoch that is not split (one of fewer
         operations than `parts.LONG`): "raise" an `Interrupted`, whose `swarm` and `history` are what was trained so
         far, or "return" these
-    compile_only : whether to train nothing and return the swarm unchanged; the program that the same call would run
+    compile_only : whether to train nothing and return the untrained swarm; the program that the same call would run
         compiles in a thread, while the caller does something else, such as another `fit`
     callbacks : functions, each called with a `TrainingView` after each segment: they see the state of the training, may
         stop members, set hyperparameters, and show or log; `ProgressTable` and `LivePlot` only show
