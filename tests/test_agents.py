@@ -299,11 +299,19 @@ def test_bad_input_is_refused(how, words):
         train(**how)
 
 
-@pytest.mark.parametrize("space", [SimpleNamespace(low=0, high=1, shape=(2, 2)), SimpleNamespace(spaces=[])])
+SPACES = [
+    SimpleNamespace(low=0, high=1, shape=(2, 2)),
+    SimpleNamespace(spaces=[]),
+    SimpleNamespace(n=3, shape=(3,)),  # as MultiBinary has them
+    SimpleNamespace(n=2, shape=(), start=1),
+]
+
+
+@pytest.mark.parametrize("space", SPACES)
 def test_an_action_space_that_is_not_supported_is_refused(space):
     env = Line()
     env.space = space
-    with pytest.raises(ValueError, match="Actions are numbered, Discrete.n., or a Box of one axis; Line takes"):
+    with pytest.raises(ValueError, match="Actions are numbered from 0, Discrete.n., or a Box of one axis; Line takes"):
         environments.actions(env, None)
 
 

@@ -121,3 +121,13 @@ def test_intervals_cover_what_they_say():
     for level in (50, 90):
         inside = (found[f"Still-lo-{level}"] <= found.y) & (found.y <= found[f"Still-hi-{level}"])
         assert inside.mean() == pytest.approx(level / 100, abs=0.07)
+
+
+def test_levels_of_any_size_are_quantiles_and_dates_of_python_are_dates():
+    days = [day.date() for day in pd.date_range("2024-01-01", periods=8)]
+    table = pd.DataFrame({"unique_id": "a", "ds": days, "y": [0.0, 1, 3, 4, 6, 9, 10, 12]})
+    found = table[6:].assign(cutoff=days[5], N=9.0, **{"N-q1e-05": 8.0, "N-q0.5": 9.0, "N-quick": 9.5})
+    scored = scores(found, table, by_step=False)
+    assert scored.model.tolist() == ["N", "N-quick"] and np.isfinite(scored.pinball[0])
+    with pytest.raises(ValueError, match="The table has no series 'b', which the forecasts have"):
+        scores(pd.concat([found, found.assign(unique_id="b")]), table)

@@ -20,6 +20,13 @@ SESSION = pd.DatetimeIndex(
 )
 DAY_15, DAY_30 = (pd.DateOffset(months=1, day=day) for day in (15, 30))
 
+
+def sessions(first, last):
+    """Each hour of working days from the first to the last one of a session."""
+    days = pd.bdate_range("2024-01-01", periods=30)
+    return pd.DatetimeIndex([day + pd.Timedelta(hours=hour) for day in days for hour in range(first, last + 1)])
+
+
 # The times that are there, pandas' offset of those to come, and the steps of a season.
 LEARNED = {
     "trading days without two holidays": (TRADING, "B", 5),
@@ -51,6 +58,10 @@ LEARNED = {
         pd.offsets.CustomBusinessDay(weekmask="Sun Mon Tue Wed Thu"),
         5,
     ),
+    "last Thursdays of months": (pd.date_range("2019-01-01", "2024-04-30", freq="LWOM-THU"), "LWOM-THU", 12),
+    "fourth Thursdays of months": (pd.date_range("2019-01-01", "2024-04-30", freq="WOM-4THU"), "WOM-4THU", 12),
+    "hours of working days from 8": (sessions(8, 15), pd.offsets.CustomBusinessHour(start="08:00", end="16:00"), 8),
+    "hours of working days from 9": (sessions(9, 16), pd.offsets.CustomBusinessHour(start="09:00", end="17:00"), 8),
 }
 
 
@@ -104,6 +115,12 @@ def test_a_calendar_that_is_given(name):
     assert rule.after(TRADING[-1], 2)[0] == pd.Timestamp(first)
     again = calendar.restored(calendar.state(rule))
     assert again.after(TRADING[-1], 2).tolist() == rule.after(TRADING[-1], 2).tolist()
+
+
+def test_months_from_the_31st_lose_no_days():
+    times = pd.DatetimeIndex([pd.Timestamp("2023-01-31") + pd.DateOffset(months=each) for each in range(27)])
+    rule = calendar.given(pd.DateOffset(months=1), times[:24])
+    assert rule.after(times[23], 3).tolist() == times[24:].tolist() and rule.season == 12
 
 
 @pytest.mark.parametrize(
@@ -367,5 +384,10 @@ def test_dates_as_whole_numbers_are_refused_and_counters_are_not():
     table = pd.DataFrame({"unique_id": "a", "ds": days.strftime("%Y%m%d").astype(int), "y": Y})
     with pytest.raises(ValueError, match=r'read as dates, 20200112: make them dates, pd.to_datetime\(table\["ds"\]'):
         Forecaster(**HOW).fit(table)
+    months = pd.date_range("2023-01-01", periods=20, freq="MS").strftime("%Y%m").astype(int)
+    with pytest.raises(ValueError, match=r"read as dates, 202301: make them dates, .*format=\"%Y%m\""):
+        Forecaster(**HOW).fit(table.assign(ds=months))
+    categories = Forecaster(**HOW).fit(table.assign(ds=pd.Categorical(range(20)))).predict()
+    assert categories.ds.tolist() == [20, 21]
     counted = table.assign(ds=20200112 + np.arange(20) * 5)
     assert Forecaster(**HOW).fit(counted).predict().ds.tolist() == [20200212, 20200217]

@@ -142,6 +142,18 @@ def test_a_strategy_of_another_size_is_refused():
         run(rule=CMA_ES(population_size=9, solution=make().get_state(0).params))
 
 
+def test_a_rule_tells_large_fitnesses_apart():
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 5, input_size=1)
+    received = []
+
+    def rule(key, swarm, fitness):
+        received.append(fitness - 1e8)
+        return swarm
+
+    tn.evolution.evolve(swarm, lambda s, g: (s, 1e8 + np.arange(5.0)), rule, generations=2, seed=0, progress=False)
+    assert received[0].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_a_rule_may_be_any_function():
     def reversed_order(key, swarm, fitness):
         return jax.tree.map(lambda leaf: leaf[::-1], swarm)

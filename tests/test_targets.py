@@ -116,6 +116,13 @@ def test_counts_with_mostly_zeros_get_the_quantiles_of_their_distribution():
     assert forecast["Constant-q0.99"] == pytest.approx(np.quantile(y, 0.99), rel=0.25)
 
 
+def test_two_kinds_are_the_mean_of_their_forecasts():
+    target, random = Target("nonnegative"), np.random.default_rng(0)
+    outs = [random.normal(size=(7, 3, 1)).astype(np.float32) * 3 for _ in range(2)]
+    expected = np.mean([target.point(out) for out in outs], axis=0)
+    np.testing.assert_allclose(target.point(target.combined(outs)), expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_quantiles_are_those_of_what_follows(nonnegative):
     y = rng.gamma(2.0, 3.0, size=1500)

@@ -9,12 +9,13 @@ import numpy as np
 
 from turbanet.core import extras
 
-BOUND = re.compile(r"-(lo|hi)-[\d.]+$|-q[\d.]+$")  # ends the column of a bound or a quantile of a model's forecasts
+LEVEL = r"-q(\d+(?:\.\d+)?(?:e-\d+)?)"  # ends the column of a quantile of a model's forecasts
+BOUND = re.compile(rf"-(lo|hi)-[\d.]+$|{LEVEL}$")  # or that of a bound
 
 
 def quantiles(model: str, columns: Iterable) -> dict[str, float]:
     """Return {column: level} of the quantiles of a model's forecasts, such as "LSTM-q0.9", in the order of levels."""
-    of_model = re.compile(re.escape(model) + r"-q([\d.]+)")
+    of_model = re.compile(re.escape(model) + LEVEL)
     found = [(float(match[1]), match[0]) for match in map(of_model.fullmatch, map(str, columns)) if match]
     return {column: level for level, column in sorted(found)}
 
@@ -60,4 +61,5 @@ def dated(column: Any) -> Any:
 
     if isinstance(column.dtype, pd.PeriodDtype):
         return column.dt.to_timestamp()
-    return pd.to_datetime(column) if pd.api.types.is_string_dtype(column) else column
+    is_text = pd.api.types.is_string_dtype(column) or pd.api.types.infer_dtype(column) == "date"
+    return pd.to_datetime(column) if is_text else column

@@ -35,10 +35,11 @@ def evolve(
     swarm : the first generation
     train : train(swarm, generation) -> (swarm, fitness [member]); higher is better, NaN for a member without fitness.
         Children inherit what it trains
-    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that survives keeps its id; or an
-        evosax strategy (an object with init, ask and tell) whose population size is the number of members. A strategy
-        minimises, so it receives the negative fitness. A distribution-based one starts at the weights of the first
-        member; the returned swarm is the population that it last asked for, its solution is in `history.state`
+    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that survives keeps its id, with
+        fitness as a NumPy array, float64 [member]; or an evosax strategy (an object with init, ask and tell) whose
+        population size is the number of members. A strategy minimises, so it receives the negative fitness. A
+        distribution-based one starts at the weights of the first member; the returned swarm is the population that it
+        last asked for, its solution is in `history.state`
     generations : number of generations to train; without a history, the given swarm is the first
     params : parameters of a strategy; None: its `default_params`
     seed : seed of the rule's random numbers; those of a generation do not depend on the call that it is part of
@@ -100,7 +101,7 @@ def _follow(rule, key, swarm, last):
         return swarm, np.full((len(swarm), 2), NOBODY), None, None
     if isinstance(rule, Genetic):
         return *rule.offspring(key, swarm, last.fitness[-1]), None, None
-    born = rule(key, swarm, jnp.asarray(last.fitness[-1]))
+    born = rule(key, swarm, last.fitness[-1])  # in float64: float32 could make different values equal
     if _specification(getattr(born, "params", None)) != _specification(swarm.params):
         made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
         raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")

@@ -216,7 +216,7 @@ def evaluate_agents(
     seed: int = 0,
     plan: Plan | None = None,
 ) -> np.ndarray:
-    """Return the returns [member, episode] of each agent in episodes of its own, each played to its end.
+    """Return the returns [member, episode] of each agent in episodes of its own, each to its end or 10 000 steps.
 
     Parameters
     ----------

@@ -69,12 +69,14 @@ def actions(env: Any, params: Any) -> tuple[int, bool]:
     Raises ValueError for other action spaces.
     """
     space = env.action_space(params)
-    if isinstance(getattr(space, "n", None), int | np.integer):
+    is_one = not getattr(space, "shape", ()) and not getattr(space, "start", 0)
+    if isinstance(getattr(space, "n", None), int | np.integer) and is_one:
         return int(space.n), False
     if hasattr(space, "low") and len(space.shape) == 1:
         return space.shape[0], True
     received = f"{type(space).__name__} {getattr(space, 'shape', '')}".strip()
-    raise ValueError(f"Actions are numbered, Discrete(n), or a Box of one axis; {type(env).__name__} takes {received}.")
+    known = "Actions are numbered from 0, Discrete(n), or a Box of one axis"
+    raise ValueError(f"{known}; {type(env).__name__} takes {received}.")
 
 
 def reset(env: Any, keys: jax.Array, params: Any) -> tuple[jax.Array, Any]:

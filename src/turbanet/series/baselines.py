@@ -9,6 +9,7 @@ import pandas as pd
 
 from turbanet.core.arrays import check_whole, divisor
 from turbanet.core.extras import needed
+from turbanet.core.plan import say_once
 from turbanet.core.tables import BOUND, dated, quantiles
 from turbanet.series.inputs import windows
 from turbanet.series.tables import Columns, as_pandas
@@ -142,6 +143,10 @@ def scores(
     step = keys.cumcount().to_numpy() + 1 if by_step else 0
     values = {name: each.sort_values(time_col) for name, each in table.groupby(id_col, sort=False)}
     scale = np.empty(len(rows))
+    if missing := set(rows[id_col]) - values.keys():
+        raise ValueError(f"The table has no series {missing.pop()!r}, which the forecasts have: give all their rows.")
+    if rows[target_col].isna().any():
+        say_once("Rows that fill= made have no y, and MASE counts steps from row to row of the table: fill it alike.")
     for (name, cutoff), places in keys.indices.items():
         before = values[name].loc[(values[name][time_col] <= cutoff).to_numpy(), target_col].to_numpy(np.float64)
         change = np.abs(before[season:] - before[:-season])

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5, "M": 12, "Q": 4, "Y": 1}  # of one unit
+SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5}  # of one unit
+SEASONS |= {"M": 12, "WOM": 12, "LWOM": 12, "Q": 4, "Y": 1}
 SECONDS = {"W": 7 * 24 * 3600, "D": 24 * 3600, "h": 3600, "min": 60, "s": 1}
 ENOUGH = 0.9  # share of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
@@ -117,7 +118,11 @@ def given(freq: Any, times: pd.Index) -> Calendar:
         if numbers:
             problem = f"ds holds {_kind(times)}, and freq={freq!r} came too"
             raise ValueError(f"{problem}: leave freq out, or give the step as a number.")
-        calendar = Offset(pd.tseries.frequencies.to_offset(freq))
+        offset = pd.tseries.frequencies.to_offset(freq)
+        calendar = Offset(offset)
+        if type(offset) is pd.DateOffset and offset.kwds.keys() == {"months"}:  # one after another, days would be lost
+            clock = times[-1] - times[-1].normalize()
+            calendar = Monthly(offset.n * offset.kwds["months"], (int(times.day.max()),), (clock,))
     else:
         calendar = Listed(_listed(freq, times))
     if len(times) > 1:
@@ -285,7 +290,13 @@ def _equal(times, wall):
     offset = None if name is None else pd.tseries.frequencies.to_offset(name)
     if on_clock and isinstance(offset, pd.offsets.Tick) and pd.Timedelta(offset) % DAY:
         return None  # hours of an offset are equally long; these are not where the clock changes
-    return None if offset is None else Offset(offset)
+    if offset is None or isinstance(offset, pd.offsets.BusinessHour):  # whose hours are always 9 to 17
+        return None
+    last_of_month = pd.offsets.LastWeekOfMonth(weekday=wall[0].weekday())  # which pandas takes for the fourth
+    for each in (offset, last_of_month):
+        if times.equals(Offset(each).times(times[0], end=times[-1])):
+            return Offset(each)
+    return None
 
 
 def _grid(times, wall):

@@ -133,6 +133,7 @@ def keys(table, columns, kind):
     """Return the ids and the times of a table's rows, and what the times are."""
     ids, ds = table[columns.ids], table[columns.time]
     ids = ids.astype(object) if isinstance(ids.dtype, pd.CategoricalDtype) else ids
+    ds = ds.astype(ds.cat.categories.dtype) if isinstance(ds.dtype, pd.CategoricalDtype) else ds
     if ids.dtype == object:
         ids = pd.Series([each.item() if isinstance(each, np.generic) else each for each in ids], dtype=object)
     if (empty := (ids.isna() | ds.isna()).to_numpy()).any():
@@ -147,10 +148,11 @@ def keys(table, columns, kind):
         return ids, pd.Index(pd.PeriodIndex(ds).asi8), kind
     if pd.api.types.is_integer_dtype(ds) or pd.api.types.infer_dtype(ds) == "integer":
         whole = ds.astype(np.int64)  # a smaller type could overflow later
-        dates = pd.to_datetime(whole.astype(str), format="%Y%m%d", errors="coerce")
-        if dates.notna().all() and dates.dt.year.between(1900, 2100).all():
-            advice = f'make them dates, pd.to_datetime(table["{columns.time}"].astype(str))'
-            raise ValueError(f"{columns.time} holds whole numbers that read as dates, {whole.iloc[0]}: {advice}.")
+        for form in ("%Y%m%d", "%Y%m"):
+            dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
+            if dates.notna().all() and dates.dt.year.between(1900, 2100).all():
+                advice = f'make them dates, pd.to_datetime(table["{columns.time}"].astype(str), format="{form}")'
+                raise ValueError(f"{columns.time} holds whole numbers that read as dates, {whole.iloc[0]}: {advice}.")
         return ids, pd.Index(whole), kind
     try:
         if pd.api.types.is_bool_dtype(ds):

@@ -87,7 +87,11 @@ class Target:
         if self.counts:
             log_mean = jax.nn.logsumexp(jnp.stack([out[..., 0] for out in outs]), axis=0) - np.log(len(outs))
             return jnp.stack(outs).mean(axis=0).at[..., 0].set(log_mean)
-        return jnp.stack([jnp.sort(out, axis=-1) for out in outs]).mean(axis=0)
+        outs = [jnp.sort(out, axis=-1) for out in outs]
+        if self.relative:
+            return jnp.stack(outs).mean(axis=0)
+        mean = jax.nn.softplus(jnp.stack(outs)).mean(axis=0)
+        return mean + jnp.log(-jnp.expm1(-mean))  # the output whose softplus is the mean
 
     def point(self, out: Any) -> Any:
         """Return the scaled point forecast [..., step] of outputs [..., step, output]: a mean, or the median."""
