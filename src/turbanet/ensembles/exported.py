@@ -74,7 +74,7 @@ class Exported:
         size = self.rows or min(length, ROWS)
         chunks = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))
         outputs = [self.program.call(resized(chunk, size)) for chunk in chunks]
-        axis = _row_axis(self.kind)
+        axis = int(self.kind == "members")
         whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *outputs)
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
@@ -151,13 +151,11 @@ def export(
         except ScopeParamShapeError as error:
             got = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
             raise ValueError(f"The model takes no rows of {got}: give a batch [row, ...] as sample_input.") from error
-    axis = _row_axis(kind)
+    axis = int(kind == "members")
     if any(leaf.shape[axis : axis + 1] != built.in_avals[0].shape[:1] for leaf in built.out_avals):
         raise ValueError(f"A prediction must have the rows of x; this one is {', '.join(map(str, built.out_avals))}.")
-    if not of_fitted and kind == "probability" and are_probabilities(_members(swarm, _some_rows(unfreeze(sample)))):
-        raise ValueError(
-            'The model ends in a softmax, and "probability" takes logits: "mean" is the mean of its output.'
-        )
+    if not of_fitted and kind == "probability" and _ends_in_softmax(swarm, sample):
+        raise ValueError('The model ends in a softmax, and "probability" is of logits: "mean" is its outputs\' mean.')
     return Exported(built)
 
 
@@ -185,23 +183,17 @@ def _of_swarm(swarm, kind):
     for leaf in floating(swarm.params)[0] if kind != "members" else ():
         if diverged := np.flatnonzero(jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1)).tolist():
             raise ValueError(f"The members at positions {diverged} have weights that are NaN: leave them out.")
-    return kind, lambda x: KINDS[kind](_members(swarm, x)), swarm.sample
+    return kind, lambda x: KINDS[kind](jax.vmap(predict, (0, None))(swarm, x)), swarm.sample
 
 
-@jax.jit
-def _members(swarm, x):
-    return jax.vmap(lambda state: predict(state, x))(swarm)
+def _ends_in_softmax(swarm, sample):
+    """Whether a swarm predicts probabilities of rows like a sample's, of random numbers or zeros."""
 
+    def drawn(leaf):
+        normal = jax.random.normal(jax.random.key(0), (16, *leaf.shape[1:]))
+        return (normal * jnp.issubdtype(leaf.dtype, jnp.floating)).astype(leaf.dtype)
 
-def _some_rows(sample):
-    """Return rows like those of a sample, of random numbers where it has floating-point ones and zeros elsewhere."""
-    floats, put = floating(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((16, *leaf.shape[1:]), leaf.dtype), sample))
-    drawn = [jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype) for leaf in floats]
-    return put(drawn, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype))
-
-
-def _row_axis(kind):
-    return int(kind == "members")
+    return are_probabilities(jax.jit(jax.vmap(predict, (0, None)))(swarm, jax.tree.map(drawn, unfreeze(sample))))
 
 
 def _of_rows(leaf):
