@@ -112,7 +112,8 @@ class Bound:
         apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
-        at_once = None if any(map(jnp.ndim, jax.tree.leaves(kwargs))) else self.rows_at_once  # they may lead with rows
+        arrays = any(getattr(leaf, "ndim", 0) for leaf in jax.tree.leaves(kwargs))  # which may lead with the rows
+        at_once = None if arrays else self.rows_at_once
         kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
         carried = {name: value for name, value in state.collections.items() if name not in variables}
         variables = {**carried, **variables}
