@@ -129,5 +129,5 @@ def test_levels_of_any_size_are_quantiles_and_dates_of_python_are_dates():
     found = table[6:].assign(cutoff=days[5], N=9.0, **{"N-q1e-05": 8.0, "N-q0.5": 9.0, "N-quick": 9.5})
     scored = scores(found, table, by_step=False)
     assert scored.model.tolist() == ["N", "N-quick"] and np.isfinite(scored.pinball[0])
-    with pytest.raises(ValueError, match="The table has no series 'b', which the forecasts have"):
+    with pytest.raises(ValueError, match="The table has no series 'b', which was forecast"):
         scores(pd.concat([found, found.assign(unique_id="b")]), table)

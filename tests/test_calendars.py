@@ -117,12 +117,6 @@ def test_a_calendar_that_is_given(name):
     assert again.after(TRADING[-1], 2).tolist() == rule.after(TRADING[-1], 2).tolist()
 
 
-def test_months_from_the_31st_lose_no_days():
-    times = pd.DatetimeIndex([pd.Timestamp("2023-01-31") + pd.DateOffset(months=each) for each in range(27)])
-    rule = calendar.given(pd.DateOffset(months=1), times[:24])
-    assert rule.after(times[23], 3).tolist() == times[24:].tolist() and rule.season == 12
-
-
 @pytest.mark.parametrize(
     ("freq", "message"),
     [

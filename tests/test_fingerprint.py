@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import types
 from importlib.metadata import packages_distributions
 
@@ -253,7 +254,6 @@ def test_what_stays_as_it_is_holds_however_often_it_is_used(make):
         (jnp.zeros(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16)),
         (np.array([{}, 1]), np.array([{}, 2])),
         (jax.random.key(0), jax.random.key(1)),
-        (jnp.asarray(1.0), jnp.ones(())),  # the first is of a weak type
         (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
         (1, True),
         (0.0, -0.0),
@@ -301,6 +301,25 @@ def test_what_an_own_module_holds_counts_however_it_is_reached(reads, monkeypatc
     assert found.holds() and found == fingerprint(run(MODULES[reads])) and found.opaque == ()
     own.k = 2
     assert not found.holds() and found != fingerprint(run(MODULES[reads]))
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "import own\ndef f(x): return own.k + x",
+        "def f(x):\n import own\n return own.k + x",
+        "def make():\n import own\n def f(x): return own.k + x\n return f\nf = make()",
+        "import own\ndef f(x):\n g = lambda: own.k\n return own.other + g()",
+    ],
+)
+def test_what_is_not_read_of_an_own_module_does_not_count(reads, monkeypatch):
+    own = types.ModuleType("own")
+    own.k, own.other, own.lock = 1, 2, threading.Lock()
+    monkeypatch.setitem(sys.modules, "own", own)
+    found = fingerprint(run(reads))
+    assert found.opaque == () and found == fingerprint(run(reads))
+    own.k = 3
+    assert found != fingerprint(run(reads))
 
 
 def everything():

@@ -6,6 +6,7 @@ import dis
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -149,7 +150,8 @@ class _Walk:
             return [thing.__name__, thing.__self__]
         if isinstance(thing, types.FunctionType):
             closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
-            closure = Parts((name, value) for name, value in closed if value is not MISSING)
+            held = {name: value for name, value in closed if value is not MISSING}
+            closure = self.of_code(_steps(thing.__code__), held, "DEREF")
             module = thing.__globals__.get("__name__", "")
             read = _package(module)
             if read or _is_library(module):  # whose own functions do not change
@@ -189,20 +191,24 @@ class _Walk:
 
     def globals(self, code, scope) -> dict:
         """Return {name: value} of globals that a code object and those inside it read, and of modules they import."""
-        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        steps = _steps(code)
         names = {step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
-        followed = zip(steps, [*steps[1:], None], strict=True)
-        whole = {step.argval for step, then in followed if then and then.opname not in ("LOAD_ATTR", "LOAD_METHOD")}
         read = {name: scope[name] for name in sorted(names & scope.keys())}
         self.read += [(scope, name, scope.get(name, MISSING)) for name in names]
         for level, step in zip(steps, steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
                 read[step.argval] = _imported("." * level.argval + step.argval, scope.get("__package__"))
-        attributes = set(code.co_names)
-        read = {name: each if name in whole else self.narrowed(each, attributes) for name, each in read.items()}
-        for inner in code.co_consts:
-            read |= self.globals(inner, scope) if isinstance(inner, types.CodeType) else {}
-        return Parts(read)
+        return self.of_code(steps, read, "GLOBAL", "LOAD_NAME")
+
+    def of_code(self, steps, read, *loads):
+        """Narrow {name: value} to what the steps of a function read, unless they use a value by itself."""
+        names = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")}
+        whole = {
+            step.argval
+            for step, then in itertools.pairwise(steps)
+            if any(load in step.opname for load in loads) and then.opname not in ("LOAD_ATTR", "LOAD_METHOD")
+        }
+        return Parts((name, each if name in whole else self.narrowed(each, names)) for name, each in read.items())
 
     def narrowed(self, value, names):
         """Narrow a module of the user's own to the attributes of these `names`; any other value stays as it is."""
@@ -215,6 +221,12 @@ class _Walk:
     def unknown(self, name) -> bytes:
         self.opaque.append(name)
         return os.urandom(32)
+
+
+def _steps(code):
+    """Return the instructions of a code object and of those inside it."""
+    inner = [step for const in code.co_consts if isinstance(const, types.CodeType) for step in _steps(const)]
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"] + inner
 
 
 def _is_library(module):
@@ -241,8 +253,7 @@ def _current_digest(thing):
 def _array_bytes(array):
     """Return the bytes of an array's type and shape, and those of its numbers."""
     numbers = np.ascontiguousarray(as_numbers(array)).reshape(-1)
-    weak = "weak" if getattr(array, "weak_type", False) else ""  # which decides the type of a sum
-    return f"{weak}{array.dtype}{np.shape(array)}".encode(), numbers.view(np.uint8)
+    return f"{array.dtype}{np.shape(array)}".encode(), numbers.view(np.uint8)
 
 
 def _pickled(thing):

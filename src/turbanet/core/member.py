@@ -112,8 +112,9 @@ class Bound:
         apply_fn: Any = state.apply_fn
         if not isinstance(variables, Mapping) or "params" not in variables:
             raise ValueError('apply_fn takes what Flax takes, apply_fn({"params": params}, x); it got other names.')
-        arrays = any(getattr(leaf, "ndim", 0) for leaf in jax.tree.leaves(kwargs))  # which may lead with the rows
-        at_once = None if arrays else self.rows_at_once
+        rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(args)} - {()}
+        lead = any(getattr(leaf, "shape", ())[:1] in rows for leaf in jax.tree.leaves(kwargs))
+        at_once = None if lead else self.rows_at_once
         kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
         carried = {name: value for name, value in state.collections.items() if name not in variables}
         variables = {**carried, **variables}
@@ -135,7 +136,10 @@ class Bound:
             return apply_fn(variables, *args, **kwargs, **({} if asked is None else {"mutable": asked}))
         if current_trace() != self.trace:
             cause = f"The model changes its {sorted(state.collections)} in training, which cannot leave a vmap, grad or"
-            raise ValueError(f"{cause} scan in the loss: call apply_fn outside, or with mutable=False and train=False.")
+            advice = (
+                "call apply_fn outside, or with mutable=False and train=False, or give the collections beside params"
+            )
+            raise ValueError(f"{cause} scan in the loss: {advice}.")
         mutable = list(carried) if asked is None else union_filters(asked, list(carried))
         prediction, changed = apply_fn(variables, *args, mutable=mutable, **kwargs)
         new = jax.tree.map(lambda new, old: new.astype(old.dtype), {name: changed[name] for name in carried}, carried)
@@ -182,7 +186,9 @@ def takes(function: Callable, name: str) -> bool:
 
     One that a partial has filled in is none.
     """
-    return name in parameters(function, follow_wrapped=False) and name not in getattr(function, "keywords", ())
+    return name in parameters(function, follow_wrapped=False) and not (
+        isinstance(function, partial) and name in function.keywords
+    )
 
 
 def parameters(function: Callable, *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter]:

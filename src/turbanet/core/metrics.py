@@ -67,8 +67,8 @@ def check(metrics: Mapping[str, Callable], prediction: Any, y: Any) -> None:
     """Raise ValueError for a metric of the host that cannot score one member's prediction of its rows."""
     leads = {np.shape(leaf)[:1] for leaf in jax.tree.leaves((prediction, y))}
     if len(leads) != 1 or () in leads:
-        got = jax.tree.map(np.shape, prediction)
-        advice = "return such a prediction from the loss, or give the metric mask="
+        got = f"{jax.tree.map(np.shape, prediction)} and y of {jax.tree.map(np.shape, y)}"
+        advice = "return such a prediction from the loss, or write metric(prediction, y, mask)"
         raise ValueError(f"A metric is called with a prediction whose arrays lead with the rows, got {got}: {advice}.")
     for name, metric in metrics.items():
         try:

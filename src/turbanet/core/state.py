@@ -88,8 +88,11 @@ def _as_before(new, old):
 
 def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any) -> tuple[Any, Any]:
     """Return an optimizer's (updates, state) of one network; one that takes `value`, the loss, receives it."""
-    known = inspect.signature(tx.update).parameters.values()
-    takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)
+    try:
+        known = inspect.signature(tx.update).parameters.values()
+        takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)
+    except (TypeError, ValueError):  # without a signature, as it is written in C
+        takes_value = False
     return tx.update(grads, opt_state, params, **({"value": value} if takes_value and value is not None else {}))
 
 

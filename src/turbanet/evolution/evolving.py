@@ -101,7 +101,7 @@ def _follow(rule, key, swarm, last):
         return swarm, np.full((len(swarm), 2), NOBODY), None, None
     if isinstance(rule, Genetic):
         return *rule.offspring(key, swarm, last.fitness[-1]), None, None
-    born = rule(key, swarm, last.fitness[-1])  # in float64: float32 could make different values equal
+    born = rule(key, swarm, last.fitness[-1].copy())  # in float64: float32 could make different values equal
     if _specification(getattr(born, "params", None)) != _specification(swarm.params):
         made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
         raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")

@@ -144,8 +144,9 @@ def scores(
     values = {name: each.sort_values(time_col) for name, each in table.groupby(id_col, sort=False)}
     scale = np.empty(len(rows))
     if missing := set(rows[id_col]) - values.keys():
-        raise ValueError(f"The table has no series {missing.pop()!r}, which the forecasts have: give all their rows.")
-    if rows[target_col].isna().any():
+        raise ValueError(f"The table has no series {min(missing, key=str)!r}, which was forecast: give its rows.")
+    names = [id_col, time_col]
+    if not pd.MultiIndex.from_frame(rows[names]).isin(pd.MultiIndex.from_frame(table[names])).all():
         say_once("Rows that fill= made have no y, and MASE counts steps from row to row of the table: fill it alike.")
     for (name, cutoff), places in keys.indices.items():
         before = values[name].loc[(values[name][time_col] <= cutoff).to_numpy(), target_col].to_numpy(np.float64)

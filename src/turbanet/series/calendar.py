@@ -118,11 +118,7 @@ def given(freq: Any, times: pd.Index) -> Calendar:
         if numbers:
             problem = f"ds holds {_kind(times)}, and freq={freq!r} came too"
             raise ValueError(f"{problem}: leave freq out, or give the step as a number.")
-        offset = pd.tseries.frequencies.to_offset(freq)
-        calendar = Offset(offset)
-        if type(offset) is pd.DateOffset and offset.kwds.keys() == {"months"}:  # one after another, days would be lost
-            clock = times[-1] - times[-1].normalize()
-            calendar = Monthly(offset.n * offset.kwds["months"], (int(times.day.max()),), (clock,))
+        calendar = Offset(pd.tseries.frequencies.to_offset(freq))
     else:
         calendar = Listed(_listed(freq, times))
     if len(times) > 1:

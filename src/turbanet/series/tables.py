@@ -148,7 +148,8 @@ def keys(table, columns, kind):
         return ids, pd.Index(pd.PeriodIndex(ds).asi8), kind
     if pd.api.types.is_integer_dtype(ds) or pd.api.types.infer_dtype(ds) == "integer":
         whole = ds.astype(np.int64)  # a smaller type could overflow later
-        for form in ("%Y%m%d", "%Y%m"):
+        crosses_a_year = (whole.drop_duplicates().sort_values().diff() == 89).any()  # from 202312 to 202401
+        for form in ("%Y%m%d", "%Y%m") if crosses_a_year else ("%Y%m%d",):
             dates = pd.to_datetime(whole.astype(str), format=form, errors="coerce")
             if dates.notna().all() and dates.dt.year.between(1900, 2100).all():
                 advice = f'make them dates, pd.to_datetime(table["{columns.time}"].astype(str), format="{form}")'
