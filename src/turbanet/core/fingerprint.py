@@ -151,7 +151,8 @@ class _Walk:
         if isinstance(thing, types.FunctionType):
             closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
             held = {name: value for name, value in closed if value is not MISSING}
-            closure = self.of_code(_steps(thing.__code__), held, "DEREF")
+            has_module = any(isinstance(value, types.ModuleType) for value in held.values())
+            closure = self.of_code(_steps(thing.__code__), held, "DEREF") if has_module else Parts(held)
             module = thing.__globals__.get("__name__", "")
             read = _package(module)
             if read or _is_library(module):  # whose own functions do not change

@@ -131,22 +131,22 @@ class Bound:
         if _is_nnx(apply_fn.__self__):
             rngs["default"] = rngs["params"]  # Flax would give it the same key for every member and step
         kwargs = {"rngs": rngs} | kwargs
-        asked = kwargs.pop("mutable", None)
-        if not carried or asked is False:
-            return apply_fn(variables, *args, **kwargs, **({} if asked is None else {"mutable": asked}))
+        requested = kwargs.pop("mutable", None)
+        if not carried or requested is False:
+            return apply_fn(variables, *args, **kwargs, **({} if requested is None else {"mutable": requested}))
         if current_trace() != self.trace:
             cause = f"The model changes its {sorted(state.collections)} in training, which cannot leave a vmap, grad or"
             advice = (
                 "call apply_fn outside, or with mutable=False and train=False, or give the collections beside params"
             )
             raise ValueError(f"{cause} scan in the loss: {advice}.")
-        mutable = list(carried) if asked is None else union_filters(asked, list(carried))
+        mutable = list(carried) if requested is None else union_filters(requested, list(carried))
         prediction, changed = apply_fn(variables, *args, mutable=mutable, **kwargs)
         new = jax.tree.map(lambda new, old: new.astype(old.dtype), {name: changed[name] for name in carried}, carried)
         self.state = state.replace(collections={**state.collections, **new})
-        if asked is None:
+        if requested is None:
             return prediction
-        return prediction, {name: value for name, value in changed.items() if in_filter(asked, name)}
+        return prediction, {name: value for name, value in changed.items() if in_filter(requested, name)}
 
 
 def _in_chunks(function, args, max_rows):
