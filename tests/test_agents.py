@@ -390,6 +390,16 @@ def test_a_step_of_six_values_is_refused():
         train_agents(Six(), SHORT)
 
 
+def test_an_observation_of_one_number_is_refused():
+    class Number(Line):
+        def reset(self, key, params):
+            observation, state = super().reset(key, params)
+            return observation[0], state
+
+    with pytest.raises(ValueError, match=r"An observation has at least one axis; Number gives one number: return"):
+        train_agents(Number(), SHORT)
+
+
 def test_observations_of_several_arrays_are_refused():
     with pytest.raises(ValueError, match="one array; Parts gives a dict of 2: join them in reset and step_env"):
         train(Parts())

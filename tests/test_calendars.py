@@ -293,6 +293,22 @@ def test_halts_train_by_position_and_are_said(caplog):
     assert "The table has no rows for 2024-01-05" in caplog.text
 
 
+def test_series_of_another_rhythm_than_the_calendar_are_refused():
+    def rows(name, freq):
+        days = pd.date_range("2024-01-01", "2024-05-16", freq=freq)
+        return pd.DataFrame({"unique_id": name, "ds": days, "y": np.sin(np.arange(len(days)))})
+
+    for one, other in [("D", "W-MON"), ("D", "2D"), ("W-MON", "W-WED")]:
+        with pytest.raises(ValueError, match=r"Series [ab] goes on from .* with .*, its calendar with .* of their own"):
+            Forecaster(**HOW).fit(pd.concat([rows("a", one), rows("b", other)]))
+    daily = Forecaster(**HOW).fit(rows("a", "D"))
+    with pytest.raises(ValueError, match="Series a goes on from 2024-05-06 00:00:00 with 2024-05-13 00:00:00"):
+        daily.predict(df=rows("a", "W-MON"))
+    numbers = pd.DataFrame({"unique_id": "b", "ds": range(0, 60, 3), "y": Y})
+    with pytest.raises(ValueError, match="Series b goes on from 54 with 57, its calendar with 55"):
+        Forecaster(**HOW).fit(pd.concat([numbers, pd.DataFrame({"unique_id": "a", "ds": range(60), "y": 1.0})]))
+
+
 def test_what_was_filled_is_not_scored():
     days = pd.date_range("2024-01-01", periods=30)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(30.0)}).drop([27])

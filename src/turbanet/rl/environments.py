@@ -26,12 +26,15 @@ def check(env: Any) -> None:
 
 
 def observation_shape(env: Any, params: Any) -> tuple[int, ...]:
-    """Return the shape of one observation; ValueError for several arrays, such as a dict of them."""
+    """Return the shape of one observation; ValueError for several arrays, or one number."""
     observation = jax.eval_shape(env.reset, jax.random.key(0), params)[0]
     if not hasattr(observation, "shape"):
         received = f"a {type(observation).__name__} of {len(jax.tree.leaves(observation))}"
         advice = "join them in reset and step_env, such as by jax.flatten_util.ravel_pytree(observation)[0]"
         raise ValueError(f"An observation is one array; {type(env).__name__} gives {received}: {advice}.")
+    if not observation.shape:
+        advice = "return observation[None] in reset and step_env, or jax.nn.one_hot of a state's number"
+        raise ValueError(f"An observation has at least one axis; {type(env).__name__} gives one number: {advice}.")
     return observation.shape
 
 

@@ -123,7 +123,7 @@ def given(freq: Any, times: pd.Index) -> Calendar:
         calendar = Listed(_listed(freq, times))
     if len(times) > 1:
         some = times[-min(len(times), 200) :]
-        follows = [_follows(calendar, *pair) for pair in itertools.pairwise(some)]
+        follows = [leads(calendar, *pair) for pair in itertools.pairwise(some)]
         if np.mean(follows) < 0.5:
             wrong = some[int(np.argmin(follows)) :][:2]
             shown = freq if isinstance(freq, str | int) else type(calendar).__name__
@@ -169,6 +169,14 @@ def learned(times: pd.Index) -> Calendar | None:
         return Steps(step) if not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step else None
     wall = times.tz_localize(None)
     return _months(wall) or _equal(times, wall) or _grid(times, wall) or _week(wall)
+
+
+def leads(calendar: Calendar, time: Any, following: Any) -> bool:
+    """Return whether a calendar goes on from one time with the other."""
+    try:
+        return calendar.after(time, 1)[0] == following
+    except (TypeError, ValueError):  # naive times and zones do not compare
+        return False
 
 
 def state(calendar: Calendar | None) -> dict[str, Any] | None:
@@ -218,13 +226,6 @@ def _season(unit, count):
         name = next(unit for unit, length in SECONDS.items() if seconds % length == 0)
         count = seconds // SECONDS[name]
     return SEASONS[name] // count if name in SEASONS and SEASONS[name] % count == 0 else None
-
-
-def _follows(calendar, time, following):
-    try:
-        return calendar.after(time, 1)[0] == following
-    except (TypeError, ValueError):  # naive times and zones do not compare
-        return False
 
 
 def _listed(freq, times):

@@ -152,6 +152,7 @@ class Forecaster(Fitted):
             raise ValueError(
                 f"The times in {self.time_col} follow no calendar, or are too few to tell: {calendars.ADVICE}."
             )
+        panels.check_rhythm(panel, calendar)
         panels.say_gaps(panel, calendar)
         needed = self.h * self.calibration
         if needed >= len(times):
@@ -406,6 +407,7 @@ class Forecaster(Fitted):
             raise ValueError("The times were {} in fit, the table's are {}: give the same.".format(*kinds))
         tables.check_labels(panel.names, known.names)
         panel = replace(panel, plain=known.plain)
+        panels.check_rhythm(panel, self.calendar_)
         lengths = panel.end - panel.begin
         if (lengths < self.input_size).any():
             short = int((lengths < self.input_size).argmax())

@@ -1,6 +1,8 @@
 """Panels of series: rows of long tables in order, what is known beside them, and missing rows."""
 
 import dataclasses
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from turbanet.series import calendar as calendars, tables
 from turbanet.series.tables import Columns, Kind
 
 FORWARD = "forward"
+ENOUGH = 20  # last rows of a series that tell its rhythm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +177,20 @@ def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
     else:
         return
     say_once(f"{which}: values follow one another without them; fill= and freq= make a grid of equal steps.")
+
+
+def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
+    """Raise ValueError for a series whose times are mostly not those of the calendar, as weeks are not of days."""
+    leads = cache(partial(calendars.leads, calendar))
+    for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
+        pairs = list(pairwise(panel.ds[max(begin, end - ENOUGH) : end]))
+        off = [pair for pair in pairs if not leads(*pair)]
+        if len(pairs) >= 4 and 2 * len(off) > len(pairs):  # fewer may be those of a holiday
+            time, following = off[-1]
+            expected = calendar.after(time, 1)[0]
+            problem = f"Series {name} goes on from {time} with {following}, its calendar with {expected}"
+            advice = "give series of another rhythm a Forecaster of their own, or fill missing rows by fill= and freq="
+            raise ValueError(f"{problem}: {advice}.")
 
 
 def _filled(panel, freq, fill):
