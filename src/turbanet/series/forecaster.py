@@ -28,9 +28,9 @@ from turbanet.training.history import History
 class Forecaster(Fitted):
     """Forecaster of many series, by a network for each ("local"), one network for all ("global"), or their mean.
 
-    Times are as they come: networks see values one after the other, whatever lies between them. An origin is one time
-    for all series; whatever is learned for a forecast from it is learned from rows up to it. Names of arguments are
-    those of neuralforecast.
+    Times are as they come: networks see values one after the other, whatever lies between them. All series follow one
+    calendar. An origin is one time for all of them; whatever is learned for a forecast from it is learned from rows up
+    to it. Names of arguments are those of neuralforecast.
 
     Parameters
     ----------
