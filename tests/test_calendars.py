@@ -309,6 +309,13 @@ def test_series_of_another_rhythm_than_the_calendar_are_refused():
         Forecaster(**HOW).fit(pd.concat([numbers, pd.DataFrame({"unique_id": "a", "ds": range(60), "y": 1.0})]))
 
 
+def test_a_few_rows_around_holidays_are_of_the_calendar():
+    days = pd.bdate_range("2024-01-01", periods=60)
+    daily = Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": days, "y": np.sin(np.arange(60.0))}))
+    few = pd.DataFrame({"unique_id": "a", "ds": days[[50, 52, 54, 56]], "y": 1.0})
+    assert daily.predict(df=few).ds.tolist() == days[[57, 58]].tolist()
+
+
 def test_what_was_filled_is_not_scored():
     days = pd.date_range("2024-01-01", periods=30)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(30.0)}).drop([27])
