@@ -309,6 +309,24 @@ def test_series_of_another_rhythm_than_the_calendar_are_refused():
         Forecaster(**HOW).fit(pd.concat([numbers, pd.DataFrame({"unique_id": "a", "ds": range(60), "y": 1.0})]))
 
 
+@pytest.mark.parametrize(
+    "months, change, said",
+    [
+        (["2024-01", "2024-02", "2024-03", "2024-03"], {}, "has two rows for 2024-03"),
+        (["2024-01", "2024-02", "2024-03"], {"y": np.nan}, "y is nan in series a at 2024-01"),
+        (pd.period_range("2020-01", periods=20, freq="3M"), {}, "goes on from 2024-09 with 2024-12, .* with 2024-10"),
+    ],
+    ids=["twice", "missing", "rhythm"],
+)
+def test_messages_name_periods_and_not_their_ordinals(months, change, said):
+    def rows(name, months, **change):
+        return pd.DataFrame({"unique_id": name, "ds": pd.PeriodIndex(months, freq="M"), "y": 1.0}).assign(**change)
+
+    monthly = rows("b", pd.period_range("2019-01", periods=70, freq="M"))
+    with pytest.raises(ValueError, match=said):
+        Forecaster(**HOW).fit(pd.concat([rows("a", months, **change), monthly]))
+
+
 def test_a_few_rows_around_holidays_are_of_the_calendar():
     days = pd.bdate_range("2024-01-01", periods=60)
     daily = Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": days, "y": np.sin(np.arange(60.0))}))

@@ -62,12 +62,13 @@ def test_resolve_keeps_a_given_block_so_that_bits_do_not_depend_on_the_number_of
 
 @pytest.mark.cpu
 def test_resolve_balances_its_blocks():
-    assert tn.Plan(1).resolve(swarm(10)).block == 5  # the rule says 8: 8 + 2 would leave one near-empty
+    assert tn.Plan(1).resolve(swarm(18)).block == 9  # the rule says 16: 16 + 2 would leave one near-empty
 
 
 @pytest.mark.cpu
 def test_resolve_takes_fewer_members_when_they_are_large():
-    assert tn.Plan(1).resolve(swarm(8, (400, 400, 2))).block < tn.Plan(1).resolve(swarm(8)).block
+    blocks = [tn.Plan(1).resolve(swarm(16, widths)).block for widths in ((4, 2), (32, 32, 2), (200, 200, 2))]
+    assert blocks == [16, 8, 1]
 
 
 @pytest.mark.cpu

@@ -25,7 +25,8 @@ KEPT_SECONDS = 0.1  # of compilation from which on a program is saved to disk
 MOST_KEPT = 2 * 2**30  # bytes of these programs
 MOST_CALLS = 16  # in place of a loop over blocks, which takes up to a fifth of the compilation; a call takes 1.5 ms
 SMALLEST_BLOCK = 4  # below it members train one by one: up to a tenth faster without vmap than two or three at once
-LARGEST_BLOCK = 8  # of the default on a CPU: the smallest networks gain up to a tenth beyond it
+LARGEST_BLOCK = 8  # of the default on a CPU
+SMALL_BYTES = 2**14  # members of at most this size gain up to a tenth from blocks twice as large; LSTMs lost a fifth
 
 
 def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = True) -> int:
@@ -132,7 +133,8 @@ class Plan:
             return dataclasses.replace(self, block=self._share(len(swarm)))
         leaves = jax.tree.leaves((swarm.params, swarm.params, swarm.opt_state))  # weights, gradients, moments
         member_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // len(swarm)
-        block = min(CACHE_BYTES // member_bytes, LARGEST_BLOCK)
+        most = LARGEST_BLOCK if member_bytes > SMALL_BYTES else 2 * LARGEST_BLOCK
+        block = min(CACHE_BYTES // member_bytes, most)
         block = 1 if block < SMALLEST_BLOCK else block
         return dataclasses.replace(self, block=block).balanced(len(swarm))
 

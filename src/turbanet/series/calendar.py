@@ -11,7 +11,7 @@ import pandas as pd
 SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5}  # of one unit
 SEASONS |= {"M": 12, "WOM": 12, "LWOM": 12, "Q": 4, "Y": 1}
 SECONDS = {"W": 7 * 24 * 3600, "D": 24 * 3600, "h": 3600, "min": 60, "s": 1}
-ENOUGH = 0.9  # share of a grid's times that are there where it is learned
+SHARE = 0.9  # of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
 ADVICE = 'name the step, such as freq="D" or freq=1, a pandas offset, or the list of all times, those to come too'
 
@@ -166,7 +166,7 @@ def learned(times: pd.Index) -> Calendar | None:
     if not isinstance(times, pd.DatetimeIndex):
         steps = np.diff(times.to_numpy())
         step = int(pd.Series(steps).mode()[0])
-        return Steps(step) if not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step else None
+        return Steps(step) if not (steps % step).any() and len(steps) >= SHARE * steps.sum() / step else None
     wall = times.tz_localize(None)
     return _months(wall) or _equal(times, wall) or _grid(times, wall) or _week(wall)
 
@@ -263,7 +263,7 @@ def _months(wall):
     clock = wall - wall.normalize()
     steps = np.diff(np.unique(month))
     every = pd.Series(steps).mode()
-    if clock.nunique() > 1 or not len(steps) or (steps != every[0]).mean() > 1 - ENOUGH:
+    if clock.nunique() > 1 or not len(steps) or (steps != every[0]).mean() > 1 - SHARE:
         return None
     counts = pd.Series(wall.day).groupby(np.asarray(month)).agg(list)
     days = max(counts, key=lambda each: (len(each), each))  # of a long month, which has all of them
@@ -272,7 +272,7 @@ def _months(wall):
         return None
     length = wall.days_in_month
     expected = np.minimum(np.array(days)[:, None], np.asarray(length)[None])
-    if not (expected == np.asarray(wall.day)[None]).any(axis=0).all() or len(wall) < ENOUGH * len(counts) * len(days):
+    if not (expected == np.asarray(wall.day)[None]).any(axis=0).all() or len(wall) < SHARE * len(counts) * len(days):
         return None
     return Monthly(int(every[0]), tuple(int(day) for day in days), (clock[0],))
 
@@ -301,7 +301,7 @@ def _grid(times, wall):
     for index in (times, wall):
         steps = np.diff(index.as_unit("ns").asi8)
         step = pd.Series(steps).mode()[0]
-        if step > 0 and not (steps % step).any() and len(steps) >= ENOUGH * steps.sum() / step:
+        if step > 0 and not (steps % step).any() and len(steps) >= SHARE * steps.sum() / step:
             whole_days = step % DAY.value == 0
             if whole_days or index is times:
                 days = pd.tseries.frequencies.to_offset(f"{step // DAY.value}D") if whole_days else None
@@ -319,4 +319,4 @@ def _week(wall):
     regular = np.isin(wall.day_of_week, days) & (wall - dates).isin(clock)
     span = pd.date_range(dates[0], dates[-1])
     expected = np.isin(span.day_of_week, days).sum() * len(clock)
-    return Weekly(days, clock) if regular.mean() >= ENOUGH and regular.sum() >= 0.8 * expected else None
+    return Weekly(days, clock) if regular.mean() >= SHARE and regular.sum() >= 0.8 * expected else None

@@ -325,7 +325,8 @@ class Forecaster(Fitted):
             left_out = {panel.ids[i]: times[origin] for i in np.flatnonzero(~scored)} | left_out
             series = np.flatnonzero(scored)
             if not len(series):
-                raise ValueError(f"No series has values after the origin {times[origin]}: take fewer or later origins.")
+                time = panel.kind.shown(times[origin])
+                raise ValueError(f"No series has values after the origin {time}: take fewer or later origins.")
             found = trained.forecast(pair[series], stop[series], steps)
             part = self._cross_validated(panel, series, stop[series], found, season, further)
             part.insert(2, "cutoff", times[[origin]].repeat(len(part)))
@@ -337,7 +338,7 @@ class Forecaster(Fitted):
             places.append(np.repeat(series, steps)[there])
         if left_out:
             name, origin = next(iter(left_out.items()))
-            which = f"{len(left_out)} of {len(panel.ids)} series, such as {name} at {origin}"
+            which = f"{len(left_out)} of {len(panel.ids)} series, such as {name} at {panel.kind.shown(origin)}"
             say_once(f"{which}, are not forecast from all origins: they have too few values before, or none after.")
         order = np.argsort(np.concatenate(places), kind="stable")  # origins and times are in order
         return panel.kind.written(pd.concat(parts).iloc[order].reset_index(drop=True), self.time_col)

@@ -13,7 +13,7 @@ from turbanet.series import calendar as calendars, tables
 from turbanet.series.tables import Columns, Kind
 
 FORWARD = "forward"
-ENOUGH = 20  # last rows of a series that tell its rhythm
+RHYTHM_ROWS = 20  # the last ones of a series, which tell its rhythm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
     codes, ds, y, exog = codes[order], ds[order], y[order], exog[order]
     if (twice := (np.diff(codes) == 0) & (ds[1:] == ds[:-1])).any():
         row = int(twice.argmax())
-        raise ValueError(f"Series {names[codes[row]]} has two rows for {ds[row]}: keep one of them.")
+        raise ValueError(f"Series {names[codes[row]]} has two rows for {kind.shown(ds[row])}: keep one of them.")
     end = np.cumsum(np.bincount(codes))
     hist = len(tables.encoded(table[:1], columns.hist)[1])
     panel = Panel(names, np.r_[0, end[:-1]], end, ds, y, exog, labels, plain, hist, kind, np.zeros(len(y), bool))
@@ -113,7 +113,7 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
         return _filled(panel, freq, fill)
     if not (finite := np.isfinite(y)).all():
         row = int((~finite).argmax())
-        problem = f"{columns.target} is {y[row]} in series {names[codes[row]]} at {ds[row]}"
+        problem = f"{columns.target} is {y[row]} in series {names[codes[row]]} at {kind.shown(ds[row])}"
         raise ValueError(f'{problem}: leave the row out, or give fill="forward" or a number, with freq.')
     return panel
 
@@ -149,7 +149,8 @@ def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Inde
     tables.check_labels(labels, panel.names[panel.hist :])
     given = pd.MultiIndex.from_arrays([tables.located(ids.tolist(), panel.ids.tolist()), ds])
     if (twice := given.duplicated() & (given.get_level_values(0) >= 0)).any():
-        raise ValueError(f"futr_df has two rows for series {ids[twice].iloc[0]} at {ds[twice][0]}: keep one of them.")
+        time = kind.shown(ds[twice][0])
+        raise ValueError(f"futr_df has two rows for series {ids[twice].iloc[0]} at {time}: keep one of them.")
     names = np.repeat(np.arange(len(coming)), list(map(len, coming)))
     times = coming[0].append(coming[1:])
     zone = getattr(ds, "tz", None)
@@ -158,7 +159,7 @@ def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Inde
     positions = given[given.get_level_values(0) >= 0].get_indexer(pd.MultiIndex.from_arrays([names, times]))
     if (positions < 0).any():
         row = int((positions < 0).argmax())
-        problem = f"futr_df has no row for series {panel.ids[row // len(coming[0])]} at {times[row]}"
+        problem = f"futr_df has no row for series {panel.ids[row // len(coming[0])]} at {panel.kind.shown(times[row])}"
         raise ValueError(f"{problem}: start from make_future_dataframe().")
     values = values[given.get_level_values(0) >= 0]
     return values[positions].reshape(len(panel.ids), len(coming[0]), -1)
@@ -183,11 +184,12 @@ def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
     """Raise ValueError for a series whose times are mostly not those of the calendar, as weeks are not of days."""
     leads = cache(partial(calendars.leads, calendar))
     for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
-        pairs = list(pairwise(panel.ds[max(begin, end - ENOUGH) : end]))
+        pairs = list(pairwise(panel.ds[max(begin, end - RHYTHM_ROWS) : end]))
         off = [pair for pair in pairs if not leads(*pair)]
         if len(pairs) >= 4 and 2 * len(off) > len(pairs):  # fewer may be those of a holiday
             time, following = off[-1]
             expected = calendar.after(time, 1)[0]
+            time, following, expected = map(panel.kind.shown, (time, following, expected))
             problem = f"Series {name} goes on from {time} with {following}, its calendar with {expected}"
             advice = "give series of another rhythm a Forecaster of their own, or fill missing rows by fill= and freq="
             raise ValueError(f"{problem}: {advice}.")
@@ -211,7 +213,8 @@ def _filled(panel, freq, fill):
         ds = panel.ds[begin:end]
         grid = _grid_of(calendar, ds)
         if len(off := ds.difference(grid)):
-            raise ValueError(f"Series {name} has a row for {off[0]}, which is no time of freq: leave it out.")
+            time = panel.kind.shown(off[0])
+            raise ValueError(f"Series {name} has a row for {time}, which is no time of freq: leave it out.")
         positions = ds.get_indexer(grid)
         y = np.where(positions < 0, np.nan, panel.y[begin:end][positions])
         missing = np.isnan(y)

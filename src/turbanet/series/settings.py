@@ -88,13 +88,15 @@ def check_lengths(panel: Panel, origins: Any, stops: list[np.ndarray], needed: i
     if (counts < needed).any():
         first = int(counts.argmin())
         what = "training with its calibration" if len(origins) > 1 else "training"
-        which = f"Series {panel.ids[first]} has {counts[first]} values up to {origins[-1]}, {what} needs {needed}"
+        origin = panel.kind.shown(origins[-1])
+        which = f"Series {panel.ids[first]} has {counts[first]} values up to {origin}, {what} needs {needed}"
         raise ValueError(f"{which}: leave it out, or take a shorter window or horizon.")
     for stop, origin in zip(stops[1:], origins[1:], strict=True):
         if len(short := np.flatnonzero(panel.end - stop < horizon)):
-            which = f"Series {panel.ids[short[0]]} has fewer than {horizon} values after {origin}"
+            which = f"Series {panel.ids[short[0]]} has fewer than {horizon} values after {panel.kind.shown(origin)}"
             raise ValueError(f"{which}, an origin of the calibration: leave it out, or take calibration=0.")
     ended = np.flatnonzero(panel.ds[panel.end - 1] < origins[0])
     if len(ended):
-        which = f"{len(ended)} of {len(panel.ids)} series, such as {panel.ids[ended[0]]}, end before {origins[0]}"
+        origin = panel.kind.shown(origins[0])
+        which = f"{len(ended)} of {len(panel.ids)} series, such as {panel.ids[ended[0]]}, end before {origin}"
         say_once(f"{which}: their forecasts follow on their own last values.")

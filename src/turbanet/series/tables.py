@@ -37,6 +37,10 @@ class Kind:
     library: str = "pandas"
     time: tuple | None = None
 
+    def shown(self, time: Any) -> Any:
+        """Return a time as a message names it: as the period that an ordinal stands for."""
+        return time if self.period is None else pd.Period(ordinal=int(time), freq=self.period)
+
     def written(self, table: pd.DataFrame, time: str) -> Any:
         """Return a pandas table as a table of the library that the input came in."""
         if self.period is not None:

@@ -309,6 +309,7 @@ class Training:
         if not self.ready:
             self.say("compiling, the first time for these shapes")
             self.ready = self._program()
+            self.say("")
         self.compile_seconds += time.perf_counter() - begin
         return self.ready
 
