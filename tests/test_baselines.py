@@ -79,8 +79,8 @@ def test_scores_by_hand():
         pinball = [mean_pinball_loss(part.y, part[f"M-q{level}"], alpha=level) for level in (0.1, 0.9)]
         assert ours.pinball == pytest.approx(np.mean(pinball))
     assert found.model.tolist() == ["M", "M"]
-    with pytest.raises(ValueError, match="no column 'N'"):
-        scores(frame, table, models=["N"])
+    with pytest.raises(ValueError, match="no column 'NN'"):
+        scores(frame, table, models="NN")
     polars = pytest.importorskip("polars")
     pd.testing.assert_frame_equal(scores(polars.from_pandas(frame), polars.from_pandas(table), season=3), found)
     holes = table.assign(y=table.y.where(table.ds != 1))

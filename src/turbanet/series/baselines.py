@@ -103,7 +103,7 @@ def scores(
     id_col: str = "unique_id",
     time_col: str = "ds",
     target_col: str = "y",
-    models: Sequence[str] | None = None,
+    models: Sequence[str] | str | None = None,
 ) -> pd.DataFrame:
     """Score forecasts of `Forecaster.cross_validation` by their step ahead, or over all steps.
 
@@ -135,7 +135,8 @@ def scores(
     forecasts, table = (_read(each, time_col) for each in (forecasts, table))
     named = [id_col, time_col, "cutoff", target_col]
     bounds = [each for each in forecasts if BOUND.search(str(each))]
-    models = [each for each in forecasts if each not in [*named, *bounds]] if models is None else models
+    every = [each for each in forecasts if each not in [*named, *bounds]]
+    models = every if models is None else [models] if isinstance(models, str) else models
     if unknown := [each for each in models if each not in forecasts]:
         raise ValueError(f"The forecasts have no column {unknown[0]!r}; they have {', '.join(forecasts)}.")
     rows = forecasts.sort_values([id_col, "cutoff", time_col], kind="stable")
