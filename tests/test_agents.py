@@ -400,6 +400,55 @@ def test_an_observation_of_one_number_is_refused():
         train_agents(Number(), SHORT)
 
 
+class Shaped(Line):
+    """A walk whose observation, reward and end have these forms."""
+
+    def __init__(self, observation=(1,), reward=(), truncated=bool):
+        self.forms = observation, reward, truncated
+
+    def reset(self, key, params):
+        place, state = super().reset(key, params)
+        return jnp.full(self.forms[0], place[0]), state
+
+    def step_env(self, key, state, action, params):
+        place, state, reward, terminated, info = super().step_env(key, state, jnp.ravel(action)[0], params)
+        return jnp.full(self.forms[0], place[0]), state, jnp.full(self.forms[1], reward), terminated, info
+
+    def is_truncated(self, state, params):
+        return jnp.asarray(super().is_truncated(state, params), self.forms[2])
+
+
+class Column(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x), nn.Dense(1)(x)
+
+
+@pytest.mark.parametrize(
+    ("env", "model", "says"),
+    [
+        (Shaped((1, 2)), None, r"values are of shape \(16, 1\) for rows \(16,\): return values\[..., 0\]"),
+        (Shaped((2, 3)), None, r"values are of shape \(16, 2\) for rows \(16,\)"),
+        (Line(), Column(), r"values are of shape \(16, 1\) for rows \(16,\)"),
+        (Shaped(reward=(1,)), None, r"Shaped's reward has shape \(1,\): make it one number"),
+    ],
+    ids=["one row", "matrix", "column", "reward"],
+)
+def test_what_is_more_than_one_number_a_step_is_refused(env, model, says):
+    with pytest.raises(ValueError, match=says):
+        train(env, model=model)
+
+
+def test_an_end_by_time_may_be_a_number():
+    assert_equal(train(Shaped(truncated=float))[0].params, train(Shaped())[0].params)
+
+
+def test_agents_are_normalised_as_they_were_made():
+    swarm, _ = train()
+    with pytest.raises(ValueError, match="normalize_observations=True came for agents that were made otherwise"):
+        train(members=swarm, config=SHORT._replace(normalize_observations=True))
+
+
 def test_observations_of_several_arrays_are_refused():
     with pytest.raises(ValueError, match="one array; Parts gives a dict of 2: join them in reset and step_env"):
         train(Parts())

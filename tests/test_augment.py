@@ -23,12 +23,14 @@ def swarm(members=3, **how):
     return tn.TurbaTrainState.swarm(MODEL, ADAM, members, sample_input=X[:1], seed=0, **how)
 
 
-def test_a_crop_is_a_window_of_the_padded_image():
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "x64"])
+def test_a_crop_is_a_window_of_the_padded_image(wide):
     change = tn.RandomCrop(2)
     starts = np.asarray(change.draw(KEY, len(X)))
     padded = np.pad(X, [(0, 0), (2, 2), (2, 2), (0, 0)])
     expected = [image[i : i + 6, j : j + 5] for image, (i, j) in zip(padded, starts, strict=True)]
-    np.testing.assert_array_equal(change.apply(starts, X), expected)
+    with jax.enable_x64(wide):
+        np.testing.assert_array_equal(change.apply(starts, X), expected)
     assert set(starts.ravel()) == set(range(5))
 
 
@@ -111,6 +113,26 @@ def trained_on(loss, nets, images, weights=True):
 
 
 WEIGHTED = tn.weighted(tn.augmented(seen, tn.Chain(tn.RandomCrop(4), tn.RandomFlip())))
+
+
+def test_a_change_of_ones_own_is_told_the_rows_of_several_inputs():
+    class OfImages(Remembering):
+        def apply(self, drawn, x):
+            assert drawn.shape == (len(X),)
+            return x | {"image": 10 * x["image"]}
+
+    class Of(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(x["image"].reshape(len(x["image"]), -1))
+
+    x, y = {"image": X, "other": X}, np.zeros((len(X), 1), np.float32)
+    nets = tn.TurbaTrainState.swarm(Of(), ADAM, 2, sample_input=jax.tree.map(lambda leaf: leaf[:1], x))
+    how = {"epochs": 1, "progress": False}
+    changed = tn.fit(nets, x, y, tn.augmented(tn.mse, OfImages()), **how)[1].train_loss
+    np.testing.assert_allclose(changed, 100 * tn.fit(nets, x, y, tn.mse, **how)[1].train_loss, rtol=1e-4)
+    with pytest.raises(ValueError, match="Images are one array, got a dict"):
+        tn.fit(nets, x, y, tn.augmented(tn.mse, tn.RandomFlip()), **how)
 
 
 def test_weighted_examples_are_changed_each_by_itself():

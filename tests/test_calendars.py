@@ -327,6 +327,38 @@ def test_messages_name_periods_and_not_their_ordinals(months, change, said):
         Forecaster(**HOW).fit(pd.concat([rows("a", months, **change), monthly]))
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        pd.date_range("2024-05-06", periods=72, freq="h").delete(range(3, 70, 7)),  # three days with gaps
+        sessions(8, 15)[8:40],  # Tuesday to Friday
+    ],
+    ids=["three days", "four sessions"],
+)
+def test_less_than_two_weeks_do_not_tell_the_days_of_the_week(times):
+    with pytest.raises(ValueError, match="follow no calendar, or are too few to tell"):
+        Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": times, "y": np.sin(np.arange(len(times)))}))
+
+
+@pytest.mark.parametrize(
+    "freq",
+    [pd.offsets.CustomBusinessDay(holidays=["2024-03-22"]), list(pd.bdate_range("2024-01-01", "2024-05-01")), None],
+    ids=["offset", "list", "learned"],
+)
+def test_a_saved_forecaster_keeps_the_calendar_that_it_was_given(freq, tmp_path):
+    days = pd.bdate_range("2024-01-01", "2024-03-21")
+    table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.sin(np.arange(len(days)))})
+    forecaster = Forecaster(**HOW, freq=freq).fit(table)
+    forecaster.save(tmp_path / "kept")
+    again = Forecaster.load(tmp_path / "kept", model=HOW["model"])
+    assert (again.freq is None) == (freq is None)
+    pd.testing.assert_frame_equal(again.fit(table).predict(), forecaster.predict())
+
+
+def test_half_months_have_a_season_however_they_are_named():
+    assert [calendar.Offset(pd.tseries.frequencies.to_offset(name)).season for name in ("SMS", "SME")] == [24, 24]
+
+
 def test_a_few_rows_around_holidays_are_of_the_calendar():
     days = pd.bdate_range("2024-01-01", periods=60)
     daily = Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": days, "y": np.sin(np.arange(60.0))}))

@@ -232,6 +232,26 @@ def test_a_training_killed_in_a_callback_goes_on_with_what_was_asked_before(tmp_
     assert other.epochs.tolist() == history.epochs.tolist() == [2, 8, 8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("steers_first", first(1, [False, True]))
+def test_what_callbacks_ask_for_is_not_lost_when_one_raises(tmp_path, steers_first):
+    def steer(view):
+        if view.epoch == 4:
+            view.stop([0])
+            view.set(learning_rate=0.2)
+
+    def fail(view):
+        if view.epoch == 4 and fails:
+            raise fails.pop()
+
+    fails = [OSError("the logging service is gone")]
+    callbacks = [steer, fail] if steers_first else [fail, steer]
+    with pytest.raises(OSError, match="logging service"):
+        train(callbacks=callbacks, checkpoints=tmp_path)
+    resumed, history = train(callbacks=callbacks, checkpoints=tmp_path)
+    equal(resumed, train(callbacks=[steer])[0])
+    assert history.epochs.tolist() == [4, 8, 8, 8, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [

@@ -11,7 +11,7 @@ from tiers import first
 import turbanet as tn
 from turbanet.forecasting import Forecaster
 from turbanet.series.inputs import Shape, channels, standards
-from turbanet.series.tables import encoded
+from turbanet.series.tables import Columns, as_pandas, encoded
 
 rng = np.random.default_rng(2)
 DAYS = pd.date_range("2023-01-02", periods=120)
@@ -50,6 +50,16 @@ def test_columns_as_numbers():
     assert centre.tolist() == [2, 0, 0, 0, 0]
     assert spread.tolist() == [1, 1, 1, 1, 1]
     assert standards(np.array([[1.0], [5]]), np.array([False]))[1].tolist() == [2]
+
+
+def test_columns_of_polars_are_those_of_pandas():
+    polars = pytest.importorskip("polars")
+    columns = {"size": ["S", None, "L"], "promo": [True, None, False]}
+    expected = encoded(pd.DataFrame(columns).astype({"size": "category", "promo": "boolean"}), list(columns))
+    table = polars.DataFrame(columns).with_columns(polars.col("size").cast(polars.Categorical))
+    for each in (table, table.to_arrow()):
+        for found, wanted in zip(encoded(as_pandas(each, Columns())[0], list(columns)), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def promoted(count=3):

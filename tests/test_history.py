@@ -3,9 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import turbanet as tn
 from turbanet.training.history import History, diverged, name_diverged
@@ -63,6 +65,26 @@ def test_the_best_epoch_is_the_one_whose_weights_patience_brings_back():
     )
     assert np.isnan(seen.train_loss[-1]).any()
     assert not best.train_loss.isna().any()
+
+
+class Float32(nn.Module):
+    """A model that stays in float32 where JAX's x64 is on."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, dtype=jnp.float32, param_dtype=jnp.float32)(x)
+
+
+def test_the_best_epoch_under_x64_is_the_one_whose_weights_patience_brings_back():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)).astype(np.float32), rng.integers(2, size=30)
+    how = {"validation": (x[20:], y[20:]), "metric": tn.accuracy, "monitor": "validation_metric", "mode": "max"}
+    with jax.enable_x64(True):
+        swarm = tn.TurbaTrainState.swarm(Float32(), optax.sgd(0.3), 50, sample_input=x[:1])
+        how |= {"epochs": 12, "patience": 12, "min_delta": 0.1, "progress": False}
+        swarm, seen = tn.fit(swarm, x[:20], y[:20], tn.softmax_cross_entropy, **how)
+        scores = tn.accuracy(tn.predict(swarm, x[20:]), y[20:])
+        np.testing.assert_allclose(seen.best().validation_metric, scores, rtol=1e-6)
 
 
 def test_two_calls_are_one_history():

@@ -139,3 +139,14 @@ def test_labels_of_a_small_type_may_be_of_as_many_classes_as_it_has_numbers(dtyp
     for labels in (y, jnp.asarray(y)):
         _, history = tn.fit(swarm, X[:3], labels, softmax_cross_entropy, epochs=1, progress=False)
         assert np.isfinite(history.train_loss).all()
+
+
+def test_rows_of_weight_zero_keep_their_own_predictions_in_scores():
+    x, weight = np.array([[1.0], [np.nan], [3.0], [4.0]], np.float32), np.array([0, 0, 1, 1], np.float32)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 1, sample_input=x[:1])
+    y = np.ones_like(x)
+    loss, prediction = swarm.evaluate(x[None], (y[None], weight[None]), tn.weighted(tn.mse))
+    np.testing.assert_array_equal(prediction, swarm.predict(x[None]))
+    assert loss[0] == pytest.approx(((np.asarray(prediction)[0, 2:] - 1) ** 2).mean())
+    trained, scored, _ = swarm.train(x[None], (y[None], weight[None]), tn.weighted(tn.mse))
+    assert scored[0] == pytest.approx(float(loss[0])) and np.isfinite(trained.params["Dense_0"]["kernel"]).all()

@@ -449,6 +449,24 @@ def advice(model, caplog):
     return [record.message for record in caplog.records]
 
 
+class Flagged(nnx.Module):
+    """An NNX module that is told by a keyword whether it trains."""
+
+    def __init__(self, rngs):
+        self.layer, self.drop = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, train: bool = False):
+        return self.drop(self.layer(x), deterministic=not train)
+
+
+def test_an_nnx_module_is_told_by_its_keyword_that_it_trains():
+    still = tn.TurbaTrainState.swarm(nnx.bridge.ToLinen(Flagged), optax.sgd(0.0), 2, sample_input=X[:1])
+    losses = [still.train(X[None].repeat(2, 0), Y[None].repeat(2, 0), tn.softmax_cross_entropy)[1]]
+    scores = [tn.evaluate(still, X, Y, tn.softmax_cross_entropy) for _ in range(2)]
+    np.testing.assert_array_equal(*scores)
+    assert (np.abs(losses[0] - scores[0]) > 1e-4).all()
+
+
 @pytest.mark.parametrize(
     "keyword",  # MODELS have the others
     first(

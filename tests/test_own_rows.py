@@ -236,6 +236,21 @@ def test_how_wide_rows_come_changes_no_bit():
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+def test_how_wide_rows_come_changes_nothing_where_there_is_no_y():
+    @tn.mean_over_rows
+    def reconstruction(params, x, y, apply_fn):
+        prediction = apply_fn({"params": params}, x)
+        return (prediction - x) ** 2, prediction
+
+    x, rows = table(30)[0], np.full((2, 30), -1)
+    rows[0, :10], rows[1, :8] = range(10), range(8)
+    nets = tn.TurbaTrainState.swarm(nn.Dense(x.shape[1]), optax.sgd(0.1), 2, sample_input=x[:1])
+    how = {"epochs": 1, "batch_size": 4, "equal_steps": True, "progress": False}
+    wide, narrow = (tn.fit(nets, x, None, reconstruction, rows=each, **how)[0] for each in (rows, rows[:, :10]))
+    jax.tree.map(np.testing.assert_array_equal, wide.params, narrow.params)
+    assert tn.predict(nets, x, rows=rows).shape[:2] == rows.shape
+
+
 def test_folds_in_time_make_the_steps_of_each():
     x, y = table(62)
     job = {"optimizer": optax.adam(0.01), "loss": tn.softmax_cross_entropy, "epochs": 2, "batch_size": 8, **QUIET}

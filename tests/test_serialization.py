@@ -15,6 +15,7 @@ import optax
 import pandas as pd
 import pytest
 from conftest import DEVICES
+from flax import nnx
 from small_networks import Line
 
 import turbanet as tn
@@ -253,6 +254,27 @@ def test_a_schedule_of_ones_own_is_given_again(tmp_path):
     same(numbers(train(again)), numbers(train(swarm)))
     with pytest.raises(ValueError, match="is another one: schedule 0 was .*halves .* and is cosine"):
         load(tmp_path, Net(), optimizer(), schedule=["cosine", "warm"])
+
+
+class Summed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        assert type(x) is dict
+        return nn.Dense(2)(sum(x.values()))
+
+
+def test_a_model_of_a_dict_receives_a_dict_when_it_is_loaded(tmp_path):
+    swarm = tn.TurbaTrainState.swarm(Summed(), optax.sgd(0.1), 2, sample_input={"a": X[:1], "b": X[:1]})
+    swarm.save(tmp_path / "swarm")
+    again = load(tmp_path / "swarm", Summed(), optax.sgd(0.1))
+    np.testing.assert_array_equal(tn.predict(again, {"a": X, "b": X}), tn.predict(swarm, {"a": X, "b": X}))
+
+
+def test_an_nnx_module_is_not_pickled_to_what_nobody_can_read():
+    module = nnx.bridge.ToLinen(nnx.Linear, args=(3, 2))
+    swarm = tn.TurbaTrainState.swarm(module, optax.sgd(0.1), 2, sample_input=X[:1])
+    with pytest.raises(TypeError, match=r"an NNX module in Flax's bridge cannot be read.*swarm.save"):
+        pickle.dumps(swarm)
 
 
 def test_a_pickle_holds_the_swarm():

@@ -296,13 +296,13 @@ def test_the_first_score_that_is_a_number_is_not_interpolated():
 
 def test_rounds_to_a_score_that_was_not_asked_for_are_refused():
     none = tn.federated.FederatedHistory(*[None] * 10)
-    with pytest.raises(ValueError, match="no scores of metric=None; there are none"):
+    with pytest.raises(ValueError, match="no scores: train with validation= and metric="):
         none.rounds_to(0.5)
     several = tn.federated.FederatedHistory(
         *[None] * 3, np.array([1, 2]), None, {"top": np.array([0.2, 0.6])}, *[None] * 4
     )
     assert several.rounds_to(0.4, "top") == 1.5
-    with pytest.raises(ValueError, match=r"metric=None; there are \['top'\]"):
+    with pytest.raises(ValueError, match=r"metric=None, but of \['top'\]"):
         several.rounds_to(0.4)
 
 
@@ -369,3 +369,89 @@ def test_ctrl_c_keeps_the_rounds_so_far(monkeypatch):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), caught.value.swarm.params, expected.params)
     np.testing.assert_allclose(caught.value.history.train_loss, seen.train_loss, rtol=1e-6)
     assert caught.value.history.scored.tolist() == [1] and np.isfinite(caught.value.history.validation_loss).all()
+
+
+class Scaled(nn.Module):
+    """A model whose running statistics move further than its weights."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train)(100 * x))
+
+
+@pytest.mark.parametrize("clip", [5.0, 0.01])
+def test_the_length_of_a_change_is_that_of_its_weights(clip):
+    start = tn.TurbaTrainState.swarm(Scaled(), optax.sgd(RATE), 1, sample_input=X[:1])
+    job = {"clients": EVEN[:1], "rounds": 1, "sampled": 1, "progress": False}
+    free, held = (tn.federated.train(start, X, Y, tn.mse, clip=each, **job)[0] for each in (None, clip))
+    change, kept = (np.asarray(optax.tree.norm(optax.tree.sub(net.params, start.params))) for net in (free, held))
+    assert 0.01 < change < 5 and kept == pytest.approx(min(change, clip), rel=1e-4)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), held.collections, free.collections)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.contrib.schedule_free_sgd(0.5), "this one predicts by others: take an optimizer without averages"),
+        (optax.contrib.reduce_on_plateau(), "must make a step with a mean change and parameters alone, .* raises"),
+    ],
+    ids=["averages", "needs the loss"],
+)
+def test_an_optimizer_of_mean_changes_needs_no_more_than_these(optimizer, message):
+    with pytest.raises(ValueError, match=f"server must .*{message}|server {message}"):
+        tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, server=optimizer, **JOB)
+    with pytest.raises(ValueError, match=f"outer must .*{message}|outer {message}"):
+        tn.federated.local_sgd(line(), X, Y, tn.mse, workers=2, epochs=1, batch_size=2, every=2, outer=optimizer)
+
+
+class Narrow(nn.Module):
+    """Two layers of different types of parameters."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.Dense(4, param_dtype=jnp.bfloat16)(x))
+
+
+@pytest.mark.parametrize("how", [{"server": optax.sgd(1.0, 0.9)}, {"server": optax.adam(0.1), "clip": 1.0}])
+def test_parameters_keep_their_types(how):
+    start = tn.TurbaTrainState.swarm(Narrow(), optax.sgd(RATE), 1, sample_input=X[:1])
+    net, seen = tn.federated.train(start, X, Y, tn.mse, clients=EVEN, **JOB, **how)
+    found, expected = ([leaf.dtype for leaf in jax.tree.leaves(each.params)] for each in (net, start))
+    assert found == expected and np.isfinite(seen.train_loss).all()
+
+
+def test_more_rows_than_float16_holds_are_counted():
+    x = RANDOM.normal(size=(70_000, 2)).astype(np.float32)
+    model = nn.Dense(1, param_dtype=jnp.float16, dtype=jnp.float32)
+    start = tn.TurbaTrainState.swarm(model, optax.sgd(0.5), 1, sample_input=x[:1])
+    job = {"clients": np.arange(len(x)).reshape(2, -1), "rounds": 1, "sampled": 2, "progress": False}
+    net, _ = tn.federated.train(start, x, x[:, :1], tn.mse, **job)
+    plain, _ = tn.fit(start, x, x[:, :1], tn.mse, epochs=1, progress=False)  # equal clients and one step: the mean
+    np.testing.assert_allclose(net.params["kernel"], plain.params["kernel"], rtol=2e-3, atol=2e-3)
+
+
+@tn.mean_over_rows
+def by_member(params, x, y, apply_fn, *, member):
+    prediction = apply_fn({"params": params}, x)
+    return member * (prediction - y) ** 2, prediction
+
+
+def test_a_loss_with_constants_is_held_near_the_server_too():
+    with pytest.raises(ValueError, match="takes the keyword `member`: give each member's own constants to fit"):
+        tn.federated.train(line(), X, Y, by_member, clients=EVEN, **JOB)
+    with pytest.raises(ValueError, match="takes the keyword `member`"):
+        tn.federated.local_sgd(line(), X, Y, by_member, workers=2, epochs=1, batch_size=2, every=2)
+    start = line().replace(member=np.ones(1, np.float32))
+    found = tn.federated.train(start, X, Y, by_member, clients=EVEN, proximal=0.5, **JOB)[0]
+    equal = tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, proximal=0.5, **JOB)[0]
+    np.testing.assert_allclose(weights(found), weights(equal), rtol=1e-5)
+
+
+def test_rows_of_no_client_may_hold_anything():
+    x, y = X.copy(), Y.copy()
+    x[20:], y[20:] = np.nan, np.inf
+    found, expected = (tn.federated.train(line(), *data, tn.mse, clients=EVEN, **JOB)[0] for data in ((x, y), (X, Y)))
+    np.testing.assert_array_equal(weights(found), weights(expected))
+    y[3] = np.nan
+    with pytest.raises(ValueError, match="row 3"):
+        tn.federated.train(line(), x, y, tn.mse, clients=EVEN, **JOB)

@@ -14,6 +14,7 @@ import pytest
 from flax import linen as nn
 
 import turbanet
+import turbanet as tn
 from turbanet import MLP, TurbaTrainState, mse, softmax_cross_entropy
 from turbanet.turba_train_state import _unpickled
 
@@ -262,6 +263,25 @@ def test_vmap_create_refuses_params_of_different_lengths():
 
 def test_len_of_a_single_state_is_one(swarm):
     assert (len(swarm), len(swarm.get_state(0))) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda swarm, one: one.predict(np.zeros((1, 3))),
+        lambda swarm, one: one.train(np.zeros((1, 3)), np.zeros(1, int), tn.softmax_cross_entropy),
+        lambda swarm, one: tn.evaluate(one, np.zeros((1, 3)), np.zeros(1, int), tn.softmax_cross_entropy),
+        lambda swarm, one: one.append(swarm),
+        lambda swarm, one: swarm.append(one),
+        lambda swarm, one: one.merge(),
+        lambda swarm, one: one.copies(2),
+        lambda swarm, one: one[[0]],
+        lambda swarm, one: list(one),
+    ],
+)
+def test_one_network_is_no_swarm(swarm, use):
+    with pytest.raises(ValueError, match=r"this is one network: take swarm\[\[id\]\], a swarm of one"):
+        use(swarm, swarm.get_state(0))
 
 
 def test_get_state_has_no_member_axis(swarm):

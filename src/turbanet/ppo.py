@@ -27,7 +27,8 @@ class PPOConfig(NamedTuple):
 
     lr : learning rate of Adam [member]
     n_steps, n_envs : steps of a rollout in each environment; number of parallel environments
-    batch_size, n_epochs : transitions of an optimizer step; passes over a rollout
+    batch_size, n_epochs : transitions of an optimizer step, the last one of a pass filled up from its beginning; passes
+        over a rollout
     gamma, gae_lambda : discount of rewards, and of the terms of an advantage (Schulman et al. 2016) [member]
     clip_range : how far the ratio of new to old probability may move from 1 before it is clipped [member]
     ent_coef, vf_coef : weights of the entropy and of the value loss [member]
@@ -166,6 +167,15 @@ class Taken(NamedTuple):
     values: Any
 
 
+def check_one_a_row(log_probability: Any, values: Any, like: Any) -> None:
+    """Raise ValueError if a network's values or the probabilities of its actions are not one number a row of `like`."""
+    rows = jnp.shape(like)
+    for name, given in {"values": values, "log-probabilities": log_probability}.items():
+        if jnp.shape(given) != rows:
+            advice = "return values[..., 0], and flatten an observation of several axes in the network"
+            raise ValueError(f"The network's {name} are of shape {jnp.shape(given)} for rows {rows}: {advice}.")
+
+
 def ppo_loss(
     policy: Any,
     values: jax.Array,
@@ -191,7 +201,9 @@ def ppo_loss(
         divergence KL(old || new) of the policies, in nats, estimated on the batch (Schulman 2020)
     """
     policy = distribution(policy)
-    change = policy.log_probability(taken.action) - taken.log_probability
+    log_probability = policy.log_probability(taken.action)
+    check_one_a_row(log_probability, values, taken.advantage)
+    change = log_probability - taken.log_probability
     ratio = jnp.exp(change)
     advantage = taken.advantage
     if advantage.size > 1:

@@ -270,12 +270,12 @@ class TurbaTrainState(State):
         tensors, tables, lists, or trees of them. `loss_fn` None is that of `set_loss_fn`. The names of TurbaNet 0.4,
         `input_data` and `output_data`, stand for x and y; an unknown keyword raises TypeError.
         """
-        return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
+        return _each(member.train_step, self._loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Evaluate every member on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
+        return _each(member.evaluate, self._loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -290,6 +290,7 @@ class TurbaTrainState(State):
 
         With `return_ids` -> (swarm, the ids [member] that the appended members have in it).
         """
+        check_swarm(self)
         check_swarm(other)
         for name in ("params", "collections", "opt_state", "schedule", "member"):
             if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
@@ -317,7 +318,7 @@ class TurbaTrainState(State):
 
     def merge(self) -> Self:
         """Merge the members into a swarm of one: mean weights and moments, the largest count, the first random key."""
-        check_next_ids(self.id, 1)
+        check_next_ids(check_swarm(self).id, 1)
 
         def mean(leaf):
             if is_key(leaf):
@@ -330,7 +331,7 @@ class TurbaTrainState(State):
     def copies(self, members: int) -> Self:
         """Return a swarm of copies of this swarm's one member, ids from 0 on; each draws and trains for itself."""
         check_whole(members=members)
-        if len(self) != 1:
+        if len(check_swarm(self)) != 1:
             raise ValueError(f"copies are of one network, this is a swarm of {len(self)}: take swarm[[id]] of it.")
         return resized(self, members).replace(id=jnp.arange(members, dtype=self.id.dtype))
 
@@ -343,6 +344,7 @@ class TurbaTrainState(State):
 
     def __getitem__(self, ids: Any) -> Self:
         """Return the swarm of the members with these ids, in this order; pairs (seed, id) where seeds differ."""
+        check_swarm(self)
         if isinstance(ids, slice):
             by_position = "jax.tree.map(lambda leaf: leaf[1:3], swarm)"
             raise TypeError(f"Members go by id, swarm[[4, 7]], as positions change; by position it is {by_position}.")
@@ -366,7 +368,7 @@ class TurbaTrainState(State):
         return jax.tree.map(lambda leaf: leaf[order[first]], self)
 
     def __iter__(self) -> Iterator[Self]:
-        leaves, tree = jax.tree.flatten(self)
+        leaves, tree = jax.tree.flatten(check_swarm(self))
         leaves = [np.asarray(leaf) if is_on_host(leaf) else leaf for leaf in leaves]
         return (jax.tree.unflatten(tree, [leaf[index, ...] for leaf in leaves]) for index in range(len(self)))
 
@@ -398,6 +400,8 @@ class TurbaTrainState(State):
         try:
             import cloudpickle
 
+            if member.is_nnx(getattr(self.apply_fn, "__self__", None)):
+                raise TypeError("what pickle makes of an NNX module in Flax's bridge cannot be read")
             fields = cloudpickle.dumps(vars(self))
         except Exception as error:  # objects that a function holds may raise anything
             advice = "keep it by swarm.save(folder), for TurbaTrainState.load(folder, model, optimizer)"
@@ -410,9 +414,15 @@ class TurbaTrainState(State):
     def __deepcopy__(self, memo: dict) -> Self:
         return jax.tree.map(copy.deepcopy, self)
 
+    def _loss(self, loss_fn):
+        chosen = self.loss(loss_fn)
+        member.with_constants(self, None, chosen)
+        return chosen
+
     def _lead(self, x, *y):
         """Return x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""
         data = [as_arrays(each, name) for name, each in zip("xy", (x, *y), strict=False)]
+        check_swarm(self)
         if len(self) == 1 and self._lacks_member_axis(data[0]):
             data = jax.tree.map(lambda leaf: leaf[None], data)
         for path, leaf in jax.tree.leaves_with_path(dict(zip("xy", data, strict=False))):

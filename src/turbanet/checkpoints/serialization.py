@@ -81,7 +81,7 @@ def load(
     if sample is None and sample_input is None:
         raise ValueError(f"The swarm in {folder} does not know its input: give a batch of it as sample_input=.")
     sample_input = as_arrays(sample_input, "sample_input")  # None stays None
-    create = creator(jax.tree.map(jnp.zeros_like, sample) if sample_input is None else sample_input)
+    create = creator(jax.tree.map(jnp.zeros_like, unfreeze(sample)) if sample_input is None else sample_input)
     constants = unfreeze(_specification(about.get("member")))
     like = _like(about, create, schedule).replace(sample=sample, member=constants)
     if about.get("averages") and like.tx is INFERENCE_ONLY:

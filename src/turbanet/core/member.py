@@ -49,15 +49,15 @@ def mode(apply_fn: Callable, train: bool) -> dict[str, Any]:
     """Return the keyword arguments that put the model behind `apply_fn` into training (`train`) or evaluation.
 
     They are those of `TRAIN_FLAGS` and `EVAL_FLAGS` that the model takes; an NNX module in Flax's bridge is switched by
-    its own methods.
+    its own methods too.
     """
     model = getattr(apply_fn, "__self__", None)
     if not isinstance(model, nn.Module):
         return {}
-    if _is_nnx(model):
-        return {"nnx_method": partial(_nnx_call, train)}
-    parameters = inspect.signature(type(model).__call__).parameters
-    return {name: train == (name in TRAIN_FLAGS) for name in parameters if name in TRAIN_FLAGS + EVAL_FLAGS}
+    kind = getattr(model, "nnx_class", type(model))  # or a function that returns an NNX module, which takes none
+    named = parameters(kind.__call__) if isinstance(kind, type) else {}
+    flags = {name: train == (name in TRAIN_FLAGS) for name in named if name in TRAIN_FLAGS + EVAL_FLAGS}
+    return flags | ({"nnx_method": partial(_nnx_call, train)} if is_nnx(model) else {})
 
 
 class AlwaysTrains(ValueError):
@@ -128,7 +128,7 @@ class Bound:
                 raise AlwaysTrains(f"{problem} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}.") from error
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
-        if _is_nnx(apply_fn.__self__):
+        if is_nnx(apply_fn.__self__):
             rngs["default"] = rngs["params"]  # Flax would give it the same key for every member and step
         kwargs = {"rngs": rngs} | kwargs
         requested = kwargs.pop("mutable", None)
@@ -219,7 +219,7 @@ def with_constants(swarm: Swarm, constants: Any, loss_fn: Callable | None) -> Sw
             raise ValueError("member= is for a loss or a model that takes the keyword `member`, and neither does.")
         return swarm.replace(member=constants)
     if loss_fn and swarm.member is None and takes(loss_fn, "member"):
-        raise ValueError("The loss takes the keyword `member`: give each member's own constants as member=.")
+        raise ValueError("The loss takes the keyword `member`: give each member's own constants to fit, as member=.")
     return swarm
 
 
@@ -276,7 +276,7 @@ def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:
     sample: an input, whose shape and type the model is made for.
     """
     key = member_key(seed, id, INIT)
-    keys = {"params": key, "dropout": key, "default": key} if _is_nnx(model) else key
+    keys = {"params": key, "dropout": key, "default": key} if is_nnx(model) else key
     return model.init(keys, sample, **mode(model.apply, False))
 
 
@@ -326,12 +326,12 @@ def survey(model: Any, variables: Any, sample: Any) -> tuple[list[str], list[str
     return carried, [f"{type(model).__name__} {what}: {FLAG} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}." for what in idle]
 
 
-def _is_nnx(model):
+def is_nnx(model):
     """Whether a Linen module is Flax's bridge to an NNX one, which needs its random streams when it is created."""
     return hasattr(model, "nnx_class")
 
 
-def _nnx_call(train, module, *args, **kwargs):
+def _nnx_call(train, module, /, *args, **kwargs):
     (module.train if train else module.eval)()
     return module(*args, **kwargs)
 

@@ -38,6 +38,22 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
         raise ValueError("evaluation_params must return parameters of the model's structure and shapes.")
 
 
+def check_outer(optimizer: optax.GradientTransformation, params: Any, name: str) -> None:
+    """Raise ValueError for an optimizer, the argument `name`, of networks' mean change, which needs more than that.
+
+    params : those of the network
+    """
+    try:
+        state = jax.eval_shape(optimizer.init, params)
+        jax.eval_shape(partial(updated, optimizer), params, state, params)
+    except Exception as error:  # an optimizer may raise anything
+        needs = "with a mean change and parameters alone, as optax.sgd(1.0) does"
+        raise ValueError(f"{name} must make a step {needs}; this one raises: {first_line(error)}") from error
+    if has_averages(state):
+        problem = f"{name} must leave the network the parameters that it trains, and this one predicts by others"
+        raise ValueError(f"{problem}: take an optimizer without averages, such as optax.sgd(1.0).")
+
+
 def evaluation_params(opt_state: Any, params: Any) -> Any:
     """Return the parameters that a member predicts and is scored by: `params`, or its optimizer's in their place.
 

@@ -53,7 +53,6 @@ class State(TrainState):
         if jnp.ndim(self.step) > 0:
             return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
         updates, opt_state = updated(self.tx, grads, self.opt_state, self.params, value)
-        opt_state = jax.tree.map(_as_before, opt_state, self.opt_state)
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
@@ -86,20 +85,24 @@ def _as_before(new, old):
     return new if new.dtype == old.dtype else new.astype(old.dtype)
 
 
-def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any) -> tuple[Any, Any]:
+def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
     """Return an optimizer's (updates, state) of one network; one that takes `value`, the loss, receives it."""
     try:
         known = inspect.signature(tx.update).parameters.values()
         takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)
     except (TypeError, ValueError):  # without a signature, as it is written in C
         takes_value = False
-    return tx.update(grads, opt_state, params, **({"value": value} if takes_value and value is not None else {}))
+    given = {"value": value} if takes_value and value is not None else {}
+    updates, new = tx.update(grads, opt_state, params, **given)
+    return updates, jax.tree.map(_as_before, new, opt_state)
 
 
 def check_swarm(swarm: Swarm) -> Swarm:
-    """Return a swarm; ValueError for what is none, such as a model or an estimator."""
-    if isinstance(swarm, State):
+    """Return a swarm; ValueError for what is none, such as a model or one network."""
+    if isinstance(swarm, State) and jnp.ndim(swarm.step) == 1:
         return swarm
+    if isinstance(swarm, State):
+        raise ValueError("A swarm leads with a member axis; this is one network: take swarm[[id]], a swarm of one.")
     received = f"the class {swarm.__name__}" if isinstance(swarm, type) else type(swarm).__name__
     advice = "make one of a model by TurbaTrainState.swarm"
     if hasattr(swarm, "fit") and hasattr(swarm, "predict"):

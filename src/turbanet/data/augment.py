@@ -32,7 +32,8 @@ class RandomCrop:
         """Crop x [row, height, width, channel], each row by its own draw in `drawn`."""
         _check_images(x)
         padded = jnp.pad(x, [(0, 0), *[(self.padding, self.padding)] * 2, (0, 0)])
-        return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, (*start, 0), x.shape[1:]))(padded, drawn)
+        starts = jnp.pad(drawn, [(0, 0), (0, 1)])  # of the channels, 0
+        return jax.vmap(lambda image, start: jax.lax.dynamic_slice(image, start, x.shape[1:]))(padded, starts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,9 @@ class Chain:
 
 
 def _check_images(x):
+    if not hasattr(x, "ndim"):
+        advice = "give an augmentation of your own, which changes the images in x"
+        raise ValueError(f"Images are one array, got a {type(x).__name__} of several inputs: {advice}.")
     if x.ndim != 4:
         raise ValueError(f"Images are [row, height, width, channel], got shape {x.shape}: give x these axes.")
 
@@ -115,7 +119,8 @@ class Augmented:
 
     def __call__(self, params: Any, x: Any, y: Any, apply_fn: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if getattr(apply_fn, "train", False):
-            x = self.augment.apply(draw(self.augment, apply_fn.state, len(x)), x)
+            rows = len(jax.tree.leaves(x)[0])
+            x = self.augment.apply(draw(self.augment, apply_fn.state, rows), x)
         return self.loss_fn(params, x, y, apply_fn, **kwargs)
 
     def __repr__(self):

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -40,14 +39,21 @@ class Data(struct.PyTreeNode):
         return (self.x, self.y) if index is None else jax.tree.map(lambda leaf: leaf[index], (self.x, self.y))
 
 
-def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member: Any = False, part: str = "") -> Data:
+def prepare(
+    swarm: State,
+    x: Any,
+    y: Any = None,
+    *,
+    rows: Any = None,
+    per_member: Any = False,
+    part: str = "",
+    is_predicted: bool = False,
+) -> Data:
     """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another.
 
-    `part` names the data in errors: "validation ".
+    part : names the data in errors: "validation "; is_predicted : whether predictions keep the padding of rows
     """
-    if jnp.ndim(check_swarm(swarm).step) != 1:
-        raise ValueError("A swarm leads with a member axis; this is one network: make it one by TurbaTrainState.swarm.")
-    members = len(swarm)
+    members = len(check_swarm(swarm))
     own_lists = isinstance(y, list) or (y is None and not isinstance(swarm.sample, list))
     if per_member is True and isinstance(x, list) and own_lists:
         x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows)
@@ -69,7 +75,7 @@ def prepare(swarm: State, x: Any, y: Any = None, *, rows: Any = None, per_member
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
     rows, count = check_rows(rows, members=members, length=length)
-    rows = rows if y is None else rows[:, : count.max()]  # padding changes nothing but the width of predictions
+    rows = rows if is_predicted else rows[:, : count.max()]  # padding changes nothing but the width of predictions
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
 

@@ -58,12 +58,15 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
         weight = jnp.asarray(mask if weight is None else weight if mask is None else jnp.where(mask, weight, 0))
         if weight.ndim != 1:
             raise ValueError(f"mask and weight are [batch], a number a row, got {list(weight.shape)}: take one axis.")
-        x, y = only(weight != 0, (x, y))
+        counts = weight != 0
+        y = only(counts, y)
+        if getattr(apply_fn, "train", True):  # a gradient would be NaN; scores keep the prediction of each row
+            x = only(counts, x)
         values, prediction = of_rows(params, x, y, apply_fn, **constants)
         _check_values(values, prediction, (y, weight))
         weight = weight.astype(jnp.promote_types(weight.dtype, values.dtype))
         total = weight.sum()
-        each = values.reshape(len(weight), -1).mean(axis=1)
+        each = jnp.where(counts, values.reshape(len(weight), -1).mean(axis=1), 0)
         return jnp.where(total == 0, 0, (weight * each).sum() / jnp.where(total == 0, 1, total)), prediction
 
     del loss.__wrapped__  # so that its own signature is seen

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec
 from turbanet.core import member
 from turbanet.core.arrays import check_whole, floating
 from turbanet.core.interrupt import Interrupted, noted
-from turbanet.core.optimizers import check_plain
+from turbanet.core.optimizers import check_outer, check_plain
 from turbanet.core.plan import dividing
+from turbanet.core.state import updated
 from turbanet.core.tables import Shown, count, spread
 from turbanet.data.checks import check_data
 from turbanet.data.examples import prepare
@@ -116,12 +117,15 @@ def local_sgd(
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)
+    member.with_constants(swarm, None, loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     begin = int(swarm.epoch[0])
     order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed, begin=begin)
     order = order.reshape(workers, -1, order.shape[-1])
     plan = dividing(devices, workers)
-    averaging = _Averaging(loss_fn, every, outer or optax.sgd(1.0))
+    outer = outer or optax.sgd(1.0)
+    check_outer(outer, swarm.get_state(0).params, "outer")
+    averaging = _Averaging(loss_fn, every, outer)
 
     copies = swarm.replace(loss_fn=None, sample=None).copies(workers)
     moments = averaging.outer.init(swarm.get_state(0).params)
@@ -171,7 +175,7 @@ class _Averaging:
             after, losses = jax.lax.fori_loop(begin, jnp.minimum(begin + self.every, steps), step, (before, losses))
             params, collections = _mean((after.params, after.collections), axes)
             pseudo_gradient = jax.tree.map(jnp.subtract, before.params, params)
-            updates, moments = self.outer.update(pseudo_gradient, moments, before.params)
+            updates, moments = updated(self.outer, pseudo_gradient, moments, before.params)
             after = after.replace(params=optax.apply_updates(before.params, updates), collections=collections)
             return after, moments, losses
 

@@ -1,6 +1,7 @@
 """Rounds of federated learning, a server and its sampled clients, as one program on all devices."""
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from tqdm.auto import tqdm
 from turbanet.core import schedules
 from turbanet.core.arrays import floating
 from turbanet.core.interrupt import noted
+from turbanet.core.state import updated
 from turbanet.core.sums import added, zero
 from turbanet.data.examples import Data
 from turbanet.training import compilation, program
@@ -73,7 +75,7 @@ class Rounds:
         after, own_after, loss = plan.in_blocks(self.local, each, (server, x, y, numbers["proximal"]))
         before = split_layers(server.params, self.own)[0], server.collections
         change, collections = self.mean_change(before, after, counted, counts[ids], noise_key, numbers, plan)
-        updates, moments = self.server.update(jax.tree.map(jnp.negative, change), moments, before[0])
+        updates, moments = updated(self.server, jax.tree.map(jnp.negative, change), moments, before[0])
         params = optax.apply_updates(before[0], updates)
         server = server.replace(
             params={**server.params, **params} if self.own else params,
@@ -115,31 +117,41 @@ class Rounds:
             return self.loss_fn
         server_params = split_layers(server.params, self.own)[0]
 
-        def loss(params, x, y, apply_fn, **mask):
-            value, prediction = self.loss_fn(params, x, y, apply_fn, **mask)
+        def loss(params, x, y, apply_fn, **keywords):
+            value, prediction = self.loss_fn(params, x, y, apply_fn, **keywords)
             change = optax.tree.sub(split_layers(params, self.own)[0], server_params)
             return value + 0.5 * proximal * optax.tree.norm(change, squared=True), prediction
 
+        vars(loss)["__signature__"] = inspect.signature(self.loss_fn, follow_wrapped=False)
         return loss
 
     def mean_change(self, before, after, counted, counts, key, numbers, plan):
-        """Mean change of the clients of all devices: weighted by rows, or clipped, unweighted and with noise."""
+        """Mean change of the clients of all devices: weighted by rows, or clipped, unweighted and with noise.
+
+        Sums are at least of float32. Only weights are clipped, not running statistics.
+        """
         floats, put = floating(before)
-        changes = [new - old for new, old in zip(floating(after)[0], floats, strict=True)]
-        weights = counted * counts
+        changes = [
+            (new - old).astype(jnp.promote_types(old.dtype, jnp.float32))
+            for new, old in zip(floating(after)[0], floats, strict=True)
+        ]
+        weights = [counted * counts] * len(changes)
         if self.clip:
-            norms = jax.vmap(optax.tree.norm)(changes)
-            weights = counted * jnp.minimum(1, numbers["clip"] / jnp.maximum(norms, 1e-12))
-        sums = [jnp.tensordot(weights.astype(change.dtype), change, 1) for change in changes]
-        flat, split = ravel_pytree((sums, weights.sum().astype(floats[0].dtype)))
+            clipped = len(floating(before[0])[0])
+            norms = jax.vmap(optax.tree.norm)(changes[:clipped])
+            scale = counted * jnp.minimum(1, numbers["clip"] / jnp.maximum(norms, 1e-12))
+            weights = [scale] * clipped + [counted] * (len(changes) - clipped)
+        sums = [jnp.tensordot(w.astype(change.dtype), change, 1) for w, change in zip(weights, changes, strict=True)]
+        flat, split = ravel_pytree((sums, weights[0].sum().astype(changes[0].dtype)))
         flat = jax.lax.psum(flat, "member") if len(plan.devices) > 1 else flat
         sums, total = split(flat)
-        if not self.clip:
-            return put([change / jnp.maximum(total, 1) for change in sums], rest=jnp.zeros_like)
-        keys = jax.random.split(key, len(sums))
-        noise = [jax.random.normal(k, change.shape, change.dtype) for k, change in zip(keys, sums, strict=True)]
-        noisy = [change + numbers["noise"] * numbers["clip"] * draw for change, draw in zip(sums, noise, strict=True)]
-        return put([change / self.sampled for change in noisy], rest=jnp.zeros_like)
+        if self.clip:
+            keys, total = jax.random.split(key, len(sums)), self.sampled
+            noise = [jax.random.normal(k, change.shape, change.dtype) for k, change in zip(keys, sums, strict=True)]
+            spread = numbers["noise"] * numbers["clip"]
+            sums = [change + spread * draw for change, draw in zip(sums, noise, strict=True)]
+        mean = [change / jnp.maximum(total, 1) for change in sums]
+        return put([one.astype(old.dtype) for one, old in zip(mean, floats, strict=True)], rest=jnp.zeros_like)
 
     def score(self, server, held_out, due):
         """Return (loss, {metric: score}) of the server's network on held-out rows, zeros if no score is due."""

@@ -15,8 +15,9 @@ from turbanet.core import metrics, schedules
 from turbanet.core.arrays import check_seed, check_whole, floating
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted
+from turbanet.core.member import with_constants
 from turbanet.core.memory import fitting
-from turbanet.core.optimizers import check_plain
+from turbanet.core.optimizers import check_outer, check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import Swarm
 from turbanet.core.tables import Shown, count, spread
@@ -73,8 +74,9 @@ class FederatedHistory(Shown):
         scores = scores if isinstance(scores, dict) else {None: scores}
         if scores.get(metric) is None:
             names = [name for name, values in scores.items() if name and values is not None]
-            advice = "name one of them, or train with metric="
-            raise ValueError(f"There are no scores of metric={metric!r}; there are {names or 'none'}: {advice}.")
+            if not names:
+                raise ValueError("There are no scores: train with validation= and metric=.")
+            raise ValueError(f"There are no scores of metric={metric!r}, but of {names}: name one of them.")
         known = ~np.isnan(scores[metric])
         best, scored = np.maximum.accumulate(np.asarray(scores[metric], float)[known]), self.scored[known]
         above = np.flatnonzero(best >= score)
@@ -179,8 +181,11 @@ def train(
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" needs a validation loss, which clients do not have: use another one.')
     loss_fn = swarm.loss(loss_fn)
-    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
+    with_constants(swarm, None, loss_fn)
     rows, counts = _rows(clients, data.length)
+    seen = np.unique(rows[rows >= 0])  # others may hold anything
+    checked = data if len(seen) == data.length else prepare(swarm, x, y, rows=seen[None])
+    check_data(swarm, checked, loss_fn, allow_nan=allow_nan)
     batch_size = min(batch_size or rows.shape[1], rows.shape[1])
     masked = bool((counts < batch_size).any())
     if masked:
@@ -192,10 +197,12 @@ def train(
     if noise and swarm.collections:
         names = sorted(swarm.collections)
         raise ValueError(f"The model's {names} would leave the clients without noise: use GroupNorm, for example.")
+    server = server or optax.sgd(1.0)
+    check_outer(server, split_layers(swarm.get_state(0).params, own_names)[0], "server")
     held_out, scores = _validation(swarm, loss_fn, validation, metric, own_names, allow_nan)
     program = Rounds(
         loss_fn=loss_fn,
-        server=server or optax.sgd(1.0),
+        server=server,
         epochs=local_epochs,
         batch_size=batch_size,
         ragged=bool((counts < rows.shape[1]).any()),

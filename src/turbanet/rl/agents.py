@@ -165,7 +165,7 @@ def train_agents(
         members = new_swarm(model or Agent(actions, continuous=continuous), config, count, shape, seed)
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
-    swarm = into_swarm(members, data.x["settings"])
+    swarm = into_swarm(members, data.x["settings"], config)
     program = learning.learner(
         config,
         env,

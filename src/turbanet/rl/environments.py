@@ -104,9 +104,12 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
         required = "(observation, state, reward, terminated, info), with truncation told by is_truncated"
         raise ValueError(f"step_env returns {required}; {type(env).__name__}'s returned {len(out)} values.")
     observation, worlds, reward, terminated, _ = out
-    terminated = jnp.asarray(terminated, bool)
-    truncated = jax.vmap(env.is_truncated, (0, None))(worlds, params) & ~terminated
-    return jnp.asarray(observation, float), worlds, jnp.asarray(reward, float), terminated, truncated
+    reward, terminated = jnp.asarray(reward, float), jnp.asarray(terminated, bool)
+    truncated = jnp.asarray(jax.vmap(env.is_truncated, (0, None))(worlds, params), bool)
+    for what, given in {"reward": reward, "terminated": terminated, "truncated": truncated}.items():
+        if given.ndim != 1:
+            raise ValueError(f"{type(env).__name__}'s {what} has shape {given.shape[1:]}: make it one number.")
+    return jnp.asarray(observation, float), worlds, reward, terminated, truncated & ~terminated
 
 
 def policy(env: Any, params: Any, out: Any) -> Any:

@@ -11,7 +11,7 @@ from flax import struct
 from turbanet.core import member, stopping
 from turbanet.data.sampling import epoch_order
 from turbanet.networks.policies import distribution, running
-from turbanet.ppo import PPOConfig, Taken, gae, ppo_loss
+from turbanet.ppo import PPOConfig, Taken, check_one_a_row, gae, ppo_loss
 from turbanet.rl import environments
 from turbanet.rl.settings import into_optimizer, without_numbers
 from turbanet.training.program import Train, room
@@ -196,13 +196,14 @@ class Learn(Train):
 
         def predict(observation):
             policy, values = member.predict(state, _flat(observation))
-            return distribution(policy), values.reshape(rewards.shape)
+            log_probability = distribution(policy).log_probability(_flat(rollout["action"]))
+            check_one_a_row(log_probability, values, _flat(rewards))
+            return log_probability.reshape(rewards.shape), values.reshape(rewards.shape)
 
-        policy, values = predict(rollout["observation"])
+        log_probability, values = predict(rollout["observation"])
         following = predict(rollout["last"])[1]
         discounts = settings["gamma"], settings["gae_lambda"]
         advantages = gae(rewards, values, following, rollout["terminated"], rollout["ended"], *discounts)
-        log_probability = policy.log_probability(_flat(rollout["action"])).reshape(rewards.shape)
         return Taken(rollout["action"], log_probability, advantages, advantages + values, values)
 
 

@@ -83,7 +83,7 @@ def train_together(
     together = Together(learning.learner(config, world), shared)
     plan = _plan(members, devices)
     settings = of_members(config, members, updates=updates)
-    state = plan.place(together.initial_state(into_swarm(swarm, settings)))
+    state = plan.place(together.initial_state(into_swarm(swarm, settings, config)))
     own = plan.place(jax.tree.map(lambda value: np.broadcast_to(value, members), settings))
     key = jax.random.fold_in(jax.random.key(seed), int(swarm.step[0]))  # a second call acts in other worlds
     reset_key, key = jax.random.split(key)

@@ -53,9 +53,12 @@ def without_numbers(config: PPOConfig) -> PPOConfig:
     return config._replace(**zeros, total_timesteps=0)
 
 
-def into_swarm(swarm: Swarm, settings: dict[str, Any]) -> Swarm:
-    """Return `swarm` with these settings in its optimizer."""
+def into_swarm(swarm: Swarm, settings: dict[str, Any], config: PPOConfig) -> Swarm:
+    """Return `swarm` with these settings in its optimizer; ValueError for one that `config` cannot train on."""
     check_plain(swarm, "an agent's training")
+    if ("observations" in swarm.collections) != config.normalize_observations:
+        had = f"normalize_observations={config.normalize_observations} came for agents that were made otherwise"
+        raise ValueError(f"{had}: give what they were made with.")
     if swarm.schedule is not None:
         raise ValueError("An agent's training follows no schedule of epochs: name the settings in PPOConfig(anneal=).")
     return with_hyperparameters(swarm, **{key: settings[name] for name, key in IN_OPTIMIZER.items()})

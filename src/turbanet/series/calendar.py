@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5}  # of one unit
-SEASONS |= {"M": 12, "WOM": 12, "LWOM": 12, "Q": 4, "Y": 1}
+SEASONS |= {"M": 12, "WOM": 12, "LWOM": 12, "SM": 24, "Q": 4, "Y": 1}
 SECONDS = {"W": 7 * 24 * 3600, "D": 24 * 3600, "h": 3600, "min": 60, "s": 1}
 SHARE = 0.9  # of a grid's times that are there where it is learned
 DAY = pd.Timedelta(days=1)
@@ -310,8 +310,10 @@ def _grid(times, wall):
 
 
 def _week(wall):
-    """Return the days of the week and the times of day on which most of the times are."""
+    """Return the days of the week and the times of day on which most of the times are, of two weeks or more."""
     dates = wall.normalize()
+    if dates[-1] - dates[0] < 13 * DAY:
+        return None
     per_day = pd.Series(np.asarray(dates.unique().day_of_week)).value_counts()
     days = tuple(sorted(int(day) for day in per_day.index[per_day >= per_day.max() / 2]))
     per_time = pd.Series(wall - dates).value_counts()

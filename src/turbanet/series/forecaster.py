@@ -287,7 +287,7 @@ class Forecaster(Fitted):
         step = steps if step_size is None else step_size
         check_whole(n_windows=n_windows, step_size=step)
         levels = check_levels(level, self.calibration, steps, self.h)
-        every = n_windows if refit is False else int(refit)
+        every = n_windows if isinstance(refit, bool | np.bool_) and not refit else int(refit)
         check_whole(refit=every)
         further = {name: baselines.model(name) for name in ([models] if isinstance(models, str) else models)}
         times = panel.times
@@ -476,8 +476,9 @@ class Forecaster(Fitted):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a state that can be pickled: the arrays of swarms, and the end of each series."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_target", "_columns")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_target", "_columns", "series_")}
         if "swarms_" in state:
+            state["_has_freq"] = self.freq is not None
             state["swarms_"] = {name: numbers_of(swarm) for name, swarm in self.swarms_.items()}
             state["histories_"] = {name: replace(history, plan=None) for name, history in self.histories_.items()}
             state |= {"_panel": self._panel.state(), "calendar_": calendars.state(self.calendar_)}
@@ -492,6 +493,9 @@ class Forecaster(Fitted):
         self._target, self._columns = settings.target_of(self, self.steps), settings.columns_of(self, self.steps)
         if "swarms_" in state:
             self._panel, self.calendar_ = Panel.of(state["_panel"]), calendars.restored(state["calendar_"])
+            self.series_ = self._panel.ids.tolist()
+            if vars(self).pop("_has_freq", False) and self.freq is None:  # an object, which no file holds
+                self.freq = getattr(self.calendar_, "offset", None) or self.calendar_.times
             self.swarms_ = {name: self._swarm(name, numbers) for name, numbers in state["swarms_"].items()}
 
     def _swarm(self, kind, numbers):

@@ -75,7 +75,7 @@ class Panel:
             name: getattr(self, name) for name in ("begin", "end", "y", "exog", "names", "plain", "hist", "filled")
         }
         ids = self.ids.to_numpy()
-        ids = ids.astype(object) if ids.dtype.kind not in "iufM" else ids
+        ids = ids.astype(object) if ids.dtype.kind not in "biufM" else ids
         return arrays | {"ids": ids, "ds": ds, "zone": zone and str(zone), **vars(self.kind)}
 
     @classmethod

@@ -87,7 +87,7 @@ def check_labels(labels: Sequence[str], known: Sequence[str]) -> None:
     if list(labels) != list(known):
         which = " and ".join(sorted(set(labels) ^ set(known))) or "their order"
         problem = f"The columns beside the series are others than in fit, by {which:.100}"
-        raise ValueError(f"{problem}: give categories the same levels, as pd.CategoricalDtype does.")
+        raise ValueError(f"{problem}: give categories the same levels, as pd.CategoricalDtype and pl.Enum do.")
 
 
 def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
@@ -126,11 +126,17 @@ def as_pandas(table, columns):
     except TypeError as error:
         what = f"got {type(table).__name__}"
         raise TypeError(f"The series must be a table (pandas, polars, Arrow) of rows, {what}: make it one.") from error
+    table = frame.to_pandas()
+    for name, dtype in frame.schema.items():
+        if dtype == narwhals.Categorical:  # in the order of its rows; pandas sorts
+            table[name] = table[name].cat.reorder_categories(sorted(table[name].cat.categories))
+        elif dtype == narwhals.Boolean:
+            table[name] = table[name].astype("boolean")
     time = frame.schema.get(columns.time)
     if time in (None, narwhals.String, narwhals.Categorical):
-        return frame.to_pandas(), Kind(library=frame.implementation.value)
+        return table, Kind(library=frame.implementation.value)
     about = [getattr(time, name) for name in ("time_unit", "time_zone") if hasattr(time, name)]
-    return frame.to_pandas(), Kind(library=frame.implementation.value, time=(type(time).__name__, *about))
+    return table, Kind(library=frame.implementation.value, time=(type(time).__name__, *about))
 
 
 def keys(table, columns, kind):

@@ -207,6 +207,7 @@ def evaluate(
         compiles to one program for each number of rows
     """
     loss_fn = check_swarm(swarm).loss(loss_fn)
+    with_constants(swarm, None, loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
     return evaluated(Evaluate(loss_fn), swarm, data, plan)[0]
@@ -224,7 +225,7 @@ def predict(
     swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows
     rows : int [member, row]; padding is predicted too, as the last row of x
     """
-    data = prepare(swarm, x, rows=rows, per_member=per_member)
+    data = prepare(swarm, x, rows=rows, per_member=per_member, is_predicted=True)
     check_data(swarm, data, None, allow_nan=True)
     return apply(predict_rows, swarm, data, plan)
 

@@ -93,7 +93,8 @@ class History(Shown):
         if monitor not in recorded or mode not in ("min", "max"):
             known = f'one of {", ".join(recorded)}, and mode "min" or "max"'
             raise ValueError(f"best takes {known}; got {monitor!r} and {mode!r}.")
-        values = np.asarray(recorded[monitor], self.train_loss.dtype) * (1 if mode == "min" else -1)
+        compared = jnp.promote_types(self.train_loss.dtype, jnp.zeros(()).dtype)  # as patience compared
+        values = np.asarray(recorded[monitor], compared) * (1 if mode == "min" else -1)
         best = np.full(values.shape[1], np.inf, values.dtype)
         epoch = np.zeros(values.shape[1], int)
         for number, value in enumerate(values):

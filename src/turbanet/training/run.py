@@ -50,7 +50,7 @@ class Training:
 
     interrupted: Callable[[], bool] = staticmethod(bool)  # whether Ctrl-C came
     say: Callable[[str], None] = staticmethod(lambda _: None)  # shows what is waited for
-    is_recorded = True  # whether the losses of all that the states have trained are recorded
+    is_recorded = True  # whether a checkpoint may be made of the states: losses are recorded, callbacks have returned
     min_members = 1  # members that keep an accelerator busy, if known: blocks get no smaller
 
     def __init__(self, program: Train, swarm: State, data, *, epochs, segment, plan, metrics, checkpoints, between):
@@ -153,11 +153,12 @@ class Training:
         """
         left = min(self.segment - self.done % self.segment, self.epochs - self.done)
         self._train(left)
+        if self.between and not self.is_between:
+            self.is_recorded = False  # a resumed training calls callbacks again that failed
+            self.between(self)
         self.is_recorded = True
         if self.is_between:
             return
-        if self.between:
-            self.between(self)
         self._set_aside()
         self._save()
 
