@@ -331,13 +331,20 @@ def test_messages_name_periods_and_not_their_ordinals(months, change, said):
     "times",
     [
         pd.date_range("2024-05-06", periods=72, freq="h").delete(range(3, 70, 7)),  # three days with gaps
+        pd.date_range("2024-05-06", periods=40, freq="15min").delete(range(3, 38, 7)),  # one day
         sessions(8, 15)[8:40],  # Tuesday to Friday
+        sessions(8, 15)[16:72].delete(range(24, 32)),  # two weeks, of which one Monday is a holiday
     ],
-    ids=["three days", "four sessions"],
+    ids=["three days", "one day", "four sessions", "a holiday"],
 )
-def test_less_than_two_weeks_do_not_tell_the_days_of_the_week(times):
+def test_a_working_day_that_never_came_may_be_a_holiday(times):
     with pytest.raises(ValueError, match="follow no calendar, or are too few to tell"):
         Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": times, "y": np.sin(np.arange(len(times)))}))
+
+
+def test_one_week_of_sessions_goes_on_after_the_weekend():
+    rule = calendar.learned(sessions(8, 15)[:40])
+    assert rule.after(sessions(8, 15)[39], 8).tolist() == sessions(8, 15)[40:48].tolist()
 
 
 @pytest.mark.parametrize(

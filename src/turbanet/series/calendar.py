@@ -310,15 +310,19 @@ def _grid(times, wall):
 
 
 def _week(wall):
-    """Return the days of the week and the times of day on which most of the times are, of two weeks or more."""
+    """Return the days of the week and the times of day on which most of the times are.
+
+    A day from Monday to Friday is left out only where the times span it twice or more.
+    """
     dates = wall.normalize()
-    if dates[-1] - dates[0] < 13 * DAY:
-        return None
     per_day = pd.Series(np.asarray(dates.unique().day_of_week)).value_counts()
     days = tuple(sorted(int(day) for day in per_day.index[per_day >= per_day.max() / 2]))
     per_time = pd.Series(wall - dates).value_counts()
     clock = tuple(sorted(per_time.index[per_time >= per_time.max() / 2]))
     regular = np.isin(wall.day_of_week, days) & (wall - dates).isin(clock)
     span = pd.date_range(dates[0], dates[-1])
+    left_out = [day for day in range(5) if day not in days]
+    if (np.bincount(span.day_of_week, minlength=7)[left_out] < 2).any():
+        return None
     expected = np.isin(span.day_of_week, days).sum() * len(clock)
     return Weekly(days, clock) if regular.mean() >= SHARE and regular.sum() >= 0.8 * expected else None
