@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from turbanet.core.arrays import as_array, first_line
-from turbanet.core.state import State, Swarm, check_swarm
+from turbanet.core.state import State, Swarm, check_state, check_swarm
 
 ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate=0.001)"
 
@@ -18,10 +18,10 @@ ADVICE = "wrap the optimizer: optax.inject_hyperparams(optax.adam)(learning_rate
 def hyperparameters(swarm: State) -> dict[str, jax.Array]:
     """Return {name: array [member]} of what `optax.inject_hyperparams` holds in the swarm's optimizer, nested or not.
 
-    Where several parts of it have the same name, as with `optax.multi_transform`, the part precedes it:
-    "head.learning_rate".
+    Those of one network are numbers. Where several parts of the optimizer have the same name, as with
+    `optax.multi_transform`, the part precedes it: "head.learning_rate".
     """
-    return {name: value for name, (_, value) in _found(check_swarm(swarm).opt_state).items()}
+    return {name: value for name, (_, value) in _found(check_state(swarm).opt_state).items()}
 
 
 def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:

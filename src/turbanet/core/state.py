@@ -99,10 +99,15 @@ def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None)
 
 def check_swarm(swarm: Swarm) -> Swarm:
     """Return a swarm; ValueError for what is none, such as a model or one network."""
-    if isinstance(swarm, State) and jnp.ndim(swarm.step) == 1:
-        return swarm
-    if isinstance(swarm, State):
+    if jnp.ndim(check_state(swarm).step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: take swarm[[id]], a swarm of one.")
+    return swarm
+
+
+def check_state(swarm: Swarm) -> Swarm:
+    """Return a swarm or one network; ValueError for what is none, such as a model or an estimator."""
+    if isinstance(swarm, State):
+        return swarm
     received = f"the class {swarm.__name__}" if isinstance(swarm, type) else type(swarm).__name__
     advice = "make one of a model by TurbaTrainState.swarm"
     if hasattr(swarm, "fit") and hasattr(swarm, "predict"):
