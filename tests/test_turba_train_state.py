@@ -14,7 +14,6 @@ import pytest
 from flax import linen as nn
 
 import turbanet
-import turbanet as tn
 from turbanet import MLP, TurbaTrainState, mse, softmax_cross_entropy
 from turbanet.turba_train_state import _unpickled
 
@@ -269,8 +268,8 @@ def test_len_of_a_single_state_is_one(swarm):
     "use",
     [
         lambda swarm, one: one.predict(np.zeros((1, 3))),
-        lambda swarm, one: one.train(np.zeros((1, 3)), np.zeros(1, int), tn.softmax_cross_entropy),
-        lambda swarm, one: tn.evaluate(one, np.zeros((1, 3)), np.zeros(1, int), tn.softmax_cross_entropy),
+        lambda swarm, one: one.train(np.zeros((1, 3)), np.zeros(1, int), softmax_cross_entropy),
+        lambda swarm, one: turbanet.evaluate(one, np.zeros((1, 3)), np.zeros(1, int), mse),
         lambda swarm, one: one.append(swarm),
         lambda swarm, one: swarm.append(one),
         lambda swarm, one: one.merge(),

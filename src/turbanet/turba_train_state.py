@@ -270,12 +270,12 @@ class TurbaTrainState(State):
         tensors, tables, lists, or trees of them. `loss_fn` None is that of `set_loss_fn`. The names of TurbaNet 0.4,
         `input_data` and `output_data`, stand for x and y; an unknown keyword raises TypeError.
         """
-        return _each(member.train_step, self._loss(loss_fn), self, *self._lead(x, y))
+        return _each(member.train_step, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def evaluate(self, x: Any, y: Any, loss_fn: Callable | None = None) -> tuple[jax.Array, Any]:
         """Evaluate every member on its own x and y, as in `train`: -> (loss [member], prediction [member, ...])."""
-        return _each(member.evaluate, self._loss(loss_fn), self, *self._lead(x, y))
+        return _each(member.evaluate, self.loss(loss_fn), self, *self._lead(x, y))
 
     @_by_public_names
     def predict(self, x: Any, capture_intermediates: bool = False) -> Any:
@@ -413,11 +413,6 @@ class TurbaTrainState(State):
 
     def __deepcopy__(self, memo: dict) -> Self:
         return jax.tree.map(copy.deepcopy, self)
-
-    def _loss(self, loss_fn):
-        chosen = self.loss(loss_fn)
-        member.with_constants(self, None, chosen)
-        return chosen
 
     def _lead(self, x, *y):
         """Return x and y as arrays that lead with the member axis; jit takes NumPy arrays as they are."""

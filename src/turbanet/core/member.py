@@ -239,6 +239,7 @@ def train_step(loss_fn: Callable, state: Swarm, x: Any, y: Any, mask: Any = None
 
     mask : bool [batch], which rows count, for a loss that takes it; None: all
     """
+    with_constants(state, None, loss_fn)
     kwargs = own_constants(loss_fn, state) | ({} if mask is None else {"mask": mask})
 
     def loss(params):
@@ -259,6 +260,7 @@ def evaluate(
 
     mask : as in `train_step`
     """
+    with_constants(state, None, loss_fn)
     params = evaluation_params(state.opt_state, state.params)
     kwargs = own_constants(loss_fn, state) | ({} if mask is None else {"mask": mask})
     return checked(loss_fn(params, x, y, Bound(state, train=False, rows_at_once=rows_at_once), **kwargs))

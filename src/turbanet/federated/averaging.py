@@ -117,7 +117,6 @@ def local_sgd(
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)
-    member.with_constants(swarm, None, loss_fn)
     check_data(swarm, data, loss_fn, allow_nan=allow_nan)
     begin = int(swarm.epoch[0])
     order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed, begin=begin)

@@ -15,7 +15,6 @@ from turbanet.core import metrics, schedules
 from turbanet.core.arrays import check_seed, check_whole, floating
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted
-from turbanet.core.member import with_constants
 from turbanet.core.memory import fitting
 from turbanet.core.optimizers import check_outer, check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
@@ -181,7 +180,6 @@ def train(
     if schedules.needs_validation(swarm):
         raise ValueError('The schedule "reduce" needs a validation loss, which clients do not have: use another one.')
     loss_fn = swarm.loss(loss_fn)
-    with_constants(swarm, None, loss_fn)
     rows, counts = _rows(clients, data.length)
     seen = np.unique(rows[rows >= 0])  # others may hold anything
     checked = data if len(seen) == data.length else prepare(swarm, x, y, rows=seen[None])

@@ -207,7 +207,6 @@ def evaluate(
         compiles to one program for each number of rows
     """
     loss_fn = check_swarm(swarm).loss(loss_fn)
-    with_constants(swarm, None, loss_fn)
     data = prepare(swarm, x, y, rows=rows, per_member=per_member)
     check_data(swarm, data, loss_fn, allow_nan=True)
     return evaluated(Evaluate(loss_fn), swarm, data, plan)[0]
