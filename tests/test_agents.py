@@ -1,6 +1,6 @@
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -305,6 +305,25 @@ SPACES = [
     SimpleNamespace(n=3, shape=(3,)),  # as MultiBinary has them
     SimpleNamespace(n=2, shape=(), start=1),
 ]
+
+
+class Counted(Line):
+    """A walk whose parameters are a dict."""
+
+    default_params: ClassVar = {"limit": 6, "bonus": 0.0}
+
+    def is_truncated(self, state, params):
+        return state.time >= params["limit"]
+
+    def step_env(self, key, state, action, params):
+        return super().step_env(key, state, action, Params(bonus=params["bonus"]))
+
+
+@pytest.mark.parametrize("params", [{"limit": 3}, {"limit": 3, "bonus": 1.0, "wind": 2.0}])
+def test_parameters_are_the_entries_of_the_default_ones(params):
+    with pytest.raises(ValueError, match="params must have the entries of env.default_params, {'limit': 6"):
+        train(env=Counted(), params=params)
+    train(env=Counted(), params={"limit": 3, "bonus": [0.0, 1.0, 2.0]})
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -178,6 +178,16 @@ def test_times_come_back_as_what_they_are(ds, expected):
     assert found.ds.tolist() == expected
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("Int8", "Int64"), ("UInt8", "UInt8"), ("Int16", "Int16")])
+def test_whole_number_times_keep_their_type_where_it_holds_them(kind, expected):
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame({"unique_id": ["a"] * 40, "ds": np.arange(88, 128), "y": np.sin(np.arange(40.0))})
+    table = table.with_columns(polars.col("ds").cast(getattr(polars, kind)))
+    found = Forecaster(h=3, input_size=4, epochs=1, progress=False).fit(table).predict()
+    assert found["ds"].to_list() == [128, 129, 130]
+    assert found.schema["ds"] == getattr(polars, expected)
+
+
 def test_polars_and_arrow_tables_come_back_as_such():
     polars = pytest.importorskip("polars")
     days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=i) for i in range(20)]

@@ -19,6 +19,7 @@ from tiers import first
 import turbanet as tn
 from turbanet.estimators import TurbaClassifier, TurbaRegressor
 from turbanet.forecasting import Forecaster
+from turbanet.networks.policies import Agent
 
 rng = np.random.default_rng(0)
 ROWS = 1, 20
@@ -119,6 +120,8 @@ def test_kinds_are_the_members_their_mean_and_the_mean_of_probabilities():
         (lambda w, x: x / jnp.linalg.norm(x, axis=-1)[:, None] @ w),
     )
     assert tn.export(tn.TurbaTrainState.swarm(scaled, optax.sgd(0.1), 2, input_size=4), kind="probability")
+    with pytest.raises(ValueError, match=r"one array of logits \[row, class\], this model returns a tuple"):
+        tn.export(tn.TurbaTrainState.swarm(Agent(2), optax.sgd(0.1), 2, input_size=4), kind="probability")
 
 
 def test_trees_go_in_and_come_out():

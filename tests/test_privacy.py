@@ -38,7 +38,8 @@ def test_fewer_sampled_clients_and_rounds_give_away_less():
     [
         ({"sampled": 1001}, "at most the 1000 clients"),
         ({"delta": 0}, "delta between 0 and 1"),
-        ({"noise": -1.0}, "noise must be at least 0"),
+        ({"noise": -1.0}, "noise must be a finite number of at least 0"),
+        ({"noise": np.inf}, "noise must be a finite number of at least 0"),
         ({"rounds": 0}, "rounds must be a whole number"),
     ],
 )

@@ -127,7 +127,7 @@ class _Encoder:
         if type(value) in (list, tuple):
             return {type(value).__name__: [self(each) for each in value]}
         if not isinstance(value, np.ndarray | np.generic):
-            advice = "set the parameter that it was fitted with, or fit again"
+            advice = "set the parameter that it was fitted with, or fit again; ids and labels may be strings or numbers"
             raise TypeError(f"{value!r:.80} is code, or a value that no file holds, and no parameter: {advice}.")
         if value.dtype == object:
             return {"objects": self(value.tolist())}

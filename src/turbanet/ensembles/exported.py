@@ -25,10 +25,18 @@ from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import are_probabilities
 
+
+def _probability(logits):
+    if not hasattr(logits, "shape"):
+        got = f"this model returns a {type(logits).__name__}"
+        raise ValueError(f'"probability" is of one array of logits [row, class], {got}: take "mean" or "members".')
+    return ensemble_mean(logits)
+
+
 KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "members": lambda predictions: predictions,
     "mean": partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)),
-    "probability": ensemble_mean,
+    "probability": _probability,
 }
 FORECAST = "forecast"  # of a forecaster
 
@@ -118,7 +126,7 @@ def export(
     ------
     ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows,
         an estimator that is not fitted, targets that float32 cannot tell apart; for a mean with a member whose weights
-        are NaN, and for the "probability" of a model that ends in a softmax
+        are NaN, and for the "probability" of a model that ends in a softmax or returns more than one array
 
     Examples
     --------

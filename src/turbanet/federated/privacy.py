@@ -38,8 +38,9 @@ def client_epsilon(*, noise: float, clients: int, sampled: int, rounds: int, del
     check_whole(clients=clients, sampled=sampled, rounds=rounds)
     if sampled > clients:
         raise ValueError(f"sampled must be at most the {clients} clients that there are, got {sampled}.")
-    if not noise >= 0 or not 0 < delta < 1:
-        raise ValueError(f"noise must be at least 0 and delta between 0 and 1, got {noise!r} and {delta!r}.")
+    if not 0 <= noise < float("inf") or not 0 < delta < 1:
+        required = "noise must be a finite number of at least 0 and delta between 0 and 1"
+        raise ValueError(f"{required}, got {noise!r} and {delta!r}.")
     if not noise:
         return float("inf")
     dp_accounting = needed("dp_accounting", "privacy")

@@ -181,8 +181,8 @@ def train(
         raise ValueError('The schedule "reduce" needs a validation loss, which clients do not have: use another one.')
     loss_fn = swarm.loss(loss_fn)
     rows, counts = _rows(clients, data.length)
-    seen = np.unique(rows[rows >= 0])  # others may hold anything
-    checked = data if len(seen) == data.length else prepare(swarm, x, y, rows=seen[None])
+    used = np.unique(rows[rows >= 0])  # others may hold anything
+    checked = data if len(used) == data.length else prepare(swarm, x, y, rows=used[None])
     check_data(swarm, checked, loss_fn, allow_nan=allow_nan)
     batch_size = min(batch_size or rows.shape[1], rows.shape[1])
     masked = bool((counts < batch_size).any())

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from turbanet.core import member
 from turbanet.core.arrays import as_arrays
@@ -53,17 +54,24 @@ def parameters(env: Any, params: Any, members: int) -> tuple[Any, Any]:
         raise ValueError(
             f"params are {type(default).__name__}, as env.default_params.replace(...) makes them; got {params!r:.80}."
         )
+    shapes, given = (
+        {keystr(path): np.shape(leaf) for path, leaf in tree_leaves_with_path(tree)} for tree in (default, arrays)
+    )
+    if given.keys() != shapes.keys():
+        raise ValueError(f"params must have the entries of env.default_params, {default!r:.80}; got {params!r:.80}.")
 
-    def is_own(path, leaf, default):
-        if np.ndim(leaf) == np.ndim(default):
+    def is_own(path, leaf):
+        shape = shapes[keystr(path)]
+        if np.ndim(leaf) == len(shape):
             return False
-        if np.shape(leaf) != (members, *np.shape(default)):
-            name = jax.tree_util.keystr(path)
-            required = f"{np.shape(default)}, or {(members, *np.shape(default))} for one a member"
-            raise ValueError(f"The environment's params{name} must be of shape {required}; got {np.shape(leaf)}.")
+        if np.shape(leaf) != (members, *shape):
+            required = f"{shape}, or {(members, *shape)} for one a member"
+            raise ValueError(
+                f"The environment's params{keystr(path)} must be of shape {required}; got {np.shape(leaf)}."
+            )
         return True
 
-    return arrays, jax.tree_util.tree_map_with_path(is_own, arrays, default)
+    return arrays, jax.tree.map_with_path(is_own, arrays)
 
 
 def actions(env: Any, params: Any) -> tuple[int, bool]:

@@ -59,7 +59,8 @@ class Kind:
             frame = frame.with_columns(each.dt.convert_time_zone(str(zone)) for each in utc)
         if self.time is not None:
             dtype = getattr(narwhals, self.time[0])(*self.time[1:])
-            frame = frame.with_columns(narwhals.col(name).cast(dtype) for name in times)
+            if not dtype.is_integer() or table[time].max() <= np.iinfo(self.time[0].lower()).max:  # else of 64 bits
+                frame = frame.with_columns(narwhals.col(name).cast(dtype) for name in times)
         return frame.to_native()
 
 

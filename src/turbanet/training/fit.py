@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -247,17 +248,24 @@ def batch_order(
     rows = jnp.tile(jnp.arange(rows), (len(check_swarm(swarm)), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]
-    sizes = {"length": rows.shape[1], "batch_size": min(batch_size or rows.shape[1], rows.shape[1])}
     wraps = equal_steps and bool((counts < rows.shape[1]).any())
+    sizes = {"wraps": wraps, "batch_size": min(batch_size or rows.shape[1], rows.shape[1])}
+    order = _orders(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts, **sizes)
+    return np.array(order)  # a writable copy, which PyTorch needs
 
-    def one_epoch(seed, id, epoch, rows, count):
+
+@partial(jax.jit, static_argnames=("wraps", "batch_size"))
+def _orders(seed, id, epoch, rows, count, *, wraps, batch_size):
+    """Return `batch_order`'s result: seed, id, count [member], epoch [member, epoch], rows [member, row]."""
+
+    def of_epoch(seed, id, epoch, rows, count):
         key = jax.random.fold_in(member_key(seed, id, SHUFFLE), epoch)
+        sizes = {"length": len(rows), "batch_size": batch_size}
         if wraps:
             return rows[epoch_order(key, count, **sizes)]
         order = own_order(key, count, **sizes)
         step, position = jnp.ogrid[: order.shape[0], : order.shape[1]]
-        return jnp.where((step < own_steps(count, sizes["batch_size"])) & (position < count), rows[order], -1)
+        return jnp.where((step < own_steps(count, batch_size)) & (position < count), rows[order], -1)
 
-    each_epoch = jax.vmap(one_epoch, (None, None, 0, None, None))
-    order = jax.vmap(each_epoch)(swarm.seed, swarm.id, swarm.epoch[:, None] + jnp.arange(epochs), rows, counts)
-    return np.array(order)  # a writable copy, which PyTorch needs
+    every = jax.lax.map(lambda epoch: jax.vmap(of_epoch)(seed, id, epoch, rows, count), epoch.T)
+    return every.swapaxes(0, 1)
