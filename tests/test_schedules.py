@@ -217,6 +217,29 @@ def test_epochs_count_over_calls_of_fit():
     jax.tree.map(np.testing.assert_array_equal, once.params, twice.params)
 
 
+def rates_of(swarm, epochs):
+    """Train, and return the learning rate of the first member in each epoch."""
+    rates = []
+    seen = [lambda view: rates.append(float(tn.hyperparameters(view.swarm)["learning_rate"][0]))]
+    return train(swarm, epochs=epochs, segment=1, callbacks=seen)[0], pytest.approx(rates, rel=1e-5)
+
+
+def test_a_schedule_counts_from_the_epoch_at_which_it_is_given():
+    trained, _ = train(made(), epochs=3)
+    trained, rates = rates_of(tn.with_schedule(trained, lambda epoch, base: base * 0.5**epoch), 3)
+    assert rates == [0.01, 0.005, 0.0025]
+    _, rates = rates_of(tn.with_schedule(trained, lambda epoch, base: base * 0.5**epoch), 2)
+    assert rates == [0.0025, 0.00125]
+
+
+def test_a_rate_that_is_set_is_trained_with_and_the_schedule_begins_anew():
+    trained, rates = rates_of(tn.with_schedule(made(), lambda epoch, base: base * 0.5**epoch), 3)
+    assert rates == [0.01, 0.005, 0.0025]
+    trained, rates = rates_of(tn.with_hyperparameters(trained, learning_rate=0.04), 2)
+    assert rates == [0.04, 0.02]
+    assert rates_of(tn.with_hyperparameters(trained, weight_decay=0.0), 2)[1] == [0.01, 0.005]
+
+
 @pytest.mark.parametrize("metric", [None, lambda prediction, y: 0.5], ids=["compiled", "on the host"])
 def test_reduce_in_fit_follows_the_validation_loss(metric):
     swarm = tn.with_hyperparameters(made(), learning_rate=[0.0, 0.01, 0.0])

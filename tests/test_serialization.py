@@ -241,6 +241,21 @@ def test_a_rate_that_began_as_an_int_and_was_set_is_loaded(tmp_path):
         np.testing.assert_array_equal(found, rates)
 
 
+def test_a_schedule_of_an_earlier_file_counts_all_epochs(tmp_path, monkeypatch):
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+    swarm = tn.with_schedule(tn.TurbaTrainState.swarm(tn.MLP((2,)), optimizer, 3, sample_input=X[:1]), "warm")
+
+    def without_begin(tree):
+        return {name: leaf for name, leaf in leaves_by_name(tree).items() if name != ".schedule.begin"}
+
+    leaves_by_name = identity.leaves_by_name
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "leaves_by_name", without_begin)
+        swarm.replace(epoch=swarm.epoch + 4).save(tmp_path)
+    again = load(tmp_path, tn.MLP((2,)), optimizer)
+    assert again.schedule.begin.tolist() == [0, 0, 0] and again.epoch.tolist() == [4, 4, 4]
+
+
 def test_a_schedule_of_ones_own_is_given_again(tmp_path):
     def halves(epoch, base):
         return base * 0.5**epoch

@@ -77,6 +77,8 @@ def load(
     if about["format"] != FORMAT:
         problem = f"{folder} holds a swarm in format {about['format']}, and this TurbaNet reads format {FORMAT}"
         raise ValueError(f"{problem}: load it with the turbanet {about['versions']['turbanet']} that wrote it.")
+    if which := about["facts"].get(".schedule.which"):
+        about["facts"].setdefault(".schedule.begin", which)  # in earlier files schedules count all epochs
     sample = _specification(about["sample"])
     if sample is None and sample_input is None:
         raise ValueError(f"The swarm in {folder} does not know its input: give a batch of it as sample_input=.")
@@ -87,7 +89,7 @@ def load(
     if about.get("averages") and like.tx is INFERENCE_ONLY:
         raise ValueError(f"The swarm in {folder} predicts by parameters that its optimizer keeps: give the optimizer.")
     _check(folder, like, about, check)
-    return checkpoint.named_leaves(store.arrays(), like)
+    return checkpoint.named_leaves({".schedule.begin": np.zeros(about["members"], np.int32)} | store.arrays(), like)
 
 
 def _about(store):
@@ -134,7 +136,8 @@ def _like(about, create, schedule):
             return state
         if None in functions:
             raise ValueError("The swarm follows a schedule of your own: give schedule=, as with_schedule was given it.")
-        return state.replace(schedule=Schedule(jnp.int32(0), rates, PLATEAU.init(rates), tuple(functions)))
+        zero = jnp.int32(0)
+        return state.replace(schedule=Schedule(zero, rates, zero, PLATEAU.init(rates), tuple(functions)))
 
     number = jax.ShapeDtypeStruct(tuple(about["members"]), np.int32)
     return jax.eval_shape(jax.vmap(untrained) if about["members"] else untrained, {"seed": number, "id": number})

@@ -27,7 +27,7 @@ def hyperparameters(swarm: State) -> dict[str, jax.Array]:
 def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     """Return the swarm with new hyperparameters of its optimizer: `values` are each a number, or one a member.
 
-    Names are those of `hyperparameters`. A schedule, if the swarm has one, goes on from a learning rate given here.
+    Names are those of `hyperparameters`. A schedule, if the swarm has one, begins anew from a learning rate given here.
     Raises ValueError for a name that the optimizer does not hold, holds several times or computes itself, for another
     number of values than members, and for NaN.
 
@@ -61,11 +61,12 @@ def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
         new[name] = jnp.broadcast_to(jnp.asarray(value, old.dtype if is_int else _float(swarm, old)), old.shape)
     _check_free(swarm, new)
     schedule = swarm.schedule
-    if schedule is not None and (rates := schedule.base.keys() & new.keys()):
-        scale = schedule.plateau.scale
-        base = {name: new[name] if name in rates else rate * scale for name, rate in schedule.base.items()}
-        schedule = schedule.replace(base=base, plateau=schedule.plateau._replace(scale=jnp.ones_like(scale)))
-    return swarm.replace(opt_state=_set(swarm.opt_state, new), schedule=schedule)
+    if schedule is None or not schedule.base.keys() & new.keys():
+        return swarm.replace(opt_state=_set(swarm.opt_state, new))
+    swarm = jax.vmap(begin_epoch)(swarm) if jnp.ndim(swarm.step) else begin_epoch(swarm)  # rates that are not in `new`
+    swarm = swarm.replace(opt_state=_set(swarm.opt_state, new))
+    plateau = schedule.plateau._replace(scale=jnp.ones_like(schedule.plateau.scale))
+    return swarm.replace(schedule=schedule.replace(base=learning_rates(swarm), begin=swarm.epoch, plateau=plateau))
 
 
 def constant(epoch: Any, base: Any) -> Any:
@@ -140,6 +141,7 @@ class Schedule:
 
     which: Any  # index into functions
     base: Any  # {name: learning rate}, as `hyperparameters` names them
+    begin: Any  # the epoch from which on it counts
     plateau: Any  # Optax's state of `PLATEAU`: the best validation loss, and the scale by which reduce multiplies
     functions: tuple[Callable, ...] = struct.field(pytree_node=False)
 
@@ -153,7 +155,7 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
     or a list of them, one a member; or a name, of PyTorch's schedulers with published settings: "cosine" falls for 10
     epochs and rises for the next 10, whatever the number of epochs trained; "warm" begins anew every 10 epochs;
     "multistep" divides by 10 from the epochs 82 and 123 on; "reduce" halves after 6 epochs without a better validation
-    loss; "constant". The epochs that a member has trained for before (`swarm.epoch`) count. Raises ValueError for an
+    loss; "constant". Epochs count from this call on, also of a swarm that has trained before. Raises ValueError for an
     unknown name, another number of schedules than members, and an optimizer without a learning rate as data.
     """
     base = learning_rates(check_swarm(swarm))
@@ -179,7 +181,8 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
     which = jnp.array([functions.index(function) for function in of_members], jnp.int32)
     opt_state = _set(swarm.opt_state, base)
-    return swarm.replace(opt_state=opt_state, schedule=Schedule(which, base, jax.vmap(PLATEAU.init)(base), functions))
+    plateau = jax.vmap(PLATEAU.init)(base)
+    return swarm.replace(opt_state=opt_state, schedule=Schedule(which, base, swarm.epoch, plateau, functions))
 
 
 def learning_rates(swarm: State) -> dict[str, jax.Array]:
@@ -204,7 +207,7 @@ def begin_epoch(state: Swarm) -> Swarm:
         return state
     branches = [lambda epoch, base, f=f: jnp.asarray(f(epoch, base), base.dtype) for f in schedule.functions]
     rates = {
-        name: jax.lax.switch(schedule.which, branches, state.epoch, base) * schedule.plateau.scale
+        name: jax.lax.switch(schedule.which, branches, state.epoch - schedule.begin, base) * schedule.plateau.scale
         for name, base in schedule.base.items()
     }
     return state.replace(opt_state=_set(state.opt_state, rates))
