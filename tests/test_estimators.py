@@ -509,7 +509,7 @@ def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind, monkeypat
         ({"activation": "gelu"}, {}, "activation is relu, tanh, logistic, identity or a function; got 'gelu'"),
         ({"model": tn.MLP((4, 1)), "dropout": 0.1}, {}, "activation and dropout are of the MLP that model=None makes"),
         ({"loss": "mae"}, {}, "loss is .squared_error., .quantile. or a function; got 'mae'"),
-        ({"loss": "quantile", "quantile": 90}, {}, "A quantile's level is between 0 and 1; got 90"),
+        ({"loss": "quantile", "quantile": 90}, {}, "A quantile's level is a number between 0 and 1; got 90"),
         ({}, {"X_val": np.ones((2, 10)), "y_val": [1, 2]}, "must be passed together and with early_stopping=True"),
         ({"early_stopping": True}, {"X_val": np.ones((2, 10))}, "X_val and y_val must be passed together"),
     ],

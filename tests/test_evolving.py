@@ -163,12 +163,32 @@ def test_a_rule_may_be_any_function():
     assert history.parents[1, :, 0].tolist() == list(range(7, -1, -1))
 
 
+def test_a_rule_of_ones_own_may_tell_the_parents():
+    expected, told = run(generations=3)[1], run(rule=RULE.offspring, generations=3)[1]
+    np.testing.assert_array_equal(told.parents, expected.parents)
+
+    def copies_of_the_best(key, swarm, fitness):
+        best = fitness.argmax()
+        params = jax.tree.map(lambda leaf: leaf[best] + 0.1 * jax.random.normal(key, leaf.shape), swarm.params)
+        return swarm.replace(params=params), np.full(len(swarm), swarm.id[best])
+
+    _, history = run(rule=copies_of_the_best)
+    assert history.lineage().member.tolist() == [*history.fitness[:-1].argmax(1), history.best]
+
+
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
         (lambda key, swarm, fitness: swarm.merge(), "like the 8 members that it is given; it made 1 members"),
         (lambda key, swarm, fitness: None, "it made NoneType"),
-        (Genetic().offspring, "it made tuple"),
+        (
+            lambda key, swarm, fitness: (swarm, [0, 1]),
+            r"A rule's parents must be ids of .*, int \[8\] or \[8, 2\]; got",
+        ),
+        (
+            lambda key, swarm, fitness: (swarm, swarm.id + 1),
+            "A rule's parents must be ids of the last generation or -1",
+        ),
         (lambda key, swarm, fitness: jax.tree.map(lambda leaf: leaf[:1].repeat(8, 0), swarm), "share an id"),
     ],
 )

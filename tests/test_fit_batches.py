@@ -185,7 +185,9 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
         ([(X, Y[:3])], "Batch 0 of epoch 0: x and y must have the same number of rows"),
         ([*in_order(10), (X, Y, np.ones((4, 50), bool))], r"Batch 5 of epoch 0: rows must be bool .* \[5, 50\]"),
         ([(X, Y, np.ones((5, 50)))], "got float64 of shape"),
-        ((batch for batch in in_order(10)), "There was no batch in epoch 1: what ends for good"),
+        ((batch for batch in in_order(10)), "a generator can be read once, and there are 4 epochs; give a function"),
+        (zip(*[iter([])] * 2, strict=True), "a zip can be read once"),
+        (iter(list(in_order(10))), "There was no batch in epoch 1: what ends for good"),
         ([], "There was no batch in epoch 0"),
         ([(X, Y + 5)], "In epoch 0, among batches 0 to 0: y holds 5 in row 0|y holds 6"),
         ([(X[:10], Y[:10]), (X[:10] * np.nan, Y[:10])], "In epoch 0, among batches 0 to 1: x holds nan in row 10"),
@@ -256,7 +258,7 @@ def test_what_batches_raise_is_raised_and_nothing_goes_on_behind():
 
     with pytest.raises(OSError, match="the disk is gone"):
         train(broken)
-    endless = ([*in_order(10)] * 1000 for _ in range(1))
+    endless = iter([[*in_order(10)] * 1000])
     with pytest.raises(ValueError, match="Batch 0 of epoch 0"):
         train(endless)
     for thread in threading.enumerate():
@@ -448,6 +450,6 @@ def test_blocks_are_halved_where_memory_is_short(monkeypatch):
 
 def test_chunks_of_later_epochs_are_those_of_the_first(monkeypatch):
     monkeypatch.setattr(batches_module, "MOST_BATCHES", 4)
-    reader = batches_module.Batches(in_order(10), 2, lambda chunk: None)
+    reader = batches_module.Batches(in_order(10), 2, 1, lambda chunk: None)
     for epoch in range(3):
         assert [chunk.steps for chunk in reader.chunks(epoch)] == [4, 1]

@@ -217,7 +217,10 @@ def test_scikit_learns_metrics_of_two_classes_by_two_outputs_and_by_one():
         (mean_squared_error, r"cannot score predictions and y of shapes \(30, 3\) and \(30,\): y_true and y_pred"),
         ({"area": roc_auc_score}, "The metric area cannot score .*: multi_class must be in"),
         (lambda prediction, y: prediction["mean"], "cannot score predictions .*: only integers"),
-        (make_scorer(accuracy_score), "The metric validation_metric cannot score"),
+        (
+            make_scorer(accuracy_score),
+            "is a scorer .*, which takes an estimator: give .* sklearn.metrics.accuracy_score",
+        ),
     ],
 )
 def test_a_metric_that_cannot_score_is_refused_before_the_training(metric, message, monkeypatch):
@@ -241,3 +244,34 @@ def test_a_member_that_diverged_has_no_score_and_stops_no_other(metric):
     score = history.validation_metric["score"]
     assert np.isfinite(score[:, 0]).all() and np.isnan(score[:, 1]).all()
     assert np.isfinite(np.asarray(tn.predict(swarm, X))).all()  # the first weights again, as none was good
+
+
+def test_a_metric_gets_y_first_if_its_first_argument_is_named_so():
+    def right(y, prediction):
+        return float((np.asarray(prediction).argmax(-1) == y).mean())
+
+    def compiled(target, logits, mask):
+        return ((logits.argmax(-1) == target) * mask).sum() / mask.sum()
+
+    metric = {"known": tn.accuracy, "right": right, "compiled": compiled, "bishop": lambda y, t: float(y.shape[-1])}
+    _, history = train(THREE, 3, tn.softmax_cross_entropy, metric=metric)
+    for name in ("right", "compiled"):
+        np.testing.assert_allclose(history.validation_metric[name], history.validation_metric["known"], rtol=1e-6)
+    assert (history.validation_metric["bishop"] == 3).all()  # y is the prediction there, t the target
+
+
+@pytest.mark.parametrize("as_y", [lambda y: y.astype(bool), lambda y: y[:, None]], ids=["bool", "a column"])
+def test_classes_may_be_bool_or_a_column(as_y):
+    found = [
+        train(y, 1, tn.binary_cross_entropy, metric=accuracy_score)[1].validation_metric
+        for y in (CLASSES, as_y(CLASSES))
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_metric_of_a_weighted_loss_is_told_that_y_is_a_tuple():
+    weights = np.ones(len(THREE), np.float32)
+    with pytest.raises(
+        ValueError, match=r"a tuple, as of a weighted loss, of which a metric of your own scores y\[0\]"
+    ):
+        train((THREE, weights), 3, tn.weighted(tn.softmax_cross_entropy), metric=accuracy_score)

@@ -101,3 +101,9 @@ def test_mlp_draws_its_kernels_as_told(features_first):
     x = np.zeros((1, 6), np.float32)
     told = MLP((5, 3), features_first, kernel_init=jax.nn.initializers.constant(0.25)).init(jax.random.key(0), x)
     assert all((layer["kernel"] == 0.25).all() and (layer["bias"] == 0).all() for layer in told["params"].values())
+
+
+@pytest.mark.parametrize("dropout", [20, -0.5, 1.0, [0.0, 0.2], "half"])
+def test_a_rate_of_dropout_is_a_number_from_0_to_below_1(dropout):
+    with pytest.raises(ValueError, match="dropout must be a number from 0 to below 1, got"):
+        MLP((4, 2), dropout=dropout).init(jax.random.key(0), X)

@@ -159,3 +159,39 @@ def test_a_loss_of_whole_numbers_is_refused():
 
     with pytest.raises(ValueError, match="A loss to train by is a floating-point number, got int32: cast it"):
         tn.fit(made(optax.sgd(0.1)), X, Y, wrong, epochs=1)
+
+
+@pytest.mark.parametrize("wrap", [lambda sam: optax.chain(optax.clip_by_global_norm(1.0), sam), optax.flatten])
+def test_sharpness_aware_minimisation_trains_within_other_optimizers(wrap):
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    optimizer = wrap(optax.contrib.sam(optax.sgd(0.1), adversary, sync_period=2))
+    model = tn.MLP((4, 1))
+    swarm = tn.TurbaTrainState.swarm(model, optimizer, 2, sample_input=X[:1])
+    trained, _ = tn.fit(swarm, X, Y, tn.mse, epochs=4, progress=False)
+    one = swarm.get_state(1)
+    params, state = one.params, one.opt_state
+    for _ in range(4):
+        grads = jax.grad(lambda p: tn.mse(p, X, Y, model.apply)[0])(params)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    expected, found = jax.tree.leaves(params), jax.tree.leaves(trained.get_state(1).params)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_schedule_free_may_be_the_optimizer_of_some_parameters():
+    def kinds(params):
+        return jax.tree.map(lambda leaf: "kernel" if leaf.ndim > 1 else "bias", params)
+
+    free = optax.contrib.schedule_free_sgd(0.1, b1=0.5)
+    optimizer = optax.multi_transform({"kernel": free, "bias": optax.sgd(0.1)}, kinds)
+    model = tn.MLP((4, 1))
+    swarm = tn.TurbaTrainState.swarm(model, optimizer, 2, sample_input=X[:1])
+    trained, _ = tn.fit(swarm, X, Y, tn.mse, epochs=3, progress=False)
+    one = trained.get_state(0)
+    z = one.opt_state.inner_states["kernel"].inner_state.z
+    averaged = {
+        name: {"kernel": (layer["kernel"] - 0.5 * z[name]["kernel"]) / 0.5, "bias": layer["bias"]}
+        for name, layer in one.params.items()
+    }
+    np.testing.assert_allclose(tn.predict(trained, X)[0], model.apply({"params": averaged}, X), rtol=1e-4, atol=1e-5)

@@ -373,3 +373,17 @@ def test_a_loss_without_a_mask_is_followed_as_the_same_one_with_it(monitor):
     for name in metrics:
         np.testing.assert_allclose(with_it.validation_metric[name], without.validation_metric[name], rtol=1e-4)
     close(one.params, other.params)
+
+
+@pytest.mark.parametrize("as_rows", [False, True], ids=["lists", "rows"])
+def test_the_prediction_of_padding_is_nan(as_rows):
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((4, 2)), optax.adam(0.01), 2, sample_input=x[:1])
+    whole = np.asarray(tn.predict(swarm, x))
+    if as_rows:
+        found = tn.predict(swarm, x, rows=tn.ragged([range(9), range(4)]))
+    else:
+        found = tn.predict(swarm, [x, x[:4]], per_member=True)
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1, :4], whole[1, :4], rtol=1e-6)
+    assert np.isnan(found[1, 4:]).all()

@@ -246,3 +246,15 @@ def test_a_seed_is_an_int_or_a_key():
 def test_ragged_takes_row_numbers_alone(rows):
     with pytest.raises(ValueError, match=r"rows must be int \[row\] for each member, got (bool|float32)"):
         ragged([np.array(row) for row in rows])
+
+
+@pytest.mark.parametrize("draw", [partial(shards, per_client=1), partial(dirichlet, alpha=0.5)])
+def test_labels_without_a_class_are_refused(draw):
+    with pytest.raises(ValueError, match="labels holds NaN in row 2: leave such rows out"):
+        draw(0, labels=np.array([0.0, 1.0, np.nan, 1.0]), clients=2)
+
+
+def test_rows_of_each_member_have_one_axis():
+    for rows, shape in (([1, 2], r"\(\)"), ([np.zeros((2, 2), int)] * 2, r"\(2, 2\)")):
+        with pytest.raises(ValueError, match=rf"int \[row\] for each member, got shape {shape}"):
+            ragged(rows)

@@ -91,7 +91,6 @@ def mse(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPredict
     return optax.squared_error(prediction, y), prediction
 
 
-@cache
 def quantile_loss(level: float) -> Callable[..., LossAndPrediction]:
     """Return the loss whose minimum is the quantile `level` of y (Koenker and Bassett 1978), also called pinball loss.
 
@@ -109,9 +108,17 @@ def quantile_loss(level: float) -> Callable[..., LossAndPrediction]:
     ------
     ValueError : for a level that is not between 0 and 1.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"A quantile's level is between 0 and 1; got {level!r}.")
+    try:
+        number = float(level)
+    except (TypeError, ValueError):  # several of them, or none
+        number = 0.0
+    if not 0 < number < 1:
+        raise ValueError(f"A quantile's level is a number between 0 and 1; got {level!r:.60}.")
+    return _quantile_loss(number)
 
+
+@cache
+def _quantile_loss(level):
     @mean_over_rows
     def loss(params: Any, x: Any, y: jax.Array, apply_fn: Callable) -> LossAndPrediction:
         prediction = _predicted(params, x, apply_fn)

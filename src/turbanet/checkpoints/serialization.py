@@ -161,6 +161,8 @@ def _check(folder, like, about, check):
             continue
         if not is_code or old == new:
             advice = "give what it was saved with" + ", or check=False if both compute the same" * is_code
+            if name == "optimizer":
+                advice += "; numbers such as a learning rate stay those saved, and with_hyperparameters sets others"
             raise ValueError(f"The swarm in {folder} is another one: {other}; {advice}.")
         say_once(f"Whether the swarm in {folder} computes the same by now is unknown: {other}, from {old} to {new}.")
 

@@ -40,7 +40,10 @@ def as_numpy(value: Any, name: str) -> np.ndarray:
     array = _read(value, name)
     dtype = array.dtype
     if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
-        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it.")
+        text = "; labels as text are numbered by np.unique(y, return_inverse=True)" if name == "y" else ""
+        raise ValueError(
+            f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it{text}."
+        )
     return array
 
 
@@ -161,7 +164,8 @@ def _read(value, name):
         if hasattr(value, "__dlpack__"):  # a type that NumPy lacks, or memory that it cannot read
             return jnp.from_dlpack(value)
         rows = "rows of different lengths, or no numbers" if isinstance(value, list | tuple) else type(value).__name__
-        raise ValueError(f"{name} must be an array of numbers, got {rows}: make it one ({error}).") from None
+        advice = "turbanet.ragged pads them" if name == "rows" else f"make it one ({error})"
+        raise ValueError(f"{name} must be an array of numbers, got {rows}: {advice}.") from None
     if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "items"):  # a table with columns of several types
         array = np.stack([np.asarray(column) for _, column in value.items()], axis=1)
     return array

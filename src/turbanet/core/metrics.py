@@ -13,6 +13,7 @@ from turbanet.core.member import parameters, takes
 from turbanet.core.stopping import LOSS
 
 ONE = "validation_metric"  # the name of a metric that was given alone
+TRUE = {"y", "y_true", "labels_true", "true", "truth", "target", "targets", "label", "labels"}  # names of an argument
 RESERVED = {"epoch", "seed", "member", "train_loss", "validation_loss"}  # columns of `History.frame`
 
 
@@ -24,6 +25,9 @@ def split(metric: Any) -> tuple[tuple, dict[str, Callable]]:
     """
     metrics = {} if metric is None else dict(metric) if isinstance(metric, Mapping) else {ONE: metric}
     for name, each in metrics.items():
+        if score := getattr(each, "_score_func", None):
+            which = f"{name} is a scorer of scikit-learn's, which takes an estimator"
+            raise ValueError(f"{which}: give its metric, sklearn.metrics.{score.__name__}.")
         if not callable(each) or not isinstance(name, str) or name in RESERVED:
             received = f"{name!r}: {each!r}" if isinstance(metric, Mapping) else repr(metric)
             known = f"metric(prediction, y) or {{name: metric}}, names other than {', '.join(sorted(RESERVED))}"
@@ -43,19 +47,22 @@ def monitored(monitor: str, mode: str | None, names: list[str], patience: int | 
     return monitor, mode or "min"
 
 
+def ordered(metric: Callable, prediction: Any, y: Any) -> tuple[Any, Any]:
+    """Return (y, prediction) for a metric whose first argument has a name of `TRUE`, else (prediction, y)."""
+    first, second = [*parameters(metric), "", ""][:2]
+    takes_y_first = (first in TRUE and second not in TRUE | {"t"}) or (first, second) == ("y1", "y2")
+    return (y, prediction) if takes_y_first else (prediction, y)
+
+
 def on_host(name: str, metric: Callable) -> Callable:
-    """Return metric(prediction, y) -> float, for one member's exact rows; scikit-learn's take (y_true, y_pred).
+    """Return metric(prediction, y) -> float, for one member's exact rows, which gets both as `ordered` says.
 
     Where y holds classes, scikit-learn's metrics receive the likeliest classes or the probabilities, not logits.
     """
-    first, second = [*parameters(metric), "", ""][:2]
-    convert = _converter(metric, second)
+    convert = _converter(metric, [*parameters(metric), "", ""][1])
 
     def of_member(prediction, y):
-        if first in ("y_true", "labels_true") or (first, second) == ("y1", "y2"):
-            value = metric(y, convert(prediction, y))
-        else:
-            value = metric(prediction, y)
+        value = metric(*ordered(metric, convert(prediction, y), y))
         if np.ndim(value):
             raise ValueError(f"A metric returns one number; {name} returned an array of shape {np.shape(value)}.")
         return float(value)
@@ -78,6 +85,8 @@ def check(metrics: Mapping[str, Callable], prediction: Any, y: Any) -> None:
         except Exception as error:  # the metric may be the user's
             shapes = jax.tree.map(np.shape, (prediction, y))
             problem = f"The metric {name} cannot score predictions and y of shapes {shapes[0]} and {shapes[1]}"
+            if isinstance(y, tuple):
+                problem += ", a tuple, as of a weighted loss, of which a metric of your own scores y[0]"
             raise ValueError(f"{problem}: {first_line(error)}") from error
 
 
@@ -115,5 +124,6 @@ def as_probabilities(prediction: Any, y: Any, *, of_one: bool = False) -> Any:
 
 
 def holds_classes(y: Any) -> bool:
-    """Whether y is int [row]."""
-    return hasattr(y, "dtype") and y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+    """Whether y is int or bool, [row] or [row, 1]."""
+    is_column = hasattr(y, "dtype") and (y.ndim == 1 or y.shape[1:] == (1,))
+    return is_column and y.dtype.kind in "iub"

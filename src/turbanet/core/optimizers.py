@@ -62,9 +62,25 @@ def evaluation_params(opt_state: Any, params: Any) -> Any:
     """
     for state in _averaging(opt_state):
         is_optax = isinstance(state, optax.contrib.ScheduleFreeState)
-        of_state = partial(optax.contrib.schedule_free_eval_params, state) if is_optax else state.evaluation_params
+        of_state = partial(_schedule_free, state) if is_optax else state.evaluation_params
         params = of_state(params)
     return params
+
+
+def _schedule_free(state, params):
+    """Return the parameters of Optax's schedule_free, which may be the optimizer of a part of them."""
+
+    def is_other(node):
+        return isinstance(node, optax.MaskedNode)
+
+    def of_own(choose):
+        return jax.tree.map(lambda z, *leaves: choose(is_other(z), z, *leaves), state.z, params, is_leaf=is_other)
+
+    filled = of_own(lambda other, z, before: before if other else z)
+    averaged = optax.contrib.schedule_free_eval_params(state._replace(z=filled), params)
+    return jax.tree.map(
+        lambda z, before, after: before if is_other(z) else after, state.z, params, averaged, is_leaf=is_other
+    )
 
 
 def has_averages(opt_state: Any) -> bool:

@@ -93,7 +93,12 @@ def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None)
     except (TypeError, ValueError):  # without a signature, as it is written in C
         takes_value = False
     given = {"value": value} if takes_value and value is not None else {}
-    updates, new = tx.update(grads, opt_state, params, **given)
+    try:
+        updates, new = tx.update(grads, opt_state, params, **given)
+    except TypeError as error:  # of a part that an optimizer such as optax.chain hands it on to
+        if not given or "unexpected keyword argument 'value'" not in str(error):
+            raise
+        updates, new = tx.update(grads, opt_state, params)
     return updates, jax.tree.map(_as_before, new, opt_state)
 
 

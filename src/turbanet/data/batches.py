@@ -4,7 +4,7 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ CHUNK_BYTES = 64 * 2**20  # of a chunk, about
 MOST_BATCHES = 256  # of a chunk
 AHEAD = 2  # chunks in the queue
 POLL_SECONDS = 0.1  # between two checks whether the other side has given up
+ONCE = Generator, map, zip, filter, enumerate  # iterators that do not start again
 JOIN_SECONDS = 1.0  # to wait for the thread to end its last read
 
 
@@ -59,13 +60,17 @@ class Batches:
 
     source : an iterable that starts again with each `iter`, such as a DataLoader; or source(epoch) -> such an iterable
     members : number of members of the swarm
+    epochs : how often they are read
     check : check(chunk) raises ValueError for a chunk that cannot be trained on
     """
 
-    def __init__(self, source: Any, members: int, check: Callable[[Chunk], None]):
+    def __init__(self, source: Any, members: int, epochs: int, check: Callable[[Chunk], None]):
         if not callable(source) and not hasattr(source, "__iter__"):
             valid = "an iterable of batches (x, y), such as a DataLoader, or a function of the epoch that returns one"
             raise ValueError(f"batches must be {valid}; got {source!r:.60}.")
+        if epochs > 1 and isinstance(source, ONCE):
+            problem = f"a {type(source).__name__} can be read once, and there are {epochs} epochs"
+            raise ValueError(f"batches: {problem}; give a function of the epoch that returns a new one.")
         self.source = source
         self.members = members
         self.check = check

@@ -58,9 +58,11 @@ def prepare(
     if per_member is True and isinstance(x, list) and own_lists:
         x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows)
     examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
-    if isinstance(per_member, tuple) and len(per_member) != 2:
-        raise ValueError(f"per_member must be a bool or a pair (of x, of y), got {per_member}: give both entries.")
-    is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(per_member, tuple(examples.values())))))
+    try:
+        is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(per_member, tuple(examples.values())))))
+    except ValueError as error:
+        advice = "each of them a bool, or a tree of bools like x or y"
+        raise ValueError(f"per_member must be a bool or a pair (of x, of y), got {per_member}: {advice}.") from error
     lengths = set()
     for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):
         if own and leaf.shape[:1] != (members,):
@@ -95,9 +97,8 @@ def as_inputs(x: Any) -> str:
     """Return what to do with a list or a tuple x that was meant as rows, to end an error; "" for any other x."""
     if not isinstance(x, list | tuple) or hasattr(x, "_fields"):
         return ""
-    return (
-        f"; x is a {type(x).__name__} of {len(x)} arrays, one for each input of a model: np.stack(x) makes rows of them"
-    )
+    given = f"; x is a {type(x).__name__} of {len(x)} arrays, one for each input of a model"
+    return f"{given}: np.stack(x) makes rows of them, and with per_member=True a list has an entry for each member"
 
 
 def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:

@@ -162,6 +162,8 @@ def ragged(rows: Iterable[Any]) -> jax.Array:
     Shorter ones are padded at the end with -1. Raises ValueError for a member without rows, and for a mask of rows.
     """
     arrays = [as_array(array, "rows") for array in rows]
+    if several := [array.shape for array in arrays if array.ndim != 1]:
+        raise ValueError(f"rows must be int [row] for each member, got shape {several[0]}: give a list of such arrays.")
     width = max(map(len, arrays), default=0)
     if min(map(len, arrays), default=0) < 1:
         raise ValueError("Every member needs at least one row.")
@@ -264,4 +266,6 @@ def _labels(labels, clients):
     check_whole(clients=clients)
     if labels.ndim != 1 or len(labels) < clients:
         raise ValueError(f"labels must be [row], at least one for each of {clients} clients, got {labels.shape}.")
+    if np.isnan(labels).any():
+        raise ValueError(f"labels holds NaN in row {np.isnan(labels).argmax()}: leave such rows out.")
     return labels

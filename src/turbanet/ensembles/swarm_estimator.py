@@ -160,6 +160,9 @@ class SwarmEstimator(Fitted, BaseEstimator):
         rng = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        for name, value in optimizer.items():
+            if not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
+                raise ValueError(f"{name} must be a number of at least 0, got {value!r}.")
         options = {"activation": self.activation, "dropout": self.dropout}
         if self.model is not None and options != {"activation": "relu", "dropout": 0.0}:
             raise ValueError(

@@ -35,11 +35,12 @@ def evolve(
     swarm : the first generation
     train : train(swarm, generation) -> (swarm, fitness [member]); higher is better, NaN for a member without fitness.
         Children inherit what it trains
-    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, in which a member that survives keeps its id, with
-        fitness as a NumPy array, float64 [member]; or an evosax strategy (an object with init, ask and tell) whose
-        population size is the number of members. A strategy minimises, so it receives the negative fitness. A
-        distribution-based one starts at the weights of the first member; the returned swarm is the population that it
-        last asked for, its solution is in `history.state`
+    rule : `Genetic`; a function (key, swarm, fitness) -> swarm, or (swarm, parents), with fitness as a NumPy array,
+        float64 [member], and parents the ids that weights come from, int [member] or [member, 2]; without them a
+        member that keeps its id is its own parent, and one with a new id has none; or an evosax strategy (an object
+        with init, ask and tell) whose population size is the number of members. A strategy minimises, so it receives
+        the negative fitness. A distribution-based one starts at the weights of the first member; the returned swarm is
+        the population that it last asked for, its solution is in `history.state`
     generations : number of generations to train; without a history, the given swarm is the first
     params : parameters of a strategy; None: its `default_params`
     seed : seed of the rule's random numbers; those of a generation do not depend on the call that it is part of
@@ -102,13 +103,19 @@ def _follow(rule, key, swarm, last):
     if isinstance(rule, Genetic):
         return *rule.offspring(key, swarm, last.fitness[-1]), None, None
     born = rule(key, swarm, last.fitness[-1].copy())  # in float64: float32 could make different values equal
+    born, parents = born if isinstance(born, tuple) and len(born) == 2 else (born, None)
     if _specification(getattr(born, "params", None)) != _specification(swarm.params):
         made = f"{len(born)} members" if hasattr(born, "params") else type(born).__name__
         raise ValueError(f"A rule returns a swarm like the {len(swarm)} members that it is given; it made {made}.")
     if len(np.unique(born.id)) < len(born):
         raise ValueError("The rule made members that share an id: give copies ids that nobody had.")
-    survivors = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
-    return born, np.stack([survivors, np.full_like(survivors, NOBODY)], axis=1), None, None
+    if parents is None:
+        parents = np.where(np.isin(born.id, swarm.id), born.id, NOBODY)
+    parents = np.asarray(parents)
+    if parents.shape not in ((len(born),), (len(born), 2)) or not np.isin(parents, [*swarm.id, NOBODY]).all():
+        required = f"ids of the last generation or {NOBODY}, int [{len(born)}] or [{len(born)}, 2]"
+        raise ValueError(f"A rule's parents must be {required}; got {parents!s:.60}.")
+    return born, np.column_stack([parents, np.full_like(parents, NOBODY)])[:, :2], None, None
 
 
 class _Strategy:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -54,6 +55,9 @@ class MLP(Precise):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         if isinstance(self.widths, int):
             raise ValueError(f"widths must be a sequence of layers' units, the last the outputs; got {self.widths}.")
+        if not isinstance(self.dropout, Real) or not 0 <= self.dropout < 1:
+            advice = "one a member is fit's member=, in a model of your own"
+            raise ValueError(f"dropout must be a number from 0 to below 1, got {self.dropout!r}; {advice}.")
         rows = x.size // x.shape[-1]
         pays = rows >= FEATURES_FIRST_ROWS and 2 * rows >= max(x.shape[-1], *self.widths)
         features_first = pays if self.features_first is None else self.features_first

@@ -17,7 +17,10 @@ def check_levels(level: float | Sequence[float] | None, count: int, steps: int, 
             raise ValueError(f"Intervals are of {horizon} steps at most, the horizon; {steps} came: leave level out.")
         if _rank(each, count) > count:
             needed = next(n for n in range(count, 10**6) if _rank(each, n) <= n)
-            raise ValueError(f"{each:g} % intervals need calibration of at least {needed}; calibration is {count}.")
+            advice = "fit with more, or with quantiles= of that level"
+            raise ValueError(
+                f"{each:g} % intervals need calibration of at least {needed}; calibration is {count}: {advice}."
+            )
     return levels
 
 

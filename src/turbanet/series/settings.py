@@ -94,7 +94,8 @@ def check_lengths(panel: Panel, origins: Any, stops: list[np.ndarray], needed: i
     for stop, origin in zip(stops[1:], origins[1:], strict=True):
         if len(short := np.flatnonzero(panel.end - stop < horizon)):
             which = f"Series {panel.ids[short[0]]} has fewer than {horizon} values after {panel.kind.shown(origin)}"
-            raise ValueError(f"{which}, an origin of the calibration: leave it out, or take calibration=0.")
+            advice = "leave it out, fill its gaps by freq= and fill=, or take calibration=0"
+            raise ValueError(f"{which}, an origin of the calibration: {advice}.")
     ended = np.flatnonzero(panel.ds[panel.end - 1] < origins[0])
     if len(ended):
         origin = panel.kind.shown(origins[0])

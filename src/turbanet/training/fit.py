@@ -78,9 +78,10 @@ def fit(
     metric : metric(prediction, y) -> number, of a member's own held-out rows after each epoch, or {name: metric}. The
         prediction is what the loss returns: logits, but probabilities from `binary_cross_entropy` and `cross_entropy`.
         A metric that takes mask=, bool [row], as `accuracy` does, is compiled. Any other one is called with NumPy
-        arrays for each member after each epoch, and once before the training. A scikit-learn metric is called in its
-        own order, (y_true, y_pred); where y holds classes it gets the likeliest classes or the probabilities, as it
-        expects. A member whose validation loss is NaN or infinite has the score NaN, which is never better
+        arrays for each member after each epoch, and once before the training. A metric whose first argument is named
+        y, y_true, target, label or truth, as scikit-learn's, is called as metric(y, prediction); where y holds classes
+        scikit-learn's get the likeliest classes or the probabilities, as they expect. A member whose validation loss
+        is NaN or infinite has the score NaN, which is never better
     patience : a member stops after this many epochs in a row without a better validation loss. Every member then ends
         with its best weights, and the optimizer's state of its last epoch. Stopped members are set aside between
         segments, as soon as that halves the work
@@ -223,11 +224,22 @@ def predict(
     Parameters
     ----------
     swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows
-    rows : int [member, row]; padding is predicted too, as the last row of x
+    rows : int [member, row]
+
+    The prediction of padding, of `rows` or of a list's members with fewer rows, is NaN.
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member, is_predicted=True)
     check_data(swarm, data, None, allow_nan=True)
-    return apply(predict_rows, swarm, data, plan)
+    predictions = apply(predict_rows, swarm, data, plan)
+    if not data.ragged:
+        return predictions
+    is_padding = jnp.arange(data.length) >= jnp.asarray(data.count)[:, None]
+
+    def marked(leaf):
+        where = is_padding.reshape(*is_padding.shape, *[1] * (leaf.ndim - 2))
+        return jnp.where(where, jnp.nan, leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+
+    return jax.tree.map(marked, predictions)
 
 
 def batch_order(
@@ -244,7 +256,8 @@ def batch_order(
     -------
     The rows; -1 marks steps that a member does not make, and entries of a batch that its own rows do not fill.
     """
-    check_whole(epochs=epochs, **({} if batch_size is None else {"batch_size": batch_size}))
+    whole = {"epochs": epochs, "batch_size": batch_size, "rows": rows if np.ndim(rows) == 0 else None}
+    check_whole(**{name: number for name, number in whole.items() if number is not None})
     rows = jnp.tile(jnp.arange(rows), (len(check_swarm(swarm)), 1)) if np.ndim(rows) == 0 else rows
     rows, counts = check_rows(rows, members=len(swarm), length=int(np.max(rows)) + 1)
     rows = rows[:, : counts.max()]

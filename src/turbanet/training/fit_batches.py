@@ -114,7 +114,7 @@ def fit_batches(
     run = Streaming(
         Passing(checked.loss_fn, 0, metrics=checked.in_program, masked=True),
         stopping.prepared(swarm, patience, min_delta, checked.rule, callbacks),
-        Batches(batches, len(swarm), check),
+        Batches(batches, len(swarm), epochs, check),
         checked.held_out,
         epochs=epochs,
         segment=segment or max(1, epochs // 10),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from turbanet.core import member, schedules, stopping
+from turbanet.core.metrics import ordered
 from turbanet.core.sums import added, zero
 from turbanet.data.sampling import epoch_order, own_order, own_steps
 
@@ -163,7 +164,10 @@ class Evaluate:
         x, y = data.read(jnp.where(mask, position, 0) if data.ragged else None)
         padded = mask if data.ragged else None
         loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=member.rows_at_once())
-        metrics = {name: jnp.asarray(metric(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics}
+        metrics = {
+            name: jnp.asarray(metric(*ordered(metric, prediction, y), mask=mask), loss.dtype)
+            for name, metric in self.metrics
+        }
         metrics = jax.tree.map(lambda value: jnp.where(jnp.isfinite(loss), value, jnp.nan), metrics)
         return loss, metrics, prediction if self.predictions else None
 
