@@ -201,6 +201,8 @@ def test_another_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"notes holds no program of turbanet.export .*: export it anew"):
         tn.load_exported(tmp_path / "notes")
     (tmp_path / "other").write_bytes(jax.export.export(jax.jit(lambda x: -x))(np.ones(3)).serialize())
+    with pytest.raises(ValueError, match="is a folder: of a swarm that was saved there, take TurbaTrainState.load"):
+        tn.load_exported(tmp_path)
     with pytest.raises(ValueError, match="other holds no program"):
         tn.load_exported(tmp_path / "other")
 

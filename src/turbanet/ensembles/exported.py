@@ -87,8 +87,10 @@ class Exported:
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the file that `load_exported` reads, atomically."""
-        write_whole(Path(path), bytes(self.program.serialize()))
+        """Write the file that `load_exported` reads, atomically; its folder is made."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, bytes(self.program.serialize()))
 
 
 def export(
@@ -168,7 +170,9 @@ def export(
 
 
 def load_exported(path: str | os.PathLike) -> Exported:
-    """Read the program that `Exported.save` wrote; ValueError for another file."""
+    """Read the program that `Exported.save` wrote; ValueError for another file, and for a folder."""
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: of a swarm that was saved there, take TurbaTrainState.load.")
     serialized = bytearray(Path(path).read_bytes())
     try:
         exported = Exported(jax.export.deserialize(serialized))

@@ -219,14 +219,13 @@ def predict(
 ) -> jax.Array:
     """Return the prediction [member, row, ...] of each member on x [row, ...], or on its `rows` of x.
 
-    The model computes so many rows at a time as in `evaluate`, each row for itself.
+    The model computes so many rows at a time as in `evaluate`, each row for itself. The prediction of padding, of `rows`
+    or of a list's members with fewer rows, is NaN.
 
     Parameters
     ----------
     swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows
     rows : int [member, row]
-
-    The prediction of padding, of `rows` or of a list's members with fewer rows, is NaN.
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member, is_predicted=True)
     check_data(swarm, data, None, allow_nan=True)
