@@ -219,8 +219,8 @@ def predict(
 ) -> jax.Array:
     """Return the prediction [member, row, ...] of each member on x [row, ...], or on its `rows` of x.
 
-    The model computes so many rows at a time as in `evaluate`, each row for itself. The prediction of padding, of `rows`
-    or of a list's members with fewer rows, is NaN.
+    The model computes so many rows at a time as in `evaluate`, each row for itself. Padding of `rows`, or of members
+    with fewer rows in a list, has the prediction NaN.
 
     Parameters
     ----------
