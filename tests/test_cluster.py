@@ -315,6 +315,7 @@ def test_scores_are_in_the_order_of_the_members():
 def test_cross_validate_and_halving_train_on_a_cluster(cluster, tmp_path):
     there = tn.cluster.Cluster(tmp_path, shard=4, progress=False)
     how = {"optimizer": optax.adam(0.01), "loss": tn.softmax_cross_entropy, "epochs": 3, "folds": 3, "seeds": 2}
+    how |= {"metric": lambda prediction, y: float(np.mean(prediction)), "scoring": "f1"}
     found = [tn.cross_validate(tn.MLP((8, 2)), X, Y, **how, plan=HOW["plan"], cluster=c) for c in (there, None)]
     pd.testing.assert_frame_equal(*(each.table.drop(columns="seconds") for each in found))
     np.testing.assert_allclose(*(each.predictions["mlp"] for each in found), atol=1e-6)  # some folds are a row longer
@@ -405,6 +406,8 @@ def locked(lock):
         ({"patience": 2}, ValueError, "follow the validation loss: give validation"),
         ({"metric": tn.accuracy}, ValueError, "came without validation"),
         ({"plan": 7}, ValueError, "plan must be a Plan"),
+        ({"cpus": 0}, ValueError, "cpus must be a number above 0"),
+        ({"memory": "1GB"}, ValueError, "memory must be a number above 0, .* got '1GB'"),
         ({"predict": X[:, :2]}, ValueError, "The model cannot take predict's x with rows of shape"),
         ({"swarm": range(3)}, ValueError, r"members is 12, make_swarm is of shape \(3,\)"),
         ({"swarm": range(12), "members": [3, 40, 5, 6]}, KeyError, "No member 40 in this swarm"),
@@ -416,6 +419,11 @@ def test_bad_input_stops_before_anything_is_trained(cluster, tmp_path, wrong, er
     with pytest.raises(error, match=sentence):
         on_cluster(tmp_path / "run", **{"members": 12, "shard": 4} | wrong)
     assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_a_model_is_no_swarm_of_a_cluster(tmp_path):
+    with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got MLP"):
+        tn.cluster.Cluster(tmp_path).fit(tn.MLP((2,)), X, Y, tn.mse, epochs=1)
 
 
 def test_several_predictions_are_refused_before_a_shard_is_trained():

@@ -7,7 +7,7 @@ import optax
 import pytest
 from scipy.special import softmax
 from sklearn import model_selection
-from sklearn.metrics import confusion_matrix, f1_score, log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, make_scorer, roc_auc_score
 
 import turbanet as tn
 from turbanet.selection.cross_validation import splits
@@ -279,11 +279,31 @@ def test_a_jax_key_is_a_key():
     assert losses[0].equals(losses[1]) and not losses[0].equals(losses[2])
 
 
+class Both(nn.Module):
+    """Two arrays of one shape, as a model of several outputs returns them."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, x):
+        one, other = nn.Dense(3)(x), nn.Dense(3)(x)
+        return (one, other) if self.kind == "tuple" else {"one": one, "other": other}
+
+
 BAD = [
     ({"folds": 61}, "number of splits n_splits=61 greater than the number of samples: n_samples=60"),
     ({"folds": 1}, "setting n_splits=2 or more, got n_splits=1"),
     ({"folds": 16, "groups": GROUPS}, "n_splits=16 greater than the number of groups: 15"),
-    ({"groups": GROUPS[:-1]}, r"inconsistent numbers of samples: \[60, 60, 59\]"),
+    ({"groups": GROUPS[:-1]}, r"groups must be \[row\], one for each of 60 rows; got shape \(59,\)"),
+    ({"folds": [(range(30), range(30, 60))], "groups": np.arange(99)}, r"of 60 rows; got shape \(99,\)"),
+    ({"groups": GROUPS[:, None]}, r"of 60 rows; got shape \(60, 1\)"),
+    ({"folds": []}, "folds are pairs .training rows, held-out rows., at least one; got"),
+    ({"folds": (range(30), range(30, 60))}, "folds are pairs .training rows, held-out rows., at least one; got"),
+    ({"models": {(4, 3): tn.MLP((4, 3))}}, r"a name is a str; got \(4, 3\): take str"),
+    ({"plan": {"mpl": tn.Plan(1, 1)}}, "plan names 'mpl'; the models are"),
+    ({"scoring": make_scorer(accuracy_score)}, "scoring is names .* a function of your own is metric="),
+    ({"models": {"both": Both("tuple")}}, "The model both predicts several arrays"),
+    ({"models": {"both": Both("dict")}}, "The model both predicts several arrays"),
     ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 0 .* no row of class"),
     ({"folds": 30, "stratified": True}, "n_splits=30 cannot be greater than the number of members in each class"),
     ({"folds": [(range(50), range(49, 60))]}, "Fold 0 trains on a row that it holds out: row 49"),

@@ -509,6 +509,9 @@ def test_rows_of_ones_own_stop_a_training_and_are_not_trained_on(kind, monkeypat
         ({"activation": "gelu"}, {}, "activation is relu, tanh, logistic, identity or a function; got 'gelu'"),
         ({"model": tn.MLP((4, 1)), "dropout": 0.1}, {}, "activation and dropout are of the MLP that model=None makes"),
         ({"loss": "mae"}, {}, "loss is .squared_error., .quantile. or a function; got 'mae'"),
+        ({"learning_rate": -0.1}, {}, "learning_rate must be a number of at least 0, got -0.1"),
+        ({"weight_decay": np.nan}, {}, "weight_decay must be a number of at least 0, got nan"),
+        ({"dropout": 20}, {}, "dropout must be a number from 0 to below 1, got 20"),
         ({"loss": "quantile", "quantile": 90}, {}, "A quantile's level is a number between 0 and 1; got 90"),
         ({}, {"X_val": np.ones((2, 10)), "y_val": [1, 2]}, "must be passed together and with early_stopping=True"),
         ({"early_stopping": True}, {"X_val": np.ones((2, 10))}, "X_val and y_val must be passed together"),
@@ -683,3 +686,8 @@ def test_a_target_that_is_constant_but_for_rounding_is_constant():
     model = TurbaRegressor(2, hidden=(4,), epochs=2, random_state=0).fit(x, y)
     exported = tn.export(model)  # which a spread that float32 does not hold would stop
     np.testing.assert_allclose(exported(x.astype(np.float32)), model.predict(x), rtol=1e-5)
+
+
+def test_a_loss_of_a_classifier_is_no_name():
+    with pytest.raises(ValueError, match="loss is None, for the cross-entropy, or a function; got 'log_loss'"):
+        TurbaClassifier(2, loss="log_loss").fit(np.eye(4), [0, 1, 0, 1])

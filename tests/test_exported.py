@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -91,6 +92,30 @@ def test_running_statistics_are_as_they_were_trained():
     trained, _ = tn.fit(swarm, 3 + x, np.zeros((20, 2)), tn.mse, epochs=9, progress=False)
     found = tn.export(trained, kind="members")(x)
     np.testing.assert_allclose(found, tn.predict(trained, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_agents_are_saved_as_a_program(tmp_path, continuous):
+    agents = tn.TurbaTrainState.swarm(Agent(2, continuous=continuous), optax.sgd(0.1), 2, input_size=4)
+    tn.export(agents, kind="members").save(tmp_path / "new folder" / "agents")
+    x = rng.normal(size=(5, 4)).astype(np.float32)
+    policy, values = tn.load_exported(tmp_path / "new folder" / "agents")(x)
+    expected, expected_values = tn.predict(agents, x)
+    np.testing.assert_allclose(policy.mode(), expected.mode(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values, expected_values, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_that_no_file_holds_are_refused_by_save(tmp_path):
+    class Pair(NamedTuple):
+        one: Any
+        other: Any
+
+    model = (lambda key, x: jax.random.normal(key, (4, 3))), (lambda params, x: Pair(x @ params, x @ params))
+    exported = tn.export(tn.TurbaTrainState.swarm(model, optax.sgd(0.1), 2, input_size=4), kind="mean")
+    assert exported(np.ones((2, 4), np.float32)).one.shape == (2, 3)
+    with pytest.raises(ValueError, match="No file holds these x or predictions: let the model take and return arrays"):
+        exported.save(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("name", "rows"), [("MLP", 16), ("Normed", None)])

@@ -206,3 +206,10 @@ def test_a_history_without_epochs_adds_no_metric_and_takes_none(first):
     assert both.recorded().keys() == {"train_loss", "accuracy"}
     np.testing.assert_array_equal(both.validation_metric["accuracy"], metric["accuracy"])
     assert both.epochs.tolist() == [2, 2] and both.steady_seconds == 4.0
+
+
+def test_a_metric_given_alone_is_that_of_its_name():
+    alone = history([[1, 1]], validation_metric=np.array([[0.5, 0.9]]))
+    named = history([[2, 2]], begun=1, validation_metric={"validation_metric": np.array([[0.75, 0.8]])})
+    both = alone + named
+    np.testing.assert_array_equal(both.recorded()["validation_metric"], [[0.5, 0.9], [0.75, 0.8]])

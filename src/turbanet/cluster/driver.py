@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -82,6 +83,9 @@ def fit(
     """
     ids = validation.ids_of(members, make_swarm)
     check_whole(attempts=attempts, **({} if shard is None else {"shard": shard}))
+    for name, number in {"cpus": cpus, "memory": 1 if memory is None else memory}.items():
+        if not isinstance(number, Real) or not number > 0:
+            raise ValueError(f"{name} must be a number above 0, of a worker's CPUs or bytes; got {number!r}.")
     of_ids, whole, fit_kwargs = validation.split_arguments(data, fit_arguments)
     cores = max(1, int(cpus))
     validation.check_devices(fit_kwargs.get("plan"), cores, gpus)

@@ -48,7 +48,7 @@ class ClusterHistory:
         fields |= {name: np.concatenate([table[column] for table in first]) for name, column in columns.items()}
         fields |= {name: float(self.table[name].sum()) for name in ("compile_seconds", "steady_seconds")}
         fields["epochs"] = _concatenate(self, shards.SCORES).epoch.to_numpy() + 1 - fields["begun"]
-        fields["validation_metric"] = metrics.get(ONE, metrics or None)
+        fields["validation_metric"] = metrics[ONE] if metrics.keys() == {ONE} else metrics or None
         return History(**fields, plan=None, followed=self.followed)
 
 

@@ -11,6 +11,7 @@ from turbanet.checkpoints.identity import versions
 from turbanet.cluster import driver, validation
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.gather import home
+from turbanet.core.state import check_swarm
 from turbanet.core.storage import place
 from turbanet.training.fit import History
 from turbanet.turba_train_state import TurbaTrainState
@@ -55,7 +56,7 @@ class Cluster:
         """
         arguments.pop("progress", None)  # the cluster has its own
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        settings["shard"] = self.shard and min(self.shard, len(swarm))
+        settings["shard"] = self.shard and min(self.shard, len(check_swarm(swarm)))
         _, data, fit_kwargs = validation.split_arguments((x, y), arguments)
         identity = fingerprint([validation.FORMAT, swarm, data, loss_fn, fit_kwargs, settings["shard"], versions()])
         settings["checkpoints"] = str(place(self.checkpoints) / identity[:16])

@@ -131,6 +131,8 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
             y = labels if balanced_by is None else balanced_by
             of_class = compute_class_weight(self.class_weight, classes=classes, y=y).astype(np.float32)
             weight = of_class[encoded] if weight is None else weight * of_class[encoded]
+        if not (self.loss is None or callable(self.loss)):
+            raise ValueError(f"loss is None, for the cross-entropy, or a function; got {self.loss!r}.")
         return encoded, len(classes), self.loss or softmax_cross_entropy, weight
 
     def _score_out_of_bag(self, logits, rows, held_out, labels, weight):

@@ -17,13 +17,14 @@ import numpy as np
 from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
-from turbanet.core.arrays import as_arrays, check_whole, floating
+from turbanet.core.arrays import as_arrays, check_whole, first_line, floating
 from turbanet.core.gather import resized
 from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State
 from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import are_probabilities
+from turbanet.networks.policies import Categorical, Gaussian
 
 
 def _probability(logits):
@@ -39,6 +40,8 @@ KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "probability": _probability,
 }
 FORECAST = "forecast"  # of a forecaster
+for policy in (Categorical, Gaussian):  # of agents
+    jax.export.register_namedtuple_serialization(policy, serialized_name=f"turbanet.{policy.__name__}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,10 +90,18 @@ class Exported:
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the file that `load_exported` reads, atomically; its folder is made."""
+        """Write the file that `load_exported` reads, atomically; its folder is made.
+
+        Raises ValueError for x or predictions in types of your own, which a process without the model's code lacks.
+        """
+        try:
+            content = bytes(self.program.serialize())
+        except ValueError as error:  # of a named tuple
+            advice = "let the model take and return arrays, dicts or tuples"
+            raise ValueError(f"No file holds these x or predictions: {advice} ({first_line(error)}).") from error
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, bytes(self.program.serialize()))
+        write_whole(file, content)
 
 
 def export(

@@ -186,10 +186,12 @@ class SwarmEstimator(Fitted, BaseEstimator):
                 problem = f"Members trained with {name}={before} cannot go on with {name}={value}"
                 raise ValueError(f"{problem}: set warm_start=False to begin anew.")
         swarm = with_hyperparameters(self.swarm_ if resume else _untrained(recipe, ADAM), **optimizer)
-        shape = one_prediction(swarm, x, [x.shape[1:]]).shape
+        shape = getattr(one_prediction(swarm, x, [x.shape[1:]]), "shape", None)
         if shape != (1, outputs):
             task = f"{outputs} classes need logits" if is_classifier(self) else f"{outputs} target(s) need"
-            raise ValueError(f"{task} [row, {outputs}], the model gives {list(shape)}: change its last layer.")
+            raise ValueError(
+                f"{task} [row, {outputs}], the model gives {list(shape) if shape else 'several arrays'}: change it."
+            )
         if "rows" in settings:
             rng = check_random_state(int(swarm.seed[0]))  # draws the same again, so that no rows have to be kept
         elif resume and partial and isinstance(self.random_state, int | np.integer):

@@ -116,7 +116,8 @@ class CrossValidation(Shown):
         tables = {}
         for model in self.swarms:
             counts = self.confusion(model)
-            share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
+            with np.errstate(invalid="ignore"):  # NaN for an output that is no class of y
+                share = np.diagonal(counts, axis1=1, axis2=2) / counts.sum(2)
             runs = pd.MultiIndex.from_frame(self.members[RUN])
             tables[model] = pd.DataFrame(share, runs).rename_axis(columns="class").stack(future_stack=True)
         return pd.concat(tables, names=["model"]).rename("accuracy").reset_index()
@@ -201,6 +202,10 @@ def cross_validate(
     check_whole(seeds=seeds)
     if not models or not schedules:
         raise ValueError("cross_validate needs at least one model and one schedule.")
+    if unnamed := [name for name in models if not isinstance(name, str)]:
+        raise ValueError(f"models are {{name: model}}, a name is a str; got {unnamed[0]!r}: take str({unnamed[0]!r}).")
+    if isinstance(plan, Mapping) and (unknown := plan.keys() - models.keys()):
+        raise ValueError(f"plan names {unknown.pop()!r}; the models are {', '.join(models)}.")
     if takes(loss, "member"):
         advice = "train the folds by fit, with rows=turbanet.k_fold(...)"
         raise ValueError(f"The loss takes constants of each member's own, and cross_validate has no member=: {advice}.")
@@ -222,8 +227,12 @@ def cross_validate(
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=first, seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
+    rows = [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
+    shapes = {name: one_prediction(swarm, x, rows) for name, swarm in swarms.items()}
+    if several := [name for name, prediction in shapes.items() if not hasattr(prediction, "shape")]:
+        raise ValueError(f"The model {several[0]} predicts several arrays, and its folds are scored by one: return it.")
     has_classes = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
-    has_classes = has_classes and all(_has_outputs(swarm, x) for swarm in swarms.values())
+    has_classes = has_classes and all(len(each.shape) == 2 and each.shape[1] > 1 for each in shapes.values())
     if has_classes:
         unstratified = isinstance(folds, int | np.integer) and not stratified
         _check_classes(y, pairs, "take fewer folds, or stratified=True" if unstratified else CLASSES)
@@ -293,9 +302,12 @@ def splits(
     pd = extras.pandas()
     from sklearn import model_selection
 
+    if groups is not None and np.shape(groups) != (len(y),):
+        raise ValueError(f"groups must be [row], one for each of {len(y)} rows; got shape {np.shape(groups)}.")
     if groups is not None and (lacking := np.flatnonzero(pd.isna(np.asarray(groups, object)))).size:
         raise ValueError(f"groups must have a group for each row; row {lacking[0]} has none.")
-
+    if isinstance(folds, list | tuple) and not (folds and all(len(pair) == 2 for pair in folds)):
+        raise ValueError(f"folds are pairs (training rows, held-out rows), at least one; got {folds!r:.60}.")
     if isinstance(folds, int | np.integer):
         splitter = ("Stratified" if stratified else "") + ("KFold" if groups is None else "GroupKFold")
         folds = getattr(model_selection, splitter)(int(folds), shuffle=True, random_state=seed)
@@ -340,9 +352,3 @@ def _check_classes(y, pairs, advice):
         for verb, rows in zip(("trains on", "holds out"), pair, strict=True):
             if len(missing := np.setdiff1d(y, y[rows])):
                 raise ValueError(f"Fold {fold} {verb} no row of class {missing[0]}: {advice}.")
-
-
-def _has_outputs(swarm, x):
-    """Tell whether a model predicts [row, class] with two classes or more, and not numbers [row] or [row, 1]."""
-    prediction = one_prediction(swarm, x, [leaf.shape[1:] for leaf in jax.tree.leaves(x)])
-    return getattr(prediction, "ndim", 0) == 2 and prediction.shape[1] > 1

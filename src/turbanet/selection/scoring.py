@@ -13,10 +13,11 @@ def metrics_of(scoring: str | Sequence[str] | None) -> dict[str, Callable]:
     """
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    names = [scoring] if isinstance(scoring, str) else list(scoring or ())
+    names = [scoring] if isinstance(scoring, str) or callable(scoring) else list(scoring or ())
     if unknown := [name for name in names if name not in get_scorer_names()]:
         raise ValueError(
-            f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}."
+            f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}: a function "
+            "of your own is metric=."
         )
     return {name: _metric(get_scorer(name)) for name in names}
 

@@ -127,7 +127,8 @@ class History(Shown):
 
         def both(name):
             one, two = getattr(self, name), getattr(other, name)
-            if isinstance(one, Mapping):
+            if isinstance(one, Mapping) or isinstance(two, Mapping):
+                one, two = (each if isinstance(each, Mapping) else {name: each} for each in (one, two))
                 return {key: joined(one[key], two[key]) for key in one}
             return None if one is None else joined(one, two)
 
