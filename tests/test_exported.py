@@ -99,6 +99,13 @@ def test_agents_are_saved_as_a_program(tmp_path, continuous):
     agents = tn.TurbaTrainState.swarm(Agent(2, continuous=continuous), optax.sgd(0.1), 2, input_size=4)
     tn.export(agents, kind="members").save(tmp_path / "new folder" / "agents")
     x = rng.normal(size=(5, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, numpy as np, turbanet as tn; policy, values = tn.load_exported(sys.argv[1])(np.load(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", f"{code}; assert policy.mode().shape[:2] == values.shape == (2, 5)"]
+    environment = {"PYTHONPATH": str(Path(tn.__file__).parents[1]), "JAX_PLATFORMS": "cpu", "PATH": ""}
+    subprocess.run([*command, tmp_path / "new folder" / "agents", tmp_path / "x.npy"], env=environment, check=True)
     policy, values = tn.load_exported(tmp_path / "new folder" / "agents")(x)
     expected, expected_values = tn.predict(agents, x)
     np.testing.assert_allclose(policy.mode(), expected.mode(), rtol=1e-5, atol=1e-6)

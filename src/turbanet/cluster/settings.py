@@ -54,9 +54,10 @@ class Cluster:
         Arguments are those of `turbanet.fit` without checkpoints, callbacks, on_interrupt and compile_only. The
         history's seconds are sums over the workers.
         """
+        check_swarm(swarm)
         arguments.pop("progress", None)  # the cluster has its own
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        settings["shard"] = self.shard and min(self.shard, len(check_swarm(swarm)))
+        settings["shard"] = self.shard and min(self.shard, len(swarm))
         _, data, fit_kwargs = validation.split_arguments((x, y), arguments)
         identity = fingerprint([validation.FORMAT, swarm, data, loss_fn, fit_kwargs, settings["shard"], versions()])
         settings["checkpoints"] = str(place(self.checkpoints) / identity[:16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from turbanet.core.state import State
 from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import are_probabilities
-from turbanet.networks.policies import Categorical, Gaussian
 
 
 def _probability(logits):
@@ -40,8 +40,7 @@ KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "probability": _probability,
 }
 FORECAST = "forecast"  # of a forecaster
-for policy in (Categorical, Gaussian):  # of agents
-    jax.export.register_namedtuple_serialization(policy, serialized_name=f"turbanet.{policy.__name__}")
+POLICIES = "turbanet.networks.policies"  # whose types agents predict
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,6 +184,8 @@ def load_exported(path: str | os.PathLike) -> Exported:
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder: of a swarm that was saved there, take TurbaTrainState.load.")
     serialized = bytearray(Path(path).read_bytes())
+    if POLICIES.encode() in serialized:
+        importlib.import_module(POLICIES)
     try:
         exported = Exported(jax.export.deserialize(serialized))
         if exported.kind not in (*KINDS, FORECAST):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -69,6 +70,10 @@ class Gaussian(NamedTuple):
         """Return the entropy [...], in nats."""
         entropies = jnp.broadcast_to(self.log_deviation, self.mean.shape) + 0.5 * np.log(2 * np.pi * np.e)
         return entropies.sum(-1)
+
+
+for policy in (Categorical, Gaussian):  # for `turbanet.export`
+    jax.export.register_namedtuple_serialization(policy, serialized_name=f"{__name__}.{policy.__name__}")
 
 
 def distribution(policy: Any) -> Categorical | Gaussian:
