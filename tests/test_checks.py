@@ -365,3 +365,18 @@ def test_lists_of_each_members_own_rows_are_predicted():
         np.testing.assert_allclose(got[member, : len(rows)], tn.predict(made(), rows)[member], rtol=1e-5, atol=1e-6)
     nested = tn.predict(made(), [rows.tolist() for rows in own], per_member=True)
     np.testing.assert_array_equal(nested, got)
+
+
+LOSSES = [tn.mse, tn.softmax_cross_entropy, tn.binary_cross_entropy, tn.cross_entropy, tn.quantile_loss(0.5)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_model_of_several_outputs_needs_a_loss_that_chooses(loss):
+    class Both(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(x), nn.Dense(1)(x)
+
+    swarm = tn.TurbaTrainState.swarm(Both(), optax.sgd(0.1), 2, input_size=3)
+    with pytest.raises(ValueError, match="The model returns a tuple, and this loss compares one array: take a loss of"):
+        tn.fit(swarm, np.ones((4, 3), np.float32), np.zeros(4, int), loss, epochs=1, progress=False)

@@ -22,7 +22,7 @@ LossAndPrediction = tuple[jax.Array, jax.Array]
 
 def _classes(y, prediction):
     """Check y as classes, if it has one integer a row, and as probabilities otherwise."""
-    if _array(y).ndim >= len(prediction.shape):
+    if _array(y).ndim >= len(_one_array(prediction).shape):
         return _distributions(y, prediction)
     if not jnp.issubdtype(y.dtype, jnp.integer):
         return _probabilities(y, prediction)
@@ -42,7 +42,7 @@ def _distributions(y, prediction):
 
 def _both_distributions(y, prediction):
     advice = "probabilities that sum to one: softmax_cross_entropy takes logits, or end the model in a softmax"
-    return [*_distributions(y, prediction), (prediction, _is_no_distribution, advice)]
+    return [*_distributions(y, prediction), (_one_array(prediction), _is_no_distribution, advice)]
 
 
 def _is_no_distribution(prediction):
@@ -55,6 +55,13 @@ def _sums_to_one(array):
 
 def _is_probability(y):
     return (y >= -PROBABILITY_TOLERANCE) & (y <= 1 + PROBABILITY_TOLERANCE)
+
+
+def _one_array(prediction):
+    if hasattr(prediction, "shape"):
+        return prediction
+    advice = "take a loss of your own, which may call this one with lambda *inputs: apply_fn(*inputs)[0]"
+    raise ValueError(f"The model returns a {type(prediction).__name__}, and this loss compares one array: {advice}.")
 
 
 def _array(y):
@@ -282,7 +289,7 @@ def binary_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable) 
 
 def _predicted(params, x, apply_fn):
     """Return the prediction in float32 at least: a model may compute in bfloat16, a loss does not."""
-    prediction = apply_fn({"params": params}, x)
+    prediction = _one_array(apply_fn({"params": params}, x))
     return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
