@@ -47,22 +47,24 @@ def monitored(monitor: str, mode: str | None, names: list[str], patience: int | 
     return monitor, mode or "min"
 
 
-def ordered(metric: Callable, prediction: Any, y: Any) -> tuple[Any, Any]:
-    """Return (y, prediction) for a metric whose first argument has a name of `TRUE`, else (prediction, y)."""
+def ordered(metric: Callable) -> Callable:
+    """Return metric(prediction, y, ...) of one whose first argument may have a name of `TRUE`, and so take y first."""
     first, second = [*parameters(metric), "", ""][:2]
-    takes_y_first = (first in TRUE and second not in TRUE | {"t"}) or (first, second) == ("y1", "y2")
-    return (y, prediction) if takes_y_first else (prediction, y)
+    if (first in TRUE and second not in TRUE | {"t"}) or (first, second) == ("y1", "y2"):
+        return lambda prediction, y, **more: metric(y, prediction, **more)
+    return metric
 
 
 def on_host(name: str, metric: Callable) -> Callable:
-    """Return metric(prediction, y) -> float, for one member's exact rows, which gets both as `ordered` says.
+    """Return metric(prediction, y) -> float, for one member's exact rows.
 
     Where y holds classes, scikit-learn's metrics receive the likeliest classes or the probabilities, not logits.
     """
     convert = _converter(metric, [*parameters(metric), "", ""][1])
+    score = ordered(metric)
 
     def of_member(prediction, y):
-        value = metric(*ordered(metric, convert(prediction, y), y))
+        value = score(convert(prediction, y), y)
         if np.ndim(value):
             raise ValueError(f"A metric returns one number; {name} returned an array of shape {np.shape(value)}.")
         return float(value)

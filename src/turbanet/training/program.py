@@ -165,8 +165,7 @@ class Evaluate:
         padded = mask if data.ragged else None
         loss, prediction = member.evaluate(self.loss_fn, state, x, y, padded, rows_at_once=member.rows_at_once())
         metrics = {
-            name: jnp.asarray(metric(*ordered(metric, prediction, y), mask=mask), loss.dtype)
-            for name, metric in self.metrics
+            name: jnp.asarray(ordered(metric)(prediction, y, mask=mask), loss.dtype) for name, metric in self.metrics
         }
         metrics = jax.tree.map(lambda value: jnp.where(jnp.isfinite(loss), value, jnp.nan), metrics)
         return loss, metrics, prediction if self.predictions else None
