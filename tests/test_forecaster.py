@@ -408,8 +408,10 @@ def test_newer_rows_of_other_series_are_refused():
 
 
 def test_a_model_of_other_steps_is_refused():
-    with pytest.raises(ValueError, match="make them equal"):
-        Forecaster(Line(3), horizon=2, window=4, direct=True, **QUIET).fit(WALKS)
+    for model, steps, received in ((Line(3), 2, "3"), (tn.MLP((8, 1)), 1, "4, 1")):
+        message = rf"takes windows \[batch, 4, 1\], .* returns \[batch, {steps}\]; it returned \[batch, {received}\]"
+        with pytest.raises(ValueError, match=message):
+            Forecaster(model, horizon=steps, window=4, direct=True, **QUIET).fit(WALKS)
 
 
 def monthly():

@@ -192,6 +192,13 @@ def test_other_numbers_compile_nothing_anew():
     assert list(compilation._programs()) == before
 
 
+def test_all_clients_train_in_each_round_unless_told_otherwise():
+    job = {name: value for name, value in JOB.items() if name != "sampled"}
+    every, seen = tn.federated.train(line(), X, Y, tn.mse, clients=RAGGED, **job)
+    assert all(sorted(clients) == list(range(5)) for clients in seen.clients.tolist())
+    np.testing.assert_allclose(weights(every), by_hand(line(), seen, RAGGED), rtol=1e-4, atol=1e-6)
+
+
 def test_a_round_has_each_client_once_and_each_as_often():
     _, seen = tn.federated.train(line(), X, Y, tn.mse, clients=EVEN, **JOB | {"rounds": 300, "score_every": 1})
     assert all(len(set(clients)) == 3 for clients in seen.clients.tolist())

@@ -93,7 +93,7 @@ def train(
     *,
     clients: Any,
     rounds: int,
-    sampled: int,
+    sampled: int | None = None,
     local_epochs: int = 1,
     batch_size: int | None = None,
     server: optax.GradientTransformation | None = None,
@@ -123,7 +123,7 @@ def train(
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction); None: the swarm's own
     clients : int [client, row], rows of each client, padded at the end with -1: see `shards`, `dirichlet`, `ragged`
     rounds : number of rounds
-    sampled : clients of a round, drawn in each round without replacement
+    sampled : clients of a round, drawn in each round without replacement; None: all
     local_epochs : a client's passes over its rows in a round
     batch_size : rows of a client's step, or all rows of a client with fewer; None: all rows. A last, partial batch is
         filled up with the client's first rows of that epoch
@@ -169,9 +169,9 @@ def train(
     (1, (5, 4))
     """
     called = time.perf_counter()
-    optional = {"batch_size": batch_size, "score_every": score_every}
+    optional = {"sampled": sampled, "batch_size": batch_size, "score_every": score_every}
     optional = {name: value for name, value in optional.items() if value is not None}
-    check_whole(rounds=rounds, sampled=sampled, local_epochs=local_epochs, **optional)
+    check_whole(rounds=rounds, local_epochs=local_epochs, **optional)
     score_every = score_every or max(1, rounds // 20)
     data = prepare(swarm, x, y)
     if len(swarm) != 1:
@@ -181,6 +181,7 @@ def train(
         raise ValueError('The schedule "reduce" needs a validation loss, which clients do not have: use another one.')
     loss_fn = swarm.loss(loss_fn)
     rows, counts = _rows(clients, data.length)
+    sampled = sampled or len(rows)
     used = np.unique(rows[rows >= 0])  # others may hold anything
     checked = data if len(used) == data.length else prepare(swarm, x, y, rows=used[None])
     check_data(swarm, checked, loss_fn, allow_nan=allow_nan)

@@ -35,7 +35,7 @@ from turbanet.turba_train_state import TurbaTrainState
 if TYPE_CHECKING:
     import pandas as pd
 
-CLASSES = "give folds with every class on both sides, such as of StratifiedKFold or StratifiedGroupKFold"
+CLASSES = "give folds that train on every class, such as of StratifiedKFold or StratifiedGroupKFold"
 RUN = ["schedule", "fold", "seed"]  # columns that tell the members of a model apart
 
 
@@ -347,8 +347,7 @@ def _check_groups(groups, pairs):
 
 
 def _check_classes(y, pairs, advice):
-    """Raise ValueError for a class that is missing from a fold's training or held-out rows."""
-    for fold, pair in enumerate(pairs):
-        for verb, rows in zip(("trains on", "holds out"), pair, strict=True):
-            if len(missing := np.setdiff1d(y, y[rows])):
-                raise ValueError(f"Fold {fold} {verb} no row of class {missing[0]}: {advice}.")
+    """Raise ValueError for a class that is missing from a fold's training rows."""
+    for fold, (train, _) in enumerate(pairs):
+        if len(missing := np.setdiff1d(y, y[train])):
+            raise ValueError(f"Fold {fold} trains on no row of class {missing[0]}: {advice}.")

@@ -1,5 +1,6 @@
 """The networks of a forecaster: one of each series, or one of all that is told which series it sees."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 
 from turbanet.core import member
+from turbanet.data.checks import one_prediction
 from turbanet.series.inputs import Scaling, Seen, Shape, channels, windows
 from turbanet.series.panel import Panel
 from turbanet.training.fit import fit, predict
@@ -187,7 +189,15 @@ def untrained(forecaster: Any, kind: str, members: int, series: int, shape: Shap
     sample: Any = np.zeros((1, shape.window, shape.channels), np.float32)
     if kind == GLOBAL:
         model, sample = WithSeries(model, series, forecaster.features), (sample, np.zeros(1, np.int32))
-    return TurbaTrainState.swarm(model, optimizer, members, sample_input=sample, seed=forecaster.seed)
+    swarm = TurbaTrainState.swarm(model, optimizer, members, sample_input=sample, seed=forecaster.seed)
+    outputs = shape.steps * forecaster._target.outputs
+    prediction = one_prediction(swarm, sample, [leaf.shape[1:] for leaf in jax.tree.leaves(sample)])
+    sizes = [leaf.shape[1:] for leaf in jax.tree.leaves(prediction)]
+    if sum(map(math.prod, sizes)) != outputs:
+        received = ", ".join(str(["batch", *size]).replace("'", "") for size in sizes)
+        seen = f"windows [batch, {shape.window}, {shape.channels}], of input_size values and their channels"
+        raise ValueError(f"The model takes {seen}, and returns [batch, {outputs}]; it returned {received}.")
+    return swarm
 
 
 def program_of(forecaster: Any, swarms: dict[str, Any], scaling: Scaling, stat: Any, shape: Shape) -> Any:
