@@ -184,6 +184,8 @@ def test_programs_for_a_gpu_are_written_without_one():
     assert tn.export(swarm, kind="mean", platforms="cpu")(x).shape == (20, 3)
     with pytest.raises(ValueError, match="exported for platforms .*cuda.* used on .*cpu"):
         tn.export(swarm, kind="mean", platforms=("cuda",))(x)
+    with pytest.raises(ValueError, match="platforms are of cpu, cuda, rocm, tpu; got 'gpu'"):
+        tn.export(swarm, kind="mean", platforms=("cpu", "gpu"))
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ def _probability(logits):
     return ensemble_mean(logits)
 
 
+PLATFORMS = {"cpu", "cuda", "rocm", "tpu"}  # `jax.export` writes programs for any other name, which run nowhere
 KINDS: dict[str, Any] = {  # functions of predictions [member, row, ...]
     "members": lambda predictions: predictions,
     "mean": partial(jax.tree.map, lambda leaf: leaf.mean(axis=0)),
@@ -127,7 +128,7 @@ def export(
         in `series_`, to [row, step] in y's unit; NaN for unknown positions
     rows : rows that a call computes where their number must be fixed, as for most of our own networks, which choose
         layouts by it; fewer rows are padded, more are computed in chunks. `rows` of the result tells which it is
-    platforms : such as "cpu" or ("cpu", "cuda"); None: the one of this process
+    platforms : some of "cpu", "cuda", "rocm" and "tpu"; None: the one of this process
     sample_input : a batch of the input [row, ...]; None: the one that the swarm was created with
 
     Returns
@@ -136,9 +137,9 @@ def export(
 
     Raises
     ------
-    ValueError : for an unknown kind, a single network, an input that the model cannot take, a prediction without rows,
-        an estimator that is not fitted, targets that float32 cannot tell apart; for a mean with a member whose weights
-        are NaN, and for the "probability" of a model that ends in a softmax or returns more than one array
+    ValueError : for an unknown kind or platform, a single network, an input that the model cannot take, a prediction
+        without rows, an estimator that is not fitted, targets that float32 cannot tell apart; for a mean with a member
+        whose weights are NaN, and for the "probability" of a model that ends in a softmax or returns several arrays
 
     Examples
     --------
@@ -152,6 +153,8 @@ def export(
     """
     check_whole(rows=rows)
     platforms = [platforms] if isinstance(platforms, str) else platforms
+    if unknown := sorted({*(platforms or ())} - PLATFORMS):
+        raise ValueError(f"platforms are of {', '.join(sorted(PLATFORMS))}; got {unknown[0]!r}.")
     of_fitted = getattr(swarm, "_to_export", None)  # of estimators and forecasters
     kind, program, sample = of_fitted(kind) if of_fitted else _of_swarm(swarm, kind)
     sample = sample if sample_input is None else as_arrays(sample_input, "sample_input")
