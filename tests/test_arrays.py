@@ -99,6 +99,12 @@ def test_what_holds_no_numbers_is_refused_by_name(value):
         as_arrays(value, "x")
 
 
+@pytest.mark.parametrize("column", [pd.Series(["x", "y"]), pd.Series(pd.date_range("2020", periods=2))], ids=str)
+def test_a_column_that_holds_no_numbers_is_named(column):
+    with pytest.raises(ValueError, match="^x must be an array of numbers, got column 'b' of type (object|datetime64)"):
+        as_arrays(pd.DataFrame({"a": [1, 2], "b": column}), "x")
+
+
 def test_lists_of_unequal_lengths_are_refused_by_name():
     with pytest.raises(ValueError, match="^x must be an array of numbers, got .* inhomogeneous"):
         as_arrays([[1, 2], [3]], "x")

@@ -214,7 +214,14 @@ def test_apply_fn_without_the_name_of_the_params_says_how():
 
 
 @pytest.mark.parametrize(
-    "loss", [optax.softmax_cross_entropy, partial(optax.l2_loss), lambda params, apply_fn, x, y: (0.0, x)]
+    "loss",
+    [
+        optax.softmax_cross_entropy,
+        partial(optax.l2_loss),
+        lambda params, apply_fn, x, y: (0.0, x),
+        lambda params, x, y, apply_fn, key: (0.0, x),
+        partial(lambda params, x, y, apply_fn, *, strength, key: (0.0, x), strength=1),
+    ],
 )
 def test_a_loss_of_other_arguments_is_told_its_own(loss):
     with pytest.raises(ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got .*: in this order"):
@@ -320,20 +327,19 @@ def test_probabilities_in_half_precision_rows_of_zeros_and_what_nobody_sees_are_
     tn.fit(swarm, X, y, tn.cross_entropy, rows=[[0, 1, 3]] * 2, epochs=1, progress=False, plan=PLAN)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda swarm: tn.fit(swarm, X, CLASSES, tn.softmax_cross_entropy, epochs=1),
-        lambda swarm: tn.fit_batches(swarm, None, tn.softmax_cross_entropy, epochs=1),
-        lambda swarm: tn.evaluate(swarm, X, CLASSES, tn.softmax_cross_entropy),
-        lambda swarm: tn.predict(swarm, X),
-        lambda swarm: tn.batch_order(swarm, 12, epochs=1, batch_size=4),
-        lambda swarm: tn.hyperparameters(swarm),
-        lambda swarm: tn.with_hyperparameters(swarm, learning_rate=0.1),
-        lambda swarm: tn.with_schedule(swarm, "cosine"),
-        lambda swarm: made().append(swarm),
-    ],
-)
+SWARMS = [
+    lambda swarm: tn.fit(swarm, X, CLASSES, tn.softmax_cross_entropy, epochs=1),
+    lambda swarm: tn.fit_batches(swarm, None, tn.softmax_cross_entropy, epochs=1),
+    lambda swarm: tn.evaluate(swarm, X, CLASSES, tn.softmax_cross_entropy),
+    lambda swarm: tn.predict(swarm, X),
+    lambda swarm: tn.batch_order(swarm, 12, epochs=1, batch_size=4),
+    lambda swarm: tn.with_schedule(swarm, "cosine"),
+    lambda swarm: made().append(swarm),
+]
+OF_NETWORKS = [lambda swarm: tn.hyperparameters(swarm), lambda swarm: tn.with_hyperparameters(swarm, learning_rate=0.1)]
+
+
+@pytest.mark.parametrize("call", SWARMS + OF_NETWORKS)
 def test_what_is_no_swarm_is_refused(call):
     for swarm, said in [
         (LogisticRegression(), "got LogisticRegression: .* as swarm_"),
@@ -343,6 +349,19 @@ def test_what_is_no_swarm_is_refused(call):
     ]:
         with pytest.raises(ValueError, match=f"The swarm is a TurbaTrainState; {said}"):
             call(swarm)
+
+
+@pytest.mark.parametrize("call", SWARMS)
+def test_arrays_of_other_members_are_refused(call):
+    swarm, few = made(), jax.tree.map(lambda leaf: leaf[:1], made())
+    for name, replaced in [
+        (r".params\['Dense_0'\]\['bias'\]", {"params": few.params}),
+        (r".params\['Dense_0'\]\['bias'\]", {"params": swarm.get_state(0).params}),
+        (r".opt_state", {"opt_state": few.opt_state}),
+        (r".id", {"id": few.id}),
+    ]:
+        with pytest.raises(ValueError, match=rf"swarm{name}.* has shape .*, the swarm 2 members: stack"):
+            call(swarm.replace(**replaced))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -229,6 +230,27 @@ def test_out_of_fold_predictions_are_of_the_members_that_did_not_see_the_row(fou
         np.testing.assert_allclose(each[-3:], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("y", [X[:, 0], X[:, :1]], ids=["row", "column"])
+def test_out_of_fold_targets_of_one_number_are_there(y):
+    model = (
+        tn.MLP((1,)) if y.ndim == 2 else (lambda key, x: {"w": jax.random.normal(key, (5,))}, lambda p, x: x @ p["w"])
+    )
+    oof = tn.cross_validate({"line": model}, X, y, folds=3, **JOB | {"loss": tn.mse}).oof()
+    np.testing.assert_array_equal(oof.y, X[oof.row, 0])
+
+
+def test_nan_is_let_through_to_a_loss_that_knows_it():
+    y = np.where(X[:, :1] > 1.5, np.nan, X[:, :1])
+
+    def known(params, x, y, apply_fn):
+        return tn.mse(params, x, y, apply_fn, weight=jnp.isfinite(y[:, 0]))
+
+    found = tn.cross_validate(tn.MLP((1,)), X, y, folds=3, allow_nan=True, **JOB | {"loss": known})
+    assert np.isnan(y).any() and np.isfinite(found.table.train_loss).all()
+    with pytest.raises(ValueError, match="say allow_nan=True"):
+        tn.cross_validate(tn.MLP((1,)), X, y, folds=3, **JOB | {"loss": known})
+
+
 def test_folds_may_be_pairs_and_x_a_dict():
     class Two(nn.Module):
         @nn.compact
@@ -315,6 +337,9 @@ BAD = [
     ({"models": {"both": Both("tuple")}}, "The model both predicts several arrays"),
     ({"models": {"both": Both("dict")}}, "The model both predicts several arrays"),
     ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 2 trains on no row of class 2"),
+    ({"y": {"a": Y, "b": Y}}, r"takes y as one array \[row, ...\], got a dict: train the folds by fit"),
+    ({"y": (Y, Y)}, r"takes y as one array \[row, ...\], got a tuple: train the folds by fit"),
+    ({"y": np.arange(60)}, r"trains on no row of class .*; numbers that are no classes are floats, y.astype\(float\)"),
     ({"folds": 30, "stratified": True}, "n_splits=30 cannot be greater than the number of members in each class"),
     ({"folds": [(range(50), range(49, 60))]}, "Fold 0 trains on a row that it holds out: row 49"),
     ({"folds": [(range(50), range(50, 61))]}, "Fold 0 has rows from 50 to 60; there are rows 0 to 59"),

@@ -211,7 +211,7 @@ def test_export_refuses_what_it_cannot_write():
     swarm, x = made("MLP")
     with pytest.raises(ValueError, match="Of a swarm give kind='members' or 'mean' or 'probability'; got 'median'"):
         tn.export(swarm, kind="median")
-    with pytest.raises(ValueError, match="export takes a swarm, this is one network"):
+    with pytest.raises(ValueError, match="A swarm leads with a member axis; this is one network"):
         tn.export(swarm.get_state(0), kind="mean")
     with pytest.raises(ValueError, match="does not know its input: give a batch of it as sample_input"):
         tn.export(swarm.replace(sample=None), kind="mean")

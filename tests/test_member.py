@@ -385,12 +385,37 @@ def test_a_weight_changes_no_draw():
     assert len(np.unique(np.asarray(prediction)[0], axis=0)) > 1
 
 
-def test_weights_and_batch_statistics_are_refused():
-    weights = np.ones((3, 16), np.float32)
-    with pytest.raises(ValueError, match=r"\['batch_stats'\] would also count the rows of weight 0"):
-        made(Normed(), 3).train(
-            np.stack([X[:16]] * 3), (np.stack([Y[:16]] * 3), weights), tn.weighted(tn.softmax_cross_entropy)
-        )
+def test_batch_statistics_go_with_weights_above_0_alone():
+    weights, how = np.ones(len(X), np.float32), {"epochs": 2, "batch_size": 16, "progress": False}
+    _, plain = tn.fit(made(Normed(), 3), X, Y, tn.softmax_cross_entropy, **how)
+    _, ones = tn.fit(made(Normed(), 3), X, (Y, weights), tn.weighted(tn.softmax_cross_entropy), **how)
+    np.testing.assert_allclose(ones.train_loss, plain.train_loss, rtol=1e-5)
+    weights[5] = 0
+    with pytest.raises(ValueError, match=r"y holds 0.0 in row 5, .* above 0, as the model's \['batch_stats'\] count"):
+        tn.fit(made(Normed(), 3), X, (Y, weights), tn.weighted(tn.softmax_cross_entropy), **how)
+    held_out = X, (Y, weights)
+    tn.fit(made(Normed(), 3), X, (Y, weights + 1), tn.weighted(tn.softmax_cross_entropy), validation=held_out, **how)
+
+
+def test_a_loss_that_would_score_in_training_mode_is_refused():
+    def loss(params, x, y, apply_fn):
+        logits = apply_fn({"params": params}, x, deterministic=False)
+        return tn.softmax_cross_entropy({}, x, y, lambda *_: logits)
+
+    how = {"epochs": 1, "batch_size": 16, "progress": False}
+    tn.fit(made(Dropped(), 2), X, Y, loss, **how)  # in training it is the mode
+    with pytest.raises(ValueError, match=r"x, deterministic=False\) would score in training mode: leave deterministic"):
+        tn.fit(made(Dropped(), 2), X, Y, loss, validation=(X, Y), **how)
+
+
+def test_a_model_of_two_arguments_is_told_that_it_gets_one():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, first, second):
+            return nn.Dense(2)(first + second)
+
+    with pytest.raises(ValueError, match="missing 1 required positional argument: 'second'.: it takes one, x"):
+        tn.TurbaTrainState.swarm(Two(), optax.sgd(0.1), 2, sample_input=(np.ones((1, 3)), np.ones((1, 3))))
 
 
 class Noisy(nnx.Module):

@@ -1,6 +1,6 @@
 """Losses of one member: `loss(params, x, y, apply_fn) -> (scalar, prediction)`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -60,7 +60,8 @@ def _is_probability(y):
 def _one_array(prediction):
     if hasattr(prediction, "shape"):
         return prediction
-    advice = "take a loss of your own, which may call this one with lambda *inputs: apply_fn(*inputs)[0]"
+    which = repr(next(iter(prediction))) if isinstance(prediction, Mapping) else 0
+    advice = f"take a loss of your own, which may call this one with lambda *inputs: apply_fn(*inputs)[{which}]"
     raise ValueError(f"The model returns a {type(prediction).__name__}, and this loss compares one array: {advice}.")
 
 

@@ -126,8 +126,8 @@ def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> 
 
     Values that are no numbers, such as layers or names, stand as text beside one another.
 
-    table : a row for each candidate, such as `history.best().assign(**candidates)`; or a fitted search, such as
-        `TurbaSearchCV` or one of scikit-learn's
+    table : a row for each candidate, such as `history.best().join(candidates, on="member")`; or a fitted search, of
+        `TurbaSearchCV` or scikit-learn
     by : a column, or a parameter of the search; score : a column; None: validation_loss, or a search's mean_test_score
     """
     pandas = needed("pandas", "plot")

@@ -158,7 +158,13 @@ class TurbaTrainState(State):
         """Return a function of {"seed": ..., "id": ...} that creates that member, untrained."""
         model = member.as_model(model)
         initial = partial(member.initial, model)
-        shapes = jax.eval_shape(initial, 0, 0, sample)
+        try:
+            shapes = jax.eval_shape(initial, 0, 0, sample)
+        except TypeError as error:
+            if "required positional argument" not in str(error):
+                raise
+            advice = "it takes one, x, an array or a dict or tuple of arrays"
+            raise ValueError(f"The model is called with more than its input ({error}): {advice}.") from error
         if optimizer is not serialization.INFERENCE_ONLY:
             check_optimizer(optimizer, shapes.get("params", {}))
         carried, warnings = member.survey(model, shapes, sample)

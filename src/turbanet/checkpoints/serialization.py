@@ -16,7 +16,7 @@ from turbanet.core.arrays import as_arrays
 from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import say_once
 from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
-from turbanet.core.state import State, Swarm
+from turbanet.core.state import State, Swarm, check_swarm
 from turbanet.core.storage import is_address, place
 
 FORMAT = 1
@@ -35,6 +35,8 @@ INFERENCE_ONLY = optax.GradientTransformation(lambda params: optax.EmptyState(),
 
 def save(swarm: State, folder: str | os.PathLike) -> None:
     """Save `swarm` to `folder`, in place of one that was saved there before; see `TurbaTrainState.save`."""
+    if jnp.ndim(swarm.step):
+        check_swarm(swarm)
     specifications = {name: _described(unfreeze(getattr(swarm, name)), name) for name in ("sample", "member")}
     store = checkpoint.Folder(folder, 1, what="A swarm")
     paths = store.there.iterdir() if store.there.exists() else ()

@@ -41,9 +41,10 @@ def as_numpy(value: Any, name: str) -> np.ndarray:
     dtype = array.dtype
     if dtype.kind in "mM" or not (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)):
         text = "; labels as text are numbered by np.unique(y, return_inverse=True)" if name == "y" else ""
-        raise ValueError(
-            f"{name} must be an array of numbers, got {type(value).__name__} of type {dtype}: convert it{text}."
-        )
+        kinds = {column: np.asarray(part).dtype for column, part in value.items()} if _is_table(value) else {}
+        columns = [f"column {column!r} of type {kind}" for column, kind in kinds.items() if kind.kind not in "biufc"]
+        received = f"{columns[0] if columns else f'{type(value).__name__} of type {dtype}'}"
+        raise ValueError(f"{name} must be an array of numbers, got {received}: convert it{text}.")
     return array
 
 
@@ -166,6 +167,13 @@ def _read(value, name):
         rows = "rows of different lengths, or no numbers" if isinstance(value, list | tuple) else type(value).__name__
         advice = "turbanet.ragged pads them" if name == "rows" else f"make it one ({error})"
         raise ValueError(f"{name} must be an array of numbers, got {rows}: {advice}.") from None
-    if array.dtype.kind == "O" and array.ndim == 2 and hasattr(value, "items"):  # a table with columns of several types
-        array = np.stack([np.asarray(column) for _, column in value.items()], axis=1)
+    if array.dtype.kind == "O" and _is_table(value):  # with columns of several types
+        columns = [np.asarray(column) for _, column in value.items()]
+        if not any(column.dtype.kind in "mMO" for column in columns):
+            array = np.stack(columns, axis=1)
     return array
+
+
+def _is_table(value):
+    """Whether a value is a table of named columns, such as pandas'."""
+    return hasattr(value, "items") and len(getattr(value, "shape", ())) == 2

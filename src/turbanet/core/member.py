@@ -97,8 +97,8 @@ class Bound:
 
     `apply_fn({"params": params}, x, ...)` returns the prediction alone. In training, `state` carries the collections
     that the model changes to the next call and the next step; evaluation changes nothing and draws nothing.
-    Arguments that the caller names (`train`, `rngs`, `mutable`, collections) take precedence. An evaluation of more
-    than `rows_at_once` rows computes so many at a time, each row for itself, and hands all of them to the loss.
+    Arguments that the caller names (`rngs`, `mutable`, collections, and in training the mode) take precedence. An
+    evaluation of more than `rows_at_once` rows computes so many at a time, each for itself, and hands all to the loss.
     """
 
     state: State
@@ -115,7 +115,11 @@ class Bound:
         rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(args)} - {()}
         lead = any(getattr(leaf, "shape", ())[:1] in rows for leaf in jax.tree.leaves(kwargs))
         at_once = None if lead else self.rows_at_once
-        kwargs = mode(apply_fn, self.train) | own_constants(_called(apply_fn), state) | kwargs
+        flags = mode(apply_fn, self.train)
+        if not self.train and (wrong := [name for name in flags.keys() & kwargs if kwargs[name] is not flags[name]]):
+            problem = f"apply_fn({{'params': params}}, x, {wrong[0]}={kwargs[wrong[0]]}) would score in training mode"
+            raise ValueError(f"{problem}: leave {wrong[0]} out, a loss's apply_fn sets it, the streams and statistics.")
+        kwargs = flags | own_constants(_called(apply_fn), state) | kwargs
         carried = {name: value for name, value in state.collections.items() if name not in variables}
         variables = {**carried, **variables}
         if not self.train or not isinstance(getattr(apply_fn, "__self__", None), nn.Module):

@@ -103,9 +103,15 @@ def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None)
 
 
 def check_swarm(swarm: Swarm) -> Swarm:
-    """Return a swarm; ValueError for what is none, such as a model or one network."""
+    """Return a swarm; ValueError for what is none, such as a model or one network, and for arrays of other members."""
     if jnp.ndim(check_state(swarm).step) != 1:
         raise ValueError("A swarm leads with a member axis; this is one network: take swarm[[id]], a swarm of one.")
+    members = np.shape(swarm.step)
+    if any(np.shape(leaf)[:1] != members for leaf in jax.tree.leaves(swarm)):
+        shapes = {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(swarm)}
+        name = next(name for name, shape in shapes.items() if shape[:1] != members)
+        problem = f"swarm{name} has shape {shapes[name]}, the swarm {len(swarm)} members"
+        raise ValueError(f"{problem}: stack an array of each member, [member, ...].")
     return swarm
 
 

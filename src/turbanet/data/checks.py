@@ -34,11 +34,14 @@ def expects(check: Callable) -> Callable:
     return mark
 
 
-def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bool, part: str = "") -> None:
+def check_data(
+    swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bool, part: str = "", trains: bool = False
+) -> None:
     """Raise ValueError if a row of `data` that some member sees is of no use for training.
 
     That is an x that the model cannot take, a target that `loss_fn` declares unusable (see `expects`) and, unless
-    `allow_nan`, NaN and infinite numbers. `part` names the data in errors: "validation ".
+    `allow_nan`, NaN and infinite numbers; of rows that the swarm `trains` on also weights of 0 where batch statistics
+    would count them. `part` names the data in errors: "validation ".
     """
     _check_loss(loss_fn)
     leaves = jax.tree.leaves_with_path({"x": data.x, "y": data.y})
@@ -76,6 +79,10 @@ def check_data(swarm: Any, data: Any, loss_fn: Callable | None, *, allow_nan: bo
             counts = np.asarray(leaf) != 0  # [row], or [member, row] where each has its own
             counts = counts if own or leaf.ndim == 1 else counts.any(axis=0)
         _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data, counts)
+    if trains and swarm.collections and (weight_of := getattr(unwrapped, "weight_of", None)):
+        name, weight, own = next(each for each in examples if each[1] is weight_of(data.y))
+        advice = f"a number above 0, as the model's {sorted(swarm.collections)} count each row (take GroupNorm)"
+        _raise_for(name, weight, own, np.asarray(weight) == 0, advice, data)
 
 
 def short(data: Data, batch_size: int | None) -> np.ndarray:
@@ -165,13 +172,13 @@ def _check_loss(loss_fn):
         return
     try:
         if signature:
-            signature.bind_partial(*range(4))
+            signature.bind(*range(4), **{name: None for name in ("mask", "member") if member.takes(loss_fn, name)})
             of_optax = (getattr(getattr(loss_fn, "func", loss_fn), "__module__", None) or "").startswith("optax.")
             if of_optax or "apply_fn" in [*signature.parameters][:3]:
                 raise TypeError
     except TypeError:
         name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-        advice = "in this order, with the prediction by apply_fn({'params': params}, x)"
+        advice = "in this order, with the prediction by apply_fn({'params': params}, x); more comes in y, or by partial"
         raise ValueError(f"A loss is loss(params, x, y, apply_fn); got {name}{signature}: {advice}.") from None
 
 

@@ -91,8 +91,8 @@ def weighted(loss_fn: Callable) -> Callable:
 
     `loss_fn` takes weight=, [batch], as all losses of this library and of `mean_over_rows` do; theirs is then the
     weighted mean. A weight may be 0: the row may then hold anything, and if all of a batch are 0, so is the loss.
-    A model whose batch statistics such a row would change is refused in training. Raises ValueError for a loss that
-    takes no weight=.
+    Batch statistics count all rows alike, so `fit` refuses weights of 0 there. Raises ValueError for a loss that takes
+    no weight=.
 
     Examples
     --------
@@ -117,12 +117,10 @@ def weighted(loss_fn: Callable) -> Callable:
     @expects(check)
     def loss(params, x, y, apply_fn, *, mask=None, **constants):
         y, weight = _with_weight(y)
-        if getattr(apply_fn, "train", False) and apply_fn.state.collections:
-            statistics = f"{sorted(apply_fn.state.collections)} would also count the rows of weight 0"
-            raise ValueError(f"The model's {statistics}: use a model without them, with GroupNorm for example.")
         weight = weight if mask is None else jnp.where(mask, weight, 0)
         return loss_fn(params, x, y, apply_fn, weight=weight, **constants)
 
+    loss.weight_of = lambda y: _with_weight(y)[1]
     return _with_member(loss, loss_fn)
 
 

@@ -21,7 +21,7 @@ from flax.errors import ScopeParamShapeError
 from turbanet.core.arrays import as_arrays, check_whole, first_line, floating
 from turbanet.core.gather import resized
 from turbanet.core.member import ROWS, predict
-from turbanet.core.state import State
+from turbanet.core.state import State, check_swarm
 from turbanet.core.storage import write_whole
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import are_probabilities
@@ -205,8 +205,7 @@ def _of_swarm(swarm, kind):
         raise ValueError(f"export takes a swarm, an estimator or a forecaster, got {type(swarm).__name__}: {advice}.")
     if kind not in KINDS:
         raise ValueError(f"Of a swarm give kind={' or '.join(map(repr, KINDS))}; got {kind!r}.")
-    if jnp.ndim(swarm.step) != 1:
-        raise ValueError("export takes a swarm, this is one network: swarm[[id]] is a swarm of one.")
+    check_swarm(swarm)
     for leaf in floating(swarm.params)[0] if kind != "members" else ():
         if diverged := np.flatnonzero(jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1)).tolist():
             raise ValueError(f"The members at positions {diverged} have weights that are NaN: leave them out.")

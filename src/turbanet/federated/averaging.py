@@ -117,7 +117,7 @@ def local_sgd(
     if swarm.schedule is not None:
         raise ValueError("local_sgd counts steps, not epochs: give the optimizer an Optax schedule of steps instead.")
     loss_fn = swarm.loss(loss_fn)
-    check_data(swarm, data, loss_fn, allow_nan=allow_nan)
+    check_data(swarm, data, loss_fn, allow_nan=allow_nan, trains=True)
     begin = int(swarm.epoch[0])
     order = deal(rows=data.length, workers=workers, epochs=epochs, batch_size=batch_size, seed=seed, begin=begin)
     order = order.reshape(workers, -1, order.shape[-1])

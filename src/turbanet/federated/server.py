@@ -184,7 +184,7 @@ def train(
     sampled = sampled or len(rows)
     used = np.unique(rows[rows >= 0])  # others may hold anything
     checked = data if len(used) == data.length else prepare(swarm, x, y, rows=used[None])
-    check_data(swarm, checked, loss_fn, allow_nan=allow_nan)
+    check_data(swarm, checked, loss_fn, allow_nan=allow_nan, trains=True)
     batch_size = min(batch_size or rows.shape[1], rows.shape[1])
     masked = bool((counts < batch_size).any())
     if masked:

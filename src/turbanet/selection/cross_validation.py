@@ -84,7 +84,7 @@ class CrossValidation(Shown):
         return self.table.loc[runs.validation_loss.idxmin()].reset_index(drop=True)
 
     def oof(self) -> pd.DataFrame:
-        """Return the out-of-fold predictions: model, schedule, fold, seed, row, y of one number a row, prediction.
+        """Return the out-of-fold predictions: model, schedule, fold, seed, row, y (of one number a row), prediction.
 
         Of several outputs the columns are prediction_0, prediction_1, ...
         """
@@ -96,8 +96,8 @@ class CrossValidation(Shown):
         for model, prediction in self.predictions.items():
             table = self.members.iloc[member][RUN].reset_index(drop=True)
             table["row"] = rows[member, position]
-            if self.y.ndim == 1:
-                table["y"] = self.y[table.row]
+            if self.y.size == len(self.y):
+                table["y"] = self.y.ravel()[table.row]
             outputs = prediction[member, position].reshape(len(table), -1)
             names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{i}" for i in range(outputs.shape[1])]
             tables[model] = table.join(pd.DataFrame(outputs, columns=names))
@@ -145,6 +145,7 @@ def cross_validate(
     checkpoints: str | Path | Checkpoints | None = None,
     cluster: Any = None,
     plan: Plan | Mapping[str, Plan | None] | None = None,
+    allow_nan: bool = False,
     progress: bool = True,
     key: int | jax.Array | None = None,
 ) -> CrossValidation:
@@ -154,7 +155,7 @@ def cross_validate(
     ----------
     models : {name: Flax model}, or one model
     x, y : [row, ...], one copy for all; x may be a dict or tuple of arrays; y int or bool [row] are classes where the
-        models have an output for each, any other y is a regression target
+        models have several outputs, any other y is a regression target
     optimizer : of Optax; schedules other than "constant" need its learning rate as data (`optax.inject_hyperparams`)
     loss : loss(params, x, y, apply_fn) -> (scalar, prediction)
     epochs : passes over a fold's training rows
@@ -173,7 +174,7 @@ def cross_validate(
     augment : changes training images only (see `augmented`)
     checkpoints : a folder or `Checkpoints`; each model has a subfolder of its name (see `fit`)
     cluster : a `Cluster` to train the members on, whose folder stores them
-    plan : as `fit` takes it, or {name: plan}
+    plan, allow_nan : as `fit` takes them; plan also {name: plan}
     progress : whether to show a bar for each model
 
     Raises
@@ -214,6 +215,9 @@ def cross_validate(
     seed = seed if key is None else key
     seed = int(jax.random.bits(seed) >> 1) if is_jax_key(seed) else int(check_seed(seed))
     x = jax.tree.map(np.asarray, as_arrays(x, "x"))
+    if isinstance(y, Mapping | tuple):
+        advice = "train the folds by fit, with rows= and validation_rows="
+        raise ValueError(f"cross_validate takes y as one array [row, ...], got a {type(y).__name__}: {advice}.")
     y = np.asarray(y)
     y = y.astype(np.int32) if y.dtype == bool else y
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
@@ -235,7 +239,8 @@ def cross_validate(
     has_classes = has_classes and all(len(each.shape) == 2 and each.shape[1] > 1 for each in shapes.values())
     if has_classes:
         unstratified = isinstance(folds, int | np.integer) and not stratified
-        _check_classes(y, pairs, "take fewer folds, or stratified=True" if unstratified else CLASSES)
+        advice = "take fewer folds, or stratified=True" if unstratified else CLASSES
+        _check_classes(y, pairs, f"{advice}; numbers that are no classes are floats, y.astype(float)")
     loss = loss if augment is None else augmented(loss, augment)
     scores = {"accuracy": accuracy} if has_classes else {}
     scores |= metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
@@ -244,6 +249,7 @@ def cross_validate(
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     validation_rows = held_out[members.fold.to_numpy()]
     fit_kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
+    fit_kwargs["allow_nan"] = allow_nan
     fit_kwargs |= {"rows": train[members.fold.to_numpy()], "validation_rows": validation_rows}
     fit_kwargs |= {"validation": (x, y), "metric": scores or None, "patience": patience}
     plans = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}

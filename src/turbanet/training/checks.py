@@ -62,7 +62,7 @@ def check_fit(
     data = held_out = None
     if not of_batches:
         data = prepare(swarm, x, y, rows=rows, per_member=per_member)
-        check_data(swarm, data, loss_fn, allow_nan=allow_nan)
+        check_data(swarm, data, loss_fn, allow_nan=allow_nan, trains=True)
     if validation is not None:
         part = "validation "
         held_out = prepare(swarm, *pair(validation), rows=validation_rows, per_member=per_member, part=part)

@@ -108,7 +108,7 @@ def fit_batches(
     def check(chunk: Chunk) -> None:
         if chunk.is_masked:
             check_masks(swarm, checked.loss_fn, "Batches with rows of each member's own", "leave them out")
-        check_data(swarm, chunk.trained_on(), checked.loss_fn, allow_nan=allow_nan)
+        check_data(swarm, chunk.trained_on(), checked.loss_fn, allow_nan=allow_nan, trains=True)
 
     record = Record(swarm, metric, checked.followed(validation, min_delta), callbacks)
     run = Streaming(
