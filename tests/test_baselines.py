@@ -1,5 +1,7 @@
 """Baselines by what they must forecast, their scores by hand and by scikit-learn."""
 
+import sys
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ class Still(nn.Module):
 @pytest.mark.parametrize("name", ["ETS", "Theta", "GradientBoosting"])
 def test_a_season_with_a_trend_goes_on(name):
     series = [10 + 0.1 * np.arange(96) + WAVE, 2 * WAVE]
-    found = baselines.model(name)([y[:84] for y in series], 12, 24, 12)
+    found = baselines.model(name, 24)([y[:84] for y in series], 12, 24, 12)
     expected = np.stack([y[84:] for y in series])
     assert np.abs(found - expected).mean(1) == pytest.approx([0, 0], abs=0.5)
     assert found.shape == (2, 12)
@@ -35,7 +37,7 @@ def test_a_season_with_a_trend_goes_on(name):
 @pytest.mark.parametrize("name", ["ETS", "Theta", "GradientBoosting"])
 @pytest.mark.parametrize("value", [5.0, 0.1, -3.0])
 def test_a_constant_series_goes_on(name, value):
-    found = baselines.model(name)([np.full(38, value), np.arange(38.0)], 7, 3, 2)
+    found = baselines.model(name, 3)([np.full(38, value), np.arange(38.0)], 7, 3, 2)
     np.testing.assert_allclose(found[0], value, rtol=1e-4)
 
 
@@ -85,6 +87,35 @@ def test_scores_by_hand():
     pd.testing.assert_frame_equal(scores(polars.from_pandas(frame), polars.from_pandas(table), season=3), found)
     holes = table.assign(y=table.y.where(table.ds != 1))
     assert np.isfinite(scores(frame, holes, season=3).MASE).all()
+
+
+def test_models_are_scored_on_the_same_rows(caplog):
+    table = pd.DataFrame({"unique_id": ["a"] * 9 + ["wild"] * 9, "ds": [*range(9)] * 2, "y": [*range(9)] * 2})
+    rows = pd.DataFrame({"unique_id": ["a", "wild"], "ds": 8, "cutoff": 7, "y": 8.0})
+    every = scores(rows.assign(M=[7.0, 0.0], Short=[6.0, np.nan], No=np.nan), table, by_step=False).set_index("model")
+    assert every.MASE["M"] == 1 and every.MASE["Short"] == 2 and np.isnan(every.MASE["No"])
+    assert "Short: no forecast of 1 rows, which are left out for every model" in caplog.text
+    assert scores(rows.assign(M=[7.0, 0.0]), table, by_step=False).MASE[0] == (1 + 8) / 2
+
+
+def test_tables_without_the_columns_of_scores_are_refused():
+    table = pd.DataFrame({"unique_id": "a", "ds": range(9), "y": 1.0})
+    ahead = table.rename(columns={"y": "M"})
+    with pytest.raises(ValueError, match="what cross_validation returns, needs .* it has no cutoff, y"):
+        scores(ahead, table)
+    with pytest.raises(ValueError, match="The table needs the columns unique_id, date, y; it has no date"):
+        scores(table.assign(cutoff=3, M=1.0).rename(columns={"ds": "date"}), table, time_col="date")
+
+
+@pytest.mark.parametrize("name", ["ETS", "GradientBoosting"])
+def test_a_baseline_that_cannot_be_is_refused_before_any_training(name, monkeypatch):
+    monkeypatch.setattr("turbanet.series.networks.Trained", lambda *_: pytest.fail("it trained"))
+    table = pd.DataFrame({"unique_id": "a", "ds": range(40), "y": 1.0})
+    forecaster = Forecaster(Still(), h=1, input_size=1, epochs=1, progress=False)
+    if name == "ETS":
+        monkeypatch.setitem(sys.modules, "statsmodels", None)
+    with pytest.raises((ImportError, ValueError), match="baselines|GradientBoosting sees changes"):
+        forecaster.cross_validation(table, models=name)
 
 
 def test_a_series_without_early_origins_has_intervals_of_its_own_errors():

@@ -393,6 +393,34 @@ def test_what_was_filled_is_not_scored():
     assert last.step.tolist() == [1, 2] and last.MASE.tolist() == pytest.approx([(1 + 2) / 2, 3])
 
 
+@pytest.mark.parametrize("of", ["days", "numbers", "periods"])
+def test_rows_of_few_days_are_filled(of):
+    days = {"numbers": np.arange(60), "periods": pd.period_range("2024-01-01", periods=60, freq="D")}
+    sold = np.arange(0, 60, 3)
+    ds = days.get(of, pd.date_range("2024-01-01", periods=60))[sold]
+    table = pd.DataFrame({"unique_id": "pump", "ds": ds, "y": 1.0 + sold})
+    how = HOW | {"freq": {"days": "D", "numbers": 1}.get(of), "fill": 0}
+    forecaster = Forecaster(**how).fit(table)
+    assert forecaster._panel.y.tolist()[-3:] == [0, 0, 58]
+    assert forecaster.predict(df=table[-8:]).Naive.tolist() == [58, 58]
+
+
+def test_rows_that_freq_does_not_have_are_named(caplog):
+    table = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2024-01-01", periods=60), "y": 1.0})
+    Forecaster(**HOW, freq="B").fit(table)
+    assert "rows for 2024-01-06 00:00:00 and 15 more times that are not of freq" in caplog.text
+
+
+def test_text_that_reads_as_two_dates_is_refused():
+    for form, asked in (("%d.%m.%Y", "01.01.2023"), ("%m/%d/%y", "01/01/23")):
+        months = pd.date_range("2023-01-01", periods=12, freq="MS").strftime(form)
+        table = pd.DataFrame({"unique_id": "a", "ds": months, "y": 1.0})
+        with pytest.raises(ValueError, match=f"ds holds {asked}, which may be a day or a month first: make dates"):
+            Forecaster(**HOW).fit(table)
+    days = pd.date_range("2023-01-01", periods=31).strftime("%m/%d/%Y")  # the 13th can be no month
+    Forecaster(**HOW).fit(pd.DataFrame({"unique_id": "a", "ds": days, "y": 1.0}))
+
+
 def test_fill_makes_a_grid():
     days = pd.date_range("2024-01-01", periods=6)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1, np.nan, 3, 4, 5, 6.0]}).drop([3, 4])

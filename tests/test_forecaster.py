@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from flax import nnx
 from matplotlib import cbook
 from small_networks import Line
 from statsmodels import datasets
@@ -318,7 +319,7 @@ def test_tables_that_are_none_of_series_are_refused(change, message):
         ({"quantiles": (0.5, 1)}, "levels between 0 and 1"),
         ({"quantiles": (0.1, 0.5), "horizon": 3}, "direct=True"),
         ({"hist_exog_list": ["x"], "horizon": 3}, "not known ahead.*direct=True"),
-        ({"futr_exog_list": "promo"}, r"got the text 'promo'"),
+        ({"futr_exog_list": "promo"}, r"is a list, got 'promo': put it in a list"),
         ({"futr_exog_list": ["x"], "horizon": 9, "direct": True}, "input_size of at least 9"),
         ({"stat_exog_list": ["x"]}, 'take kind="global"'),
         ({"val_size": 4}, "give both, or none"),
@@ -354,12 +355,102 @@ def test_names_of_earlier_versions_and_of_neuralforecast_are_one():
     assert repr(forecaster) == "Forecaster(LSTM, local, 4 values to 3 ahead)"
 
 
+@pytest.mark.parametrize("how", [{"direct": True}, {"quantiles": (0.1, 0.5, 0.9)}, {"hist_exog_list": ["x"]}], ids=str)
+def test_what_is_not_known_beyond_the_horizon_is_not_forecast_there(how):
+    outputs = 3 if "quantiles" in how else 1
+    table = WALKS.assign(x=1.0) if "hist_exog_list" in how else WALKS
+    forecaster = Forecaster(Line(outputs), h=1, input_size=4, **how, **QUIET).fit(table)
+    assert len(forecaster.predict()) == 3
+    with pytest.raises(ValueError, match="end at h=1, 2 steps came: fit with a longer horizon"):
+        forecaster.predict(2)
+    with pytest.raises(ValueError, match="end at h=1, 2 steps came"):
+        forecaster.cross_validation(table, h=2)
+
+
+class Normed(nn.Module):
+    """Batch statistics and dropout by a keyword that has no default."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x.reshape(len(x), -1)))
+        return nn.Dense(1)(nn.Dropout(0.3, deterministic=not train)(x))
+
+
+class OfNnx(nnx.Module):
+    def __init__(self, rngs, width=5):
+        self.norm, self.last = nnx.BatchNorm(width, rngs=rngs), nnx.Linear(width, 1, rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.drop(self.norm(x[:, -1])))
+
+
+@pytest.mark.parametrize("model", [Normed(), nnx.bridge.ToLinen(OfNnx)], ids=["Linen", "NNX"])
+def test_a_network_of_all_series_knows_whether_it_trains(model):
+    forecaster = Forecaster(model, h=2, input_size=4, kind="global", **QUIET).fit(WALKS)
+    statistics = jax.tree.leaves(forecaster.swarms_["global"].collections)
+    assert len(statistics) >= 2 and any(np.abs(leaf).min() > 0 for leaf in statistics)  # from 0, by batches
+    alone = forecaster.predict(df=WALKS[WALKS.unique_id == "c"])
+    among_all = forecaster.predict().query("unique_id == 'c'")
+    np.testing.assert_allclose(alone.iloc[:, 2], among_all.iloc[:, 2], rtol=1e-5)
+
+
+def test_a_network_of_all_series_is_a_module():
+    pair = (lambda key, x: {"w": jnp.zeros(4)}, lambda params, x: x[..., 0] @ params["w"])
+    with pytest.raises(ValueError, match='told which one it sees, .* is for kind="local"'):
+        Forecaster(pair, h=1, input_size=4, kind="both")
+
+
+def test_a_short_series_trains_as_alone():
+    short, long = table(a=A[:20]), table(z=C)
+    how = {"h": 1, "input_size": 4, "batch_size": 8, "progress": False, "epochs": 3}
+    alone = Forecaster(Line(), **how).fit(short)
+    beside = Forecaster(Line(), **how).fit(pd.concat([short, long]))
+    ours = jax.tree.map(lambda leaf: leaf[:1], beside.swarms_["local"])
+    assert int(ours.step[0]) == int(alone.swarms_["local"].step[0]) == 3 * 2  # 16 windows
+    np.testing.assert_allclose(beside.predict().Line.iloc[0], alone.predict().Line.iloc[0], rtol=1e-5)
+
+
+def test_parameters_count_from_the_next_fit_on(tmp_path):
+    forecaster = Forecaster(Line(), h=1, input_size=4, **QUIET)
+    forecaster.kind = "global"
+    assert list(forecaster.fit(WALKS).swarms_) == ["global"]
+    forecaster.save(tmp_path / "kept")
+    same = Forecaster.load(tmp_path / "kept", model=Line(), kind="global", epochs=7, quantiles=[])
+    assert same.epochs == 7
+    with pytest.raises(ValueError, match="was fitted with nonnegative=False, and True came: fit anew"):
+        Forecaster.load(tmp_path / "kept", model=Line(), nonnegative=True)
+
+
+def test_lists_may_be_arrays_and_indices():
+    x = WALKS.assign(p=1.0, q=2.0)
+    how = {"h": 2, "input_size": 4, "direct": True, **QUIET}
+    columns = x.columns[3:]
+    plain = Forecaster(hist_exog_list=["p", "q"], quantiles=[0.1, 0.5], **how).fit(x).predict()
+    found = Forecaster(hist_exog_list=columns, quantiles=np.array([0.1, 0.5]), **how).fit(x).predict(level=np.array([]))
+    pd.testing.assert_frame_equal(found, plain)
+    with pytest.raises(ValueError, match="quantiles is a list, got 0.5: put it in a list"):
+        Forecaster(quantiles=0.5, **how)
+    with pytest.raises(ValueError, match="level is a number, or some, in percent, such as 90; got '80'"):
+        Forecaster(**how).fit(WALKS).predict(level="80")
+
+
+def test_a_fit_that_fails_leaves_the_one_before(monkeypatch):
+    static = pd.DataFrame({"unique_id": list("abc"), "k": pd.Categorical(list("uvu"))})
+    forecaster = Forecaster(Line(), h=1, input_size=4, kind="global", stat_exog_list=["k"], **QUIET)
+    before = forecaster.fit(WALKS, static_df=static)._stat_labels
+    monkeypatch.setattr("turbanet.series.networks.Trained", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        forecaster.fit(WALKS, static_df=static.assign(k=pd.Categorical(list("uvw"))))
+    assert forecaster._stat_labels == before
+
+
 def test_what_a_forecaster_cannot_forecast_is_refused():
     direct = Forecaster(Line(2), horizon=2, window=4, direct=True, **QUIET)
     with pytest.raises(ValueError, match=r"call fit\(df\) first"):
         direct.predict()
     direct.fit(WALKS)
-    with pytest.raises(ValueError, match="forecasts 2 steps, not 3"):
+    with pytest.raises(ValueError, match="end at h=2, 3 steps came"):
         direct.predict(3)
     with pytest.raises(ValueError, match="need calibration of at least 9"):
         direct.predict(level=[90])

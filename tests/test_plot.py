@@ -208,6 +208,30 @@ def test_forecasts_of_several_origins_are_a_line_each_in_order_of_time():
     assert ax.lines[1].get_color() == ax.lines[2].get_color() and len(ax.collections) == 2
 
 
+def test_forecasts_of_one_step_are_seen():
+    truth = pd.DataFrame({"unique_id": "a", "ds": range(9), "y": 0.0})
+    ahead = pd.DataFrame({"unique_id": "a", "ds": [4, 5, 6], "cutoff": [3, 4, 5], "y": 0.0, "M": [1.0, 2, 3]})
+    ahead["M-lo-80"], ahead["M-hi-80"] = ahead.M - 1, ahead.M + 1
+    several = plot.forecasts(truth, ahead)
+    assert [points(line).tolist() for line in several.lines[1:]] == [[[4, 1], [5, 2], [6, 3]]]
+    one = plot.forecasts(truth, ahead[:1])
+    assert one.lines[1].get_marker() == "."
+    (bar,) = one.collections[1].get_segments()
+    assert bar.tolist() == [[4, 0], [4, 2]]
+
+
+def test_tables_of_no_forecasts_are_refused():
+    truth = pd.DataFrame({"unique_id": [7], "ds": [1], "y": [0.0]})
+    ahead = truth.rename(columns={"y": "M"})
+    for tables, message in (
+        ((truth, ahead[:0]), "forecast has no rows"),
+        ((ahead, ahead), "truth needs the columns unique_id, ds, y; it has no y"),
+        ((truth, ahead.assign(unique_id="7")), "No value of '7'; there are those of .*7"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot.forecasts(*tables)
+
+
 def test_forecasts_have_the_clock_of_their_zone():
     days = pd.date_range("2024-03-01", periods=5, tz="Australia/Sydney")
     truth = pd.DataFrame({"unique_id": "a", "ds": days, "y": 1.0})

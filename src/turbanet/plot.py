@@ -256,21 +256,29 @@ def forecasts(
     id_col, time_col, target_col : what these columns are called
     """
     tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
+    named = {"truth": [id_col, time_col, target_col], "forecast": [id_col, time_col]}
+    for (what, names), table in zip(named.items(), tables, strict=True):
+        if missing := [name for name in names if name not in table]:
+            raise ValueError(f"{what} needs the columns {', '.join(names)}; it has no {', '.join(missing)}.")
+        if not len(table):
+            raise ValueError(f"{what} has no rows: give those of one series at least.")
     tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
     series = tables[1][id_col].iloc[0] if series is None else series
     known, ahead = (table[table[id_col] == series].sort_values(time_col) for table in tables)
-    if not len(ahead):
-        raise ValueError(f"No forecast of {series!r}; there are those of {list(tables[1][id_col].unique())!s:.100}.")
+    for what, rows, table in zip(("forecast", "value"), (ahead, known), tables[::-1], strict=True):
+        if not len(rows):
+            raise ValueError(f"No {what} of {series!r}; there are those of {list(table[id_col].unique())!s:.100}.")
     if last is not None:
         check_whole(last=last)
         known = known[-last:]
     beside = id_col, time_col, target_col, "cutoff"
     models = [name for name in ahead if name not in beside and not BOUND.search(str(name))]
     origins = [each for _, each in ahead.groupby("cutoff", dropna=False)] if "cutoff" in ahead else [ahead]
+    origins = [ahead] if len(origins) == len(ahead) else origins  # of one step each: a line of them all
     with _axes(ax) as ax:
         ax.plot(known[time_col], known[target_col], color="black", label="truth")
         for name in models:
-            (line,) = ax.plot(origins[0][time_col], origins[0][name], label=name)
+            (line,) = ax.plot(origins[0][time_col], origins[0][name], label=name, marker="." if len(ahead) == 1 else "")
             for each in origins[1:]:
                 ax.plot(each[time_col], each[name], color=line.get_color())
             bounds = [(low, low.replace("-lo-", "-hi-")) for low in ahead if low.startswith(f"{name}-lo-")]
@@ -280,6 +288,8 @@ def forecasts(
                 for each in origins:
                     color = line.get_color()
                     ax.fill_between(each[time_col], each[low], each[high], color=color, alpha=0.2, linewidth=0)
+                    if len(each) == 1:
+                        ax.vlines(each[time_col], each[low], each[high], color=color, alpha=0.4)
         if ahead[time_col].dtype.kind == "M":
             dates = needed("matplotlib.dates", "plot")
             zone = getattr(ahead[time_col].dtype, "tz", None)

@@ -25,6 +25,7 @@ class Fitted:
 
     _parts: ClassVar[tuple[type, ...]] = ()  # dataclasses in that state
     _kept: ClassVar[tuple[str, ...]] = ()  # parameters that the state has in a form that a file can hold
+    _fixed: ClassVar[tuple[str, ...]] = ()  # parameters that belong to what was fitted
 
     def save(self, path: str | os.PathLike) -> None:
         """Save to one file, written whole or not at all: parameters, and what was fitted, without the training rows.
@@ -55,8 +56,9 @@ class Fitted:
     def load(cls, path: str | os.PathLike, *, check: bool = True, **parameters: Any) -> Self:
         """Load what `save` wrote; it predicts, and goes on training, as what was saved.
 
-        parameters : those that are code, such as model=, and others to set. check : whether other code than it was
-        saved with is refused. Raises ValueError for another file, for missing code and for other code.
+        parameters : those that are code, such as model=, and others to set for the next fit. check : whether other code
+        than it was saved with is refused. Raises ValueError for another file, for missing code and for other code, and
+        for parameters that what was fitted cannot change.
         """
         about, arrays = _read(path, cls.__name__)
         if missing := [f"{name}={about['code'][name][0]}" for name in about["code"] if name not in parameters]:
@@ -70,7 +72,12 @@ class Fitted:
         def decode(value):
             return _decoded(value, arrays, parameters, {part.__name__: part for part in cls._parts})
 
-        loaded = cls(**(decode(about["parameters"]) | parameters))
+        saved = decode(about["parameters"])
+        for name in parameters.keys() & {*cls._fixed}:
+            given = tuple(parameters[name]) if isinstance(parameters[name], list) else parameters[name]
+            if given != (was := saved.get(name, _defaults(cls)[name])):
+                raise ValueError(f"{path} was fitted with {name}={was!r}, and {parameters[name]!r} came: fit anew.")
+        loaded = cls(**(saved | parameters))
         loaded.__setstate__(decode(about["fitted"]))  # type: ignore[attr-defined]
         return loaded
 

@@ -132,8 +132,7 @@ class Bound:
                 raise AlwaysTrains(f"{problem} {', '.join(TRAIN_FLAGS + EVAL_FLAGS)}.") from error
         rngs = streams(state.seed, state.id, state.step, self.calls)
         self.calls += 1
-        if is_nnx(apply_fn.__self__):
-            rngs["default"] = rngs["params"]  # Flax would give it the same key for every member and step
+        rngs["default"] = rngs["params"]  # an NNX module's, which would have the same key for every member and step
         kwargs = {"rngs": rngs} | kwargs
         requested = kwargs.pop("mutable", None)
         if not carried or requested is False:
@@ -282,7 +281,8 @@ def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:
     sample: an input, whose shape and type the model is made for.
     """
     key = member_key(seed, id, INIT)
-    keys = {"params": key, "dropout": key, "default": key} if is_nnx(model) else key
+    of_flax = isinstance(model, nn.Module)  # an NNX one in Flax's bridge, or in another module, asks for each stream
+    keys = {"params": key, "dropout": key, "default": key} if of_flax else key
     return model.init(keys, sample, **mode(model.apply, False))
 
 

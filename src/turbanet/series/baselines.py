@@ -31,13 +31,16 @@ def naive(y: np.ndarray, slope: float, season: int | None, steps: int) -> dict[s
     return found | {DRIFT: y[-1] + slope * np.arange(1, steps + 1)}
 
 
-def model(name: str) -> Callable[..., np.ndarray]:
+def model(name: str, window: int) -> Callable[..., np.ndarray]:
     """Return a further model as a function (series, season, window, steps) -> forecasts [series, step].
 
     series : a list of values [step] up to the origin; window : the values that gradient boosting sees
     """
     if name not in MODELS:
         raise ValueError(f"No baseline is called {name!r}; beside the naive ones there are {', '.join(MODELS)}.")
+    needed("sklearn" if name == "GradientBoosting" else "statsmodels", "baselines")
+    if name == "GradientBoosting" and window < 2:
+        raise ValueError(f"{name} sees changes within input_size values, of {window} there are none: give more.")
     return MODELS[name]
 
 
@@ -68,10 +71,6 @@ def theta(series: Sequence[np.ndarray], season: int | None, window: int, steps: 
 
 def gradient_boosting(series: Sequence[np.ndarray], season: int | None, window: int, steps: int) -> np.ndarray:
     """One model of all series of changes from the last of `window` scaled values, by scikit-learn; recursive."""
-    if window < 2:
-        raise ValueError(
-            f"GradientBoosting sees changes within input_size values, of {window} there are none: give more."
-        )
     trees = needed("sklearn.ensemble", "baselines").HistGradientBoostingRegressor(random_state=0)
     centre = np.array([y.mean() for y in series])
     spread = divisor(np.array([y.std() for y in series]), centre)
@@ -113,7 +112,8 @@ def scores(
     table : the series that were forecast, whose values up to each cutoff scale the errors
     season : steps of the naive forecast that MASE divides by (Hyndman and Koehler 2006); 1: as the last value
     by_step : False: one row a model, whose standard error is that of the series' means over steps
-    models : columns to score; None: all
+    models : columns to score; None: all. Rows that one of them does not forecast count for none, but for one without
+        any forecast
 
     Returns
     -------
@@ -132,8 +132,14 @@ def scores(
     1  Naive     2   3.75
     """
     check_whole(season=season)
-    forecasts, table = (_read(each, time_col) for each in (forecasts, table))
     named = [id_col, time_col, "cutoff", target_col]
+    forecasts, table = (
+        _read(each, names, what)
+        for each, names, what in (
+            (forecasts, named, "forecasts, what cross_validation returns,"),
+            (table, [id_col, time_col, target_col], "The table"),
+        )
+    )
     bounds = [each for each in forecasts if BOUND.search(str(each))]
     every = [each for each in forecasts if each not in [*named, *bounds]]
     models = every if models is None else [models] if isinstance(models, str) else models
@@ -155,6 +161,12 @@ def scores(
         scale[places] = np.nanmean(change) if np.isfinite(change).any() else np.nan
     scale = np.where(scale > 0, scale, np.nan)  # a series that never changed has no scale
     y = rows[target_col].to_numpy(np.float64)
+    lacks = {model: np.isnan(rows[model].to_numpy(np.float64)) & ~np.isnan(y) for model in models}
+    lacks = {model: lacking for model, lacking in lacks.items() if lacking.any() and not lacking[~np.isnan(y)].all()}
+    if lacks:
+        without = np.any(list(lacks.values()), axis=0)
+        y = np.where(without, np.nan, y)
+        say_once(f"{', '.join(lacks)}: no forecast of {without.sum()} rows, which are left out for every model.")
     parts = []
     for model in models:
         error = np.abs(y - rows[model].to_numpy(np.float64)) / scale
@@ -171,7 +183,10 @@ def scores(
     return pd.concat(parts, ignore_index=True)[columns]
 
 
-def _read(table, time_col):
-    """Return a table as a pandas one, with dates in place of periods and of text."""
+def _read(table, names, what):
+    """Return a table that has these columns as a pandas one, with dates in place of periods and of text."""
+    time_col = names[1]
     frame, _ = as_pandas(table, Columns(time=time_col))
+    if missing := [name for name in names if name not in frame]:
+        raise ValueError(f"{what} needs the columns {', '.join(names)}; it has no {', '.join(missing)}.")
     return frame.assign(**{name: dated(frame[name]) for name in (time_col, "cutoff") if name in frame})

@@ -104,10 +104,11 @@ Calendar = Steps | Offset | Monthly | Weekly | Listed
 RULES: dict[str, type] = {rule.__name__: rule for rule in (Steps, Offset, Monthly, Weekly, Listed)}
 
 
-def given(freq: Any, times: pd.Index) -> Calendar:
+def given(freq: Any, times: pd.Index, *, check: bool = True) -> Calendar:
     """Return the calendar that a caller gave: a step, the name of an offset, an offset, or a list of all times.
 
-    times : those that are there, in order. Raises ValueError where fewer than half of them lead to the next one.
+    times : those that are there, in order. Raises ValueError where fewer than half of them lead to the next one, if
+    `check`.
     """
     numbers = not isinstance(times, pd.DatetimeIndex)
     if isinstance(freq, int | np.integer) and not isinstance(freq, bool):
@@ -121,7 +122,7 @@ def given(freq: Any, times: pd.Index) -> Calendar:
         calendar = Offset(pd.tseries.frequencies.to_offset(freq))
     else:
         calendar = Listed(_listed(freq, times))
-    if len(times) > 1:
+    if check and len(times) > 1:
         some = times[-min(len(times), 200) :]
         follows = [leads(calendar, *pair) for pair in itertools.pairwise(some)]
         if np.mean(follows) < 0.5:

@@ -35,7 +35,10 @@ class Forecaster(Fitted):
     Parameters
     ----------
     model : a Flax module [batch, input_size, channel] -> [batch, steps ahead], times the numbers of a step (one for
-        each of `quantiles`, two of "negative_binomial"); None: an LSTM of 32 units. The first channel is the series
+        each of `quantiles`, two of "negative_binomial"); None: an LSTM of 32 units. Channels are the series, then for
+        each column its values and whether they are there, for columns known ahead also those so many steps later,
+        static columns and, where global, `features`. Values of the series are standardised, and of real numbers the
+        window's last one is subtracted from all and from what is forecast
     h : steps ahead; also called horizon
     input_size : values that a network sees; also called window
     kind : "local", "global" or "both"
@@ -46,7 +49,8 @@ class Forecaster(Fitted):
     stat_exog_list : columns of static_df, for a global network, which never change
         Columns of all three are numbers, bool or categories. Numbers are standardised for each series, static ones over
         all series. Missing values in hist_exog_list and futr_exog_list are marked; static ones must be there
-    loss : "squared_error", or a loss of your own; "poisson" or "negative_binomial" of counts
+    loss : "squared_error", or a loss of your own, of values as the model sees them; "poisson" or "negative_binomial" of
+        counts
     nonnegative : whether no forecast is below 0, by a softplus after the model
     quantiles : levels to forecast beside the point, 0.5 among them, such as (0.1, 0.5, 0.9); the point is then their
         median. Of counts any levels, of the distribution; the point is its mean. Requires direct=True for h > 1
@@ -91,6 +95,16 @@ class Forecaster(Fitted):
 
     _kept = ("freq",)  # as `calendar_`
 
+    _fixed = (
+        "h",
+        "input_size",
+        "kind",
+        "direct",
+        "nonnegative",
+        "quantiles",
+        *(f"{x}_exog_list" for x in ("hist", "futr", "stat")),
+    )
+
     model: Any = None
     _: KW_ONLY
     h: int
@@ -121,6 +135,8 @@ class Forecaster(Fitted):
     progress: bool = True
 
     def __post_init__(self):
+        for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list", "quantiles"):
+            setattr(self, name, settings.listed(self, name))
         self.steps = self.h if self.direct else 1  # that the model returns
         self._target = settings.target_of(self, self.steps)
         self.name = type(self.network).__name__
@@ -145,6 +161,7 @@ class Forecaster(Fitted):
             named in hist_exog_list and futr_exog_list
         static_df : unique_id and the columns of stat_exog_list, a row for each series
         """
+        self.__post_init__()  # by the parameters as they are now
         panel = self._read(df)
         times = panel.times
         calendar = self._calendar(times, panel.kind)
@@ -161,7 +178,7 @@ class Forecaster(Fitted):
         stops = [panel.until(times[cut]) for cut in cuts]
         settings.check_lengths(panel, times[cuts], stops, self._needed, self.h)
         pairs = self._pairs([(stop, np.arange(len(panel.ids))) for stop in stops])
-        stat, stat_scale, self._stat_labels = self._static(static_df, panel, [slice(None)] * len(cuts))
+        stat, stat_scale, stat_labels = self._static(static_df, panel, [slice(None)] * len(cuts))
         trained = networks.Trained(self, panel, stat, pairs)
         count = len(panel.ids)
         errors = np.empty((0, count, self.h))  # [cut, series, step]
@@ -182,6 +199,7 @@ class Forecaster(Fitted):
         self._conformal = Conformal(errors, self._scaling.spread[:, 0])
         self._stat: Any = None if stat is None else stat[0]
         self._stat_scale: Any = stat_scale
+        self._stat_labels = stat_labels
         return self
 
     @aliases(steps="h", table="df")
@@ -196,15 +214,16 @@ class Forecaster(Fitted):
     ) -> Any:
         """Forecast the next `h` steps of each series: a table of ids, times, the model's and the naive forecasts.
 
-        h : None: the horizon; more only if forecasts are recursive
+        h : None: the horizon; more only if forecasts are recursive, without quantiles and hist_exog_list
         df : newer rows, at least `input_size` of each series, as `fit` takes them; networks and scaling stay as they
             are. A global network forecasts series that it has not seen, which are scaled by the rows that came. None:
             the table of `fit`
         futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list; of a direct model,
             for its whole horizon
-        static_df : stat_exog_list of series that were not there in `fit`
+        static_df : stat_exog_list of series that were not there in `fit`; the others keep theirs
         level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
-            series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread
+            series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread.
+            NaN where a series had too few errors, as held-out values that were filled have none
         """
         steps = self._check_steps(h)
         panel = self._known(df)
@@ -282,14 +301,16 @@ class Forecaster(Fitted):
         A series that has too few values before an origin, or none after it, is named in a log message and has no rows
         there.
         """
+        self.__post_init__()
         panel = self._read(df)
         steps = self._check_steps(h)
         step = steps if step_size is None else step_size
         check_whole(n_windows=n_windows, step_size=step)
         levels = check_levels(level, self.calibration, steps, self.h)
-        every = n_windows if isinstance(refit, bool | np.bool_) and not refit else int(refit)
+        every = {True: 1, False: n_windows}[bool(refit)] if isinstance(refit, bool | np.bool_) else refit
         check_whole(refit=every)
-        further = {name: baselines.model(name) for name in ([models] if isinstance(models, str) else models)}
+        names = [models] if isinstance(models, str) else models
+        further = {name: baselines.model(name, self.input_size) for name in names}
         times = panel.times
         origins = [len(times) - 1 - steps - step * number for number in reversed(range(n_windows))]
         trained_at = [origins[number - number % every] for number in range(n_windows)]
@@ -390,8 +411,9 @@ class Forecaster(Fitted):
             raise ValueError("A table goes by its name, predict(df=newer): the first argument is h, the steps ahead.")
         steps = self.h if steps is None else steps
         check_whole(h=steps)
-        if self.steps > 1 and steps > self.h:
-            raise ValueError(f"A direct model forecasts {self.h} steps, not {steps}: give it a longer horizon.")
+        if steps > self.h and (self.direct or self.hist_exog_list or self._target.quantiles):
+            which = "direct models, quantiles and hist_exog_list"
+            raise ValueError(f"Forecasts of {which} end at h={self.h}, {steps} steps came: fit with a longer horizon.")
         return steps
 
     # What forecasts go on from, and what they are written as.

@@ -10,6 +10,8 @@ import pandas as pd
 def check_levels(level: float | Sequence[float] | None, count: int, steps: int, horizon: int) -> np.ndarray:
     """Return levels in percent; ValueError for those that `count` earlier horizons cannot give."""
     levels = np.atleast_1d(() if level is None else level)
+    if levels.dtype.kind not in "iuf":
+        raise ValueError(f"level is a number, or some, in percent, such as 90; got {level!r}.")
     for each in levels:
         if not 1 <= each < 100:
             raise ValueError(f"level is in percent, from 1 to below 100, such as 90; got {each}.")

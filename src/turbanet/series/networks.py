@@ -34,13 +34,14 @@ class WithSeries(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def __call__(self, x: tuple[jax.Array, jax.Array], train: bool = False) -> jax.Array:
         window, series = x
         embed = nn.Embed(self.series, self.features)
         embedding = embed(jnp.maximum(series, 0))
         embedding = jnp.where(series[:, None] < 0, embed.embedding.mean(axis=0), embedding)[:, None]
         embedding = jnp.broadcast_to(embedding, (*window.shape[:2], self.features))
-        return self.model(jnp.concatenate([window, embedding.astype(window.dtype)], axis=-1))
+        seen = jnp.concatenate([window, embedding.astype(window.dtype)], axis=-1)
+        return self.model(seen, **member.mode(self.model.apply, train))
 
 
 class Trained:
@@ -94,16 +95,10 @@ class Trained:
         return ((x[: count - held_out], following[: count - held_out]), (x[first:], following[first:]))
 
     def _of_members(self, kind, pairs):
-        """Return the lists (x, y), an entry for each member.
-
-        Local networks of one origin make as many steps: windows of shorter series are repeated.
-        """
-        groups = [np.flatnonzero(self.origin == number) for number in np.unique(self.origin)]
+        """Return the lists (x, y), an entry for each member."""
         if kind == GLOBAL:
+            groups = [np.flatnonzero(self.origin == number) for number in np.unique(self.origin)]
             pairs = [_joined([pairs[i] for i in group], self.series[group]) for group in groups]
-        else:
-            longest = [max(len(pairs[i][0]) for i in group) for group in groups]
-            pairs = [_repeated(pair, longest[at]) for pair, at in zip(pairs, self.origin, strict=True)]
         x, y = map(list, zip(*pairs, strict=True))
         return x, y
 
@@ -244,13 +239,6 @@ def program_of(forecaster: Any, swarms: dict[str, Any], scaling: Scaling, stat: 
         return (target.point(out) + last) * spread[:, :1] + centre[:, :1]
 
     return program
-
-
-def _repeated(pair, count):
-    """Return `count` examples of (x, y), which begin anew after the last one."""
-    x, y = pair
-    rows = np.resize(np.arange(len(x)), count)
-    return x[rows], y[rows]
 
 
 def _joined(pairs, series):

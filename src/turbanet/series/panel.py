@@ -98,7 +98,7 @@ def read(table: Any, columns: Columns, freq: Any = None, fill: Any = None) -> Pa
     named = columns.ids, columns.time, columns.target, *columns.hist, *columns.futr
     tables.check_columns(table, named)
     ids, ds, kind = tables.keys(table, columns, kind)
-    y = tables.numbers(table[columns.target], columns.target, f"series {columns.ids}", missing=fill is not None)
+    y = tables.numbers(table[columns.target], columns.target, missing=fill is not None)
     exog, labels, plain = tables.encoded(table, columns.hist + columns.futr)
     codes, names = pd.factorize(ids, sort=True)
     order = np.lexsort([ds.asi8 if isinstance(ds, pd.DatetimeIndex) else ds, codes])
@@ -176,8 +176,14 @@ def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
     elif isinstance(calendar, calendars.Offset) and len(gap := _grid_of(calendar, times).difference(times)):
         which = f"The table has no rows for {gap[0]} and {len(gap) - 1} more times of its grid"
     else:
-        return
-    say_once(f"{which}: values follow one another without them; fill= and freq= make a grid of equal steps.")
+        which = ""
+    if which:
+        say_once(f"{which}: values follow one another without them; fill= and freq= make a grid of equal steps.")
+    if isinstance(calendar, calendars.Offset | calendars.Listed):
+        off = times.difference(_grid_of(calendar, times))
+        if len(off):
+            which = f"The table has rows for {off[0]} and {len(off) - 1} more times that are not of freq"
+            say_once(f"{which}: values follow one another with them, and none are forecast.")
 
 
 def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
@@ -203,7 +209,7 @@ def _filled(panel, freq, fill):
         freq = calendars.step_of(panel.kind.period if freq is None else freq, panel.kind.period)
     if freq is None:
         raise ValueError('fill= makes a grid of equal steps, and no step came: name it, such as freq="D".')
-    calendar = calendars.given(freq, panel.times)
+    calendar = calendars.given(freq, panel.times, check=False)
     parts: list[tuple[Any, ...]] = []
     for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
         there = np.flatnonzero(~np.isnan(panel.y[begin:end]))

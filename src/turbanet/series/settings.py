@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from flax import linen as nn
 
 from turbanet.core.arrays import check_whole
 from turbanet.core.plan import say_once
@@ -22,13 +23,13 @@ def check(forecaster: Any, steps: int, model: str) -> None:
     check_whole(**whole, season=1 if forecaster.season is None else forecaster.season)
     if forecaster.kind not in (LOCAL, GLOBAL, BOTH):
         raise ValueError(f'kind must be "{LOCAL}", "{GLOBAL}" or "{BOTH}", got {forecaster.kind!r}.')
+    if forecaster.kind != LOCAL and not isinstance(forecaster.network, nn.Module):
+        advice = f'a pair (init, apply) is for kind="{LOCAL}"'
+        raise ValueError(f"A network of all series is told which one it sees, as a Flax module can be: {advice}.")
     for name in ("calibration", "val_size"):
         if not isinstance(number := getattr(forecaster, name), int | np.integer) or number < 0:
             raise ValueError(f"{name} must be a whole number, 0 for none; got {number!r}.")
-    for each in ("hist", "futr", "stat"):
-        if isinstance(value := getattr(forecaster, f"{each}_exog_list"), str):
-            raise ValueError(f"{each}_exog_list is a list of names, got the text {value!r}: put it in a list.")
-    beside = [name for each in ("hist", "futr", "stat") for name in getattr(forecaster, f"{each}_exog_list") or ()]
+    beside = [name for each in ("hist", "futr", "stat") for name in getattr(forecaster, f"{each}_exog_list")]
     named = [forecaster.id_col, forecaster.time_col, forecaster.target_col, *beside]
     written = {"cutoff", NAIVE, SEASONAL, DRIFT, *MODELS, model} & set(named)
     if written or len(set(named)) < len(named):
@@ -42,9 +43,17 @@ def check(forecaster: Any, steps: int, model: str) -> None:
         raise ValueError(f"val_size is {forecaster.val_size}, a model forecasts {steps} steps: hold out as many.")
 
 
+def listed(forecaster: Any, name: str) -> tuple:
+    """Return a parameter that is a list, array or index as a tuple, () for None; ValueError for one value alone."""
+    value = getattr(forecaster, name)
+    if isinstance(value, str) or np.ndim(() if value is None else value) != 1:
+        raise ValueError(f"{name} is a list, got {value!r}: put it in a list.")
+    return () if value is None else tuple(value)
+
+
 def target_of(forecaster: Any, steps: int) -> Target:
     """Return what is forecast; ValueError for a loss and quantiles that do not go together."""
-    loss, levels = forecaster.loss, tuple(sorted(forecaster.quantiles or ()))
+    loss, levels = forecaster.loss, tuple(sorted(forecaster.quantiles))
     counts, named = isinstance(loss, str) and loss in COUNTS, loss == SQUARED
     if isinstance(loss, str) and not (counts or named):
         known = ", ".join(f'"{name}"' for name in (SQUARED, *COUNTS))
@@ -64,7 +73,7 @@ def target_of(forecaster: Any, steps: int) -> Target:
 
 def columns_of(forecaster: Any, steps: int) -> Columns:
     """Return the columns of a forecaster's table; ValueError for those that its networks cannot see."""
-    lists = {name: getattr(forecaster, f"{name}_exog_list") or () for name in ("hist", "futr", "stat")}
+    lists = {name: getattr(forecaster, f"{name}_exog_list") for name in ("hist", "futr", "stat")}
     if lists["hist"] and steps < forecaster.h:
         raise ValueError("hist_exog_list is not known ahead, as recursive forecasts want it: take direct=True.")
     if lists["futr"] and forecaster.input_size < steps:
@@ -75,7 +84,7 @@ def columns_of(forecaster: Any, steps: int) -> Columns:
         forecaster.id_col,
         forecaster.time_col,
         forecaster.target_col,
-        **{name: tuple(value) for name, value in lists.items()},
+        **lists,
     )
 
 

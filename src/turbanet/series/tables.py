@@ -109,7 +109,7 @@ def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tupl
             if not pd.api.types.is_numeric_dtype(column.dtype):
                 advice = 'make text a category, table[name].astype("category"), and others numbers'
                 raise ValueError(f"{name} must be numbers, bool or a category, got {column.dtype}: {advice}.")
-            values = numbers(column, name, "the table", missing=True)[:, None]
+            values = numbers(column, name, missing=True)[:, None]
         parts.append(values)
         labels += [name] if levels is None else [f"{name}={level}" for level in levels]
         is_plain = not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype)
@@ -166,6 +166,9 @@ def keys(table, columns, kind):
                 advice = f'make them dates, pd.to_datetime(table["{columns.time}"].astype(str), format="{form}")'
                 raise ValueError(f"{columns.time} holds whole numbers that read as dates, {whole.iloc[0]}: {advice}.")
         return ids, pd.Index(whole), kind
+    if (form := _ambiguous(ds)) is not None:
+        advice = f'pd.to_datetime(table["{columns.time}"], format="%d.%m.%Y"), for example'
+        raise ValueError(f"{columns.time} holds {form}, which may be a day or a month first: make dates, {advice}.")
     try:
         if pd.api.types.is_bool_dtype(ds):
             raise TypeError("they are bool")
@@ -175,7 +178,16 @@ def keys(table, columns, kind):
         raise ValueError(f"{problem}: make them dates, or whole numbers.") from error
 
 
-def numbers(column, name, where, missing):
+def _ambiguous(ds):
+    """Return the first time if all are text such as 01/02/2023, which reads as a day of January or of February."""
+    if not pd.api.types.is_string_dtype(ds):
+        return None
+    parts = ds.astype(str).str.extract(r"^\s*(\d{1,2})[./-](\d{1,2})[./-]\d{2,4}\b")
+    two = parts.dropna().astype(int)
+    return ds.iloc[0] if len(two) == len(ds) > 0 and (two <= 12).all(axis=None) else None
+
+
+def numbers(column, name, missing):
     if column.dtype.kind in "cmM":
         raise ValueError(f"{name} must be real numbers, got {column.dtype}: convert it.")
     numbers = pd.to_numeric(column, errors="coerce")

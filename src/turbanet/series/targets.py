@@ -85,7 +85,10 @@ class Target:
     def combined(self, outs: list[Any]) -> Any:
         """Return the outputs of several kinds of networks as one: the mean forecast, the mean of each quantile."""
         if self.counts:
-            log_mean = jax.nn.logsumexp(jnp.stack([out[..., 0] for out in outs]), axis=0) - np.log(len(outs))
+            outs = [jnp.asarray(out, jnp.float32) for out in outs]
+            log_mean = jax.nn.logsumexp(jnp.stack([out[..., 0] for out in outs]), axis=0) - np.float32(
+                np.log(len(outs))
+            )
             return jnp.stack(outs).mean(axis=0).at[..., 0].set(log_mean)
         outs = [jnp.sort(out, axis=-1) for out in outs]
         if self.relative:
