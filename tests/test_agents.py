@@ -392,6 +392,97 @@ def test_an_environment_of_gymnasium_is_told_what_is_expected(env):
             call()
 
 
+class Keyed(Line):
+    """A random walk, whose state holds a key."""
+
+    def reset(self, key, params):
+        observation, state = super().reset(key, params)
+        return observation, (state, key)
+
+    def step_env(self, key, state, action, params):
+        own, drawn = jax.random.split(state[1])
+        observation, where, reward, ended, info = super().step_env(key, state[0], action, params)
+        return observation + jax.random.normal(drawn), (where, own), reward, ended, info
+
+    def is_truncated(self, state, params):
+        return super().is_truncated(state[0], params)
+
+
+def test_a_state_may_hold_a_key(tmp_path):
+    _, history = train(Keyed(), checkpoints=tmp_path)
+    _, again = train(Keyed())
+    np.testing.assert_array_equal(history.train_loss, again.train_loss)
+
+
+class Drops(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.Dropout(0.5, deterministic=not train)(nn.tanh(nn.Dense(8)(x)))
+        return nn.Dense(2)(x), nn.Dense(1)(x)[..., 0]
+
+
+def test_a_network_of_normalised_observations_knows_whether_it_trains(caplog):
+    train(model=Drops(), config=SHORT._replace(normalize_observations=True))
+    assert "never draws" not in caplog.text
+    pair = (lambda key, x: {"w": jnp.zeros(1)}, lambda params, x: x)
+    with pytest.raises(ValueError, match="normalize_observations takes a Flax module as model=, got a pair"):
+        train(model=pair, config=SHORT._replace(normalize_observations=True))
+
+
+class Whole(Line):
+    def reset(self, key, params):
+        observation, state = super().reset(key, params)
+        return observation, state.replace(place=jnp.int32(0))
+
+
+class Wide(Line):
+    def step_env(self, key, state, action, params):
+        observation, *rest = super().step_env(key, state, action, params)
+        return jnp.tile(observation, 2), *rest
+
+
+class Alone(Line):
+    def reset(self, key, params):
+        return super().reset(key, params)[0]
+
+
+class More(Line):
+    def reset(self, key, params):
+        observation, state = super().reset(key, params)
+        return observation, (state,)
+
+    def step_env(self, key, state, action, params):
+        observation, where, *rest = super().step_env(key, state[0], action, params)
+        return observation, (where, jnp.int32(0)), *rest
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Whole(), r"Whole: reset returns state.place int32\[\], step_env state.place float32\[\]: make them equal"),
+        (Wide(), r"Wide: reset returns observation \[1\], step_env observation \[2\]"),
+        (Alone(), r"reset returns \(observation, state\); Alone's returned"),
+        (More(), "More: reset returns 2 arrays as the state, step_env 3"),
+        (Line, "The environment is an object; got the class Line: make one"),
+    ],
+)
+def test_an_environment_that_changes_its_types_is_refused(env, message):
+    with pytest.raises(ValueError, match=message):
+        train(env)
+
+
+def test_agents_for_other_observations_and_a_seed_beside_them_are_refused():
+    swarm, _ = train(config=SHORT._replace(total_timesteps=16))
+    wide = tn.TurbaTrainState.swarm(tn.rl.Agent(2), SHORT.optimizer, 3, input_size=3)
+    for call in (lambda: train(members=wide), lambda: evaluate_agents(Line(), wide)):
+        with pytest.raises(ValueError, match=r"Line gives observations \(1,\), the agents were made for \(3,\)"):
+            call()
+    with pytest.raises(ValueError, match="A seed came with a swarm, which has its own"):
+        train(members=swarm, seed=3)
+    with pytest.raises(ValueError, match="config is a PPOConfig, .*; got {'n_steps': 8}"):
+        train(config={"n_steps": 8})
+
+
 class Parts(Line):
     def reset(self, key, params):
         place, state = super().reset(key, params)

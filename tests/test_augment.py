@@ -81,6 +81,16 @@ def test_training_rows_are_changed_and_held_out_rows_are_not():
     np.testing.assert_allclose(tn.evaluate(swarm(), X, Y, loss), X.mean(), rtol=1e-4)
 
 
+def test_an_augmented_loss_within_another_is_told_where_it_belongs():
+    inner = tn.augmented(mean_input, Remembering())
+
+    def loss(params, x, y, apply_fn):
+        return inner(params, x, y, lambda *inputs: apply_fn(*inputs))
+
+    with pytest.raises(ValueError, match="takes the apply_fn that fit gives, not one that wraps it: augment your own"):
+        tn.fit(swarm(), X, Y, loss, epochs=1, progress=False)
+
+
 def test_draws_are_the_members_own_and_change_at_each_step():
     change, nets = tn.RandomCrop(4), swarm(3)
     drawn = [np.asarray(augment.draw(change, nets.get_state(i), 8)) for i in range(3)]

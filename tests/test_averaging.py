@@ -102,6 +102,20 @@ class Normalised(nn.Module):
         return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_equal_copies_in_half_precision_have_themselves_as_their_mean(kind):
+    start = tn.TurbaTrainState.swarm(tn.MLP((4, 2), param_dtype=kind), optax.sgd(0.0), 1, sample_input=X[:1])
+    how = {"workers": 20, "every": 1, "batch_size": 1, "epochs": 1}
+    net, _ = tn.federated.local_sgd(start, X, np.zeros(len(X), int), tn.softmax_cross_entropy, **how)
+    jax.tree.map(np.testing.assert_array_equal, net.params, start.params)
+
+
+def test_a_batch_of_more_rows_than_a_worker_has_holds_each_once():
+    job = {"workers": 1, "epochs": 2}
+    nets = [tn.federated.local_sgd(line(), X, Y, tn.mse, batch_size=size, **job)[0] for size in (len(X), len(X) + 7)]
+    np.testing.assert_array_equal(*(net.params["kernel"] for net in nets))
+
+
 def test_running_statistics_are_averaged_too():
     start = tn.TurbaTrainState.swarm(Normalised(), optax.sgd(0.0), 1, sample_input=X[:1])
     how = {"epochs": 1, "batch_size": 6, "seed": 5}
@@ -162,6 +176,8 @@ def test_an_equal_training_compiles_nothing_anew():
         ({"workers": 0}, "workers must be a whole number of at least 1"),
         ({"every": 0}, "every must be a whole number of at least 1"),
         ({"batch_size": 0}, "batch_size must be"),
+        ({"seed": None}, "seed must be one int from 0"),
+        ({"seed": jax.random.key(0)}, "seed must be one int from 0"),
         ({"x": X[:-1]}, "same number of rows"),
         ({"x": np.where(X > 1, np.nan, X)}, "x holds nan in row"),
         ({"devices": 3}, f"devices must be 1 to {DEVICES}"),

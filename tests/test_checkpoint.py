@@ -401,7 +401,9 @@ sys.stdin.read()
         assert other.stdout.readline() == "held\n"
         half_written = tmp_path / "9.orbax-checkpoint-tmp"  # by the other one
         half_written.mkdir()
-        with pytest.raises(ValueError, match=f"Another process keeps a training in {tmp_path} now: wait until it has"):
+        with pytest.raises(
+            ValueError, match=f"Another process keeps a training or a swarm in {tmp_path} now: wait until it has"
+        ):
             train(made(), tmp_path)
         assert half_written.exists()
         train(made(), tn.Checkpoints(tmp_path, exclusive=False))

@@ -133,8 +133,12 @@ def test_constants_go_with_their_members(cluster, tmp_path):
 
     job = {"member": {"scale": np.arange(8.0)}, "per_member": True}
     here, _ = tn.fit(regressors(range(8)), SERIES[:8], NEXT[:8], scaled, **HOW, **job, progress=False)
-    results, _ = on_cluster(tmp_path, regressors, (SERIES[:8], NEXT[:8]), scaled, members=8, shard=4, **job)
+    results, _ = on_cluster(tmp_path / "run", regressors, (SERIES[:8], NEXT[:8]), scaled, members=8, shard=4, **job)
     assert same(results.swarm(), here)
+    on_two = tn.cluster.Cluster(tmp_path / "kept", shard=4, progress=False)
+    again, _ = on_two.fit(regressors(range(8)), SERIES[:8], NEXT[:8], scaled, **HOW, **job)
+    for swarm in (results.swarm(), again):
+        np.testing.assert_array_equal(swarm.member["scale"], np.arange(8))
 
 
 def test_a_swarm_and_ids_of_ones_own_are_taken(cluster, tmp_path):

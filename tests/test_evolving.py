@@ -31,6 +31,13 @@ def run(swarm=None, train=near, rule=RULE, generations=4, **how):
     return evolve(make() if swarm is None else swarm, train, rule, generations=generations, progress=False, **how)
 
 
+def test_what_is_no_swarm_does_not_evolve():
+    with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got MLP"):
+        run(tn.MLP((4, 2)))
+    with pytest.raises(ValueError, match="this is one network"):
+        run(make().get_state(0))
+
+
 def test_evolve_is_a_loop_of_its_rule():
     swarm, history = run(seed=3)
     alone = make()

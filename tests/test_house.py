@@ -163,6 +163,8 @@ def test_doctor_lists_the_linked_files_and_what_the_data_says_of_itself(tmp_path
     assert doctor.linked(tmp_path) == {"mnist": ["images.gz"]}
     assert doctor.provenance(tmp_path) == {"mnist": {"source": "file", "rows": 60000}}
     assert doctor.stale(tmp_path) == "no dvc.yaml here"
+    (tmp_path / "dvc.yaml").touch()
+    assert doctor.stale(tmp_path) == "all: nothing has run here yet"
 
 
 def test_pyproject_names_every_package_that_the_source_imports():

@@ -130,6 +130,29 @@ def test_run_gives_all_stages_one_compilation_cache_and_leaves_its_own_environme
     assert any((root / "build/compiled").iterdir()) and dict(os.environ) == before
 
 
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("rate = 'none'\nsizes = []", r"params.yaml sets rate of tiny to 1e-05, such as 'none' is right"),
+        ("rate = 1\nsizes = ['a']", r"params.yaml sets sizes of tiny to \[1, 2\], such as \['a'\] is right"),
+        ("rate = 1\nsizes = 2", r"params.yaml sets sizes of tiny to \[1, 2\], such as 2 is right"),
+        ("rate = True\nsizes = []", "params.yaml sets rate of tiny to 1e-05, such as True is right"),
+    ],
+)
+def test_run_refuses_a_parameter_of_another_type(study, cell, message):
+    study("tiny", cell, "raise AssertionError")
+    with pytest.raises(ValueError, match=message):
+        notebook.run("tiny")
+
+
+def test_parameters_without_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"The section tiny of params.yaml is names with their values; got \[1, 2\]"):
+        notebook.parameters({"tiny": [1, 2]}, "tiny")
+    (tmp_path / "params.yaml").write_text("hello")
+    with pytest.raises(ValueError, match="holds names with their values; got 'hello'"):
+        project.read(tmp_path / "params.yaml")
+
+
 def test_main_tells_of_a_failed_cell_in_one_line_and_leaves_reports(study, capsys):
     root = study(
         "sweep", "epochs = 1\nhidden = []\nnetwork = ''", "raise OverflowError(f'{network} {hidden}\\nand so on')"

@@ -32,8 +32,12 @@ def test_plan_takes_all_devices_by_default():
 
 
 def test_plan_refuses_no_devices():
-    with pytest.raises(ValueError, match="devices is an empty sequence"):
-        tn.Plan([])
+    twice = [jax.devices()[0]] * 2
+    for devices in ([], 1.5, [0], twice):
+        with pytest.raises(ValueError, match="devices are some of jax.devices"):
+            tn.Plan(devices)
+    assert tn.Plan(jax.devices()[0]).devices == (jax.devices()[0],)
+    assert tn.Plan(block=np.int64(2)).block == 2
 
 
 @pytest.mark.cpu
@@ -161,6 +165,12 @@ def test_use_cores_too_late_says_so():
     jax.devices()
     with pytest.raises(RuntimeError, match=r"use_cores\(7\) came too late"):
         tn.use_cores(7)
+
+
+@pytest.mark.parametrize("cores", [-1, 0, 2.5, "2"])
+def test_use_cores_takes_a_number_of_cores(cores):
+    with pytest.raises(ValueError, match="cores must be a whole number of at least 1"):
+        tn.use_cores(cores)
 
 
 def test_use_cores_again_with_the_same_number_is_fine():

@@ -1,5 +1,6 @@
 """study.pipeline.reports: what a stage may leave behind, and how the report reads it."""
 
+import hashlib
 import json
 
 import matplotlib
@@ -184,11 +185,17 @@ def test_published_scales_times_to_the_published_epochs():
     assert got["small network, CPU: PyTorch's growth over TurbaNet's"] == 0.25
 
 
-def test_published_names_a_metric_that_its_stage_lacks():
+def test_what_the_parameters_leave_out_stands_without_a_number_of_ours():
     metrics = measured(1.0)
     del metrics["mnist"]["ensemble_f1"]
-    with pytest.raises(ValueError, match="asks for 'ensemble_f1' of 'mnist'"):
-        reports.published(metrics)
+    lacking = table().query("metric == 'ensemble_f1'").what.iloc[0]
+    got = reports.published(metrics).set_index("what").here
+    assert np.isnan(got[lacking]) and got.isna().sum() == reports.published(measured(1.0)).here.isna().sum() + 1
+
+
+def test_the_committed_report_measures_every_metric_that_is_published():
+    committed = pd.read_csv(reports.repository() / "reports/published.csv").set_index("what").here
+    assert committed[compared().dropna(subset="stage").what].notna().all()
 
 
 def test_published_has_a_ratio_where_a_stage_measures_the_same():
@@ -256,8 +263,43 @@ def test_the_hash_of_results_is_of_all_stages_but_the_report(root):
 def test_minutes_are_papermill_s_and_none_where_a_stage_did_not_run(root):
     (root / "reports/sweep/small").mkdir(parents=True)
     metadata = {"metadata": {"papermill": {"duration": 90.0}}}
-    (root / "reports/sweep/small/executed.ipynb").write_text(json.dumps(metadata))
+    executed = root / "reports/sweep/small/executed.ipynb"
+    executed.write_text(json.dumps(metadata))
+    out = {"path": "reports/sweep/small/executed.ipynb", "md5": hashlib.md5(executed.read_bytes()).hexdigest()}
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {"sweep@small": {"outs": [out]}, "report": {"outs": []}}}))
     assert reports.minutes(root, "sweep/small") == 1.5 and reports.minutes(root, "mnist") is None
+    assert reports.not_run(["sweep/small", "mnist"]) == ["mnist"]
+    executed.write_text(json.dumps(metadata | {"cells": []}))  # of another run than dvc.lock's, as after a checkout
+    assert reports.minutes(root, "sweep/small") is None and reports.not_run(["sweep/small"]) == ["sweep/small"]
+
+
+def test_parameters_are_those_that_the_stages_ran_with(root):
+    stages = {
+        "sweep@small": {"params": {"params.yaml": {"sweep.epochs": 3, "sweep.small": {"hidden": [16]}}}},
+        "sweep@large": {"params": {"params.yaml": {"sweep.epochs": 3, "sweep.large": {"hidden": [256]}}}},
+        "mnist": {"params": {"params.yaml": {"mnist": {"rows": 7}}}},
+        "report": {},
+    }
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+    sweep = {"epochs": 3, "small": {"hidden": [16]}, "large": {"hidden": [256]}}
+    assert reports.parameters(root) == {"sweep": sweep, "mnist": {"rows": 7}}
+
+
+def test_data_are_real_if_every_stage_ran_on_what_is_there_and_real():
+    there = [{"title": "MNIST", "real": True}, {"title": "prices", "real": True}]
+    ran = [{"data_source": "MNIST"}, {"data_source": "two spirals, generated"}, {"data_source": "prices; MNIST"}]
+    assert reports.are_real(ran, there)
+    assert not reports.are_real(ran, [there[0] | {"real": False}, there[1]])
+    assert not reports.are_real([*ran, {"data_source": "digits, a stand-in"}], there)  # that were replaced since
+
+
+def test_no_data_of_the_committed_report_are_unknown():
+    there = [{"title": name, "real": True} for name in ("MNIST, the original files",)]
+    folder = reports.repository() / "reports"
+    ran = [json.loads(file.read_text()) for file in folder.rglob("metrics.json") if file.parent != folder]
+    ran = [each for each in ran if "data_source" in each]
+    others = {name for each in ran for name in each["data_source"].split("; ")} - reports.MADE_UP
+    assert reports.are_real(ran, there + [{"title": name, "real": True} for name in others if "simulated" not in name])
 
 
 def test_machines_are_those_of_bench_and_peers(root):

@@ -36,7 +36,13 @@ def test_against_persistence_counts_tickers_and_takes_medians():
     assert table["beats persistence"].tolist() == [1, 1] and table["share (%)"].tolist() == [25, 50]
     assert table["median error (%)"].tolist() == [2.5, 2] and table["persistence (%)"].tolist() == [2, 2]
     assert table["median error over persistence"].tolist() == [1.25, 1]
-    assert table["95 % interval"].tolist() == ["25.0 to 25.0", "50.0 to 50.0"]  # every day is alike
+    assert table["95 % interval"].tolist() == ["", ""]  # every day is alike, which tells nothing of others
+
+
+def test_a_price_that_never_changes_leaves_the_others_their_median():
+    error, naive = np.array([[1.0] * 4, [2.0] * 4, [0.0] * 4]), np.array([[2.0] * 4, [2.0] * 4, [0.0] * 4])
+    table = scores.against_persistence({"level": (error, naive)})
+    assert table["median error over persistence"].tolist() == [0.75] and table["beats persistence"].tolist() == [1]
 
 
 def test_the_interval_of_a_share_is_a_jackknife_over_weeks():

@@ -1,5 +1,6 @@
 """Grids, draws and halving."""
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -107,6 +108,12 @@ def test_a_pair_is_no_range(pair):
         ValueError, match=r"may be a range or two values: .*loguniform\((0.0001, 0.1|1, 8)\).* the list"
     ):
         tn.draw(60, learning_rate=pair)
+
+
+def test_values_may_be_an_array_of_jax():
+    values, table = tn.grid(learning_rate=jnp.array([0.5, 0.25]))
+    assert values["learning_rate"].tolist() == table.learning_rate.tolist() == [0.5, 0.25]
+    assert tn.draw(9, learning_rate=jnp.array([0.5, 0.25]))[0]["learning_rate"].dtype.kind == "f"
 
 
 @pytest.mark.parametrize("values", ["adam", [], 0.1, {0.1, 0.2}, {"a": 0.1}, loguniform(1e-4, 1e-1)])

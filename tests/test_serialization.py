@@ -161,6 +161,25 @@ def test_a_save_that_was_killed_is_no_swarm_and_stands_in_nobodys_way(tmp_path):
     assert len(load(tmp_path, Net())) == 3
 
 
+def test_another_process_that_saves_there_is_waited_for(tmp_path):
+    holds = """
+import fcntl, sys
+file = open(sys.argv[1] + "/.lock", "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    swarm = made()
+    swarm.save(tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)], **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="Another process keeps a training or a swarm in .* now: wait until"):
+            train(swarm).save(tmp_path)
+        other.stdin.close()
+    train(swarm).save(tmp_path)
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"to a folder of its own, but .* holds notes.txt, .*: name a new folder"):

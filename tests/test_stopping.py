@@ -243,6 +243,13 @@ def test_patience_is_a_whole_number(patience):
         train(made(), patience=patience)
 
 
+def test_min_delta_goes_with_patience():
+    x, y = np.ones((4, 3), np.float32), np.zeros(4, int)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, input_size=3)
+    with pytest.raises(ValueError, match="min_delta=0.1 came without patience"):
+        tn.fit(swarm, x, y, tn.softmax_cross_entropy, epochs=1, validation=(x, y), min_delta=0.1)
+
+
 @pytest.mark.parametrize("min_delta", [np.nan, -0.1, np.inf])
 def test_by_how_much_an_epoch_is_better_is_a_number_of_at_least_0(min_delta):
     with pytest.raises(ValueError, match="min_delta is by how much an epoch must be better, at least 0; got"):

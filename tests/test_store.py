@@ -149,6 +149,16 @@ def test_prepare_auto_falls_through_and_says_so(tmp_path, offline, capsys):
     assert not provenance["real"] and "stand-in" in provenance["title"]
 
 
+@pytest.mark.parametrize("name", ["train-images.idx3-ubyte", "mnist.npz", "raw/train-images-idx3-ubyte.gz"])
+def test_prepare_passes_over_no_file_of_another_name(tmp_path, offline, name):
+    file = tmp_path / "data/external/mnist" / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(ValueError, match=rf"none of train-images.* It holds {name.split('/')[0]}: rename them"):
+        store.prepare("mnist", root=tmp_path)
+    assert not (tmp_path / "data/mnist.json").exists()
+
+
 @pytest.mark.parametrize(("source", "error"), [("file", FileNotFoundError), ("network", ConnectionError)])
 def test_prepare_does_not_fall_through_from_a_named_source(tmp_path, offline, source, error):
     with pytest.raises(error):
@@ -298,11 +308,13 @@ def test_prepare_stocks_leaves_days_before_a_listing_empty(tmp_path):
     assert provenance["excluded"] == {} and provenance["carried_forward"] == []
 
 
-def test_prepare_stocks_carries_a_hole_of_two_days_forward(tmp_path):
-    prices_file(tmp_path, {"A": range(1, 9), "B": [1, 2, None, None, 5, 6, 7, 8]})
+def test_prepare_stocks_carries_a_hole_of_two_days_forward(tmp_path, capsys):
+    prices_file(tmp_path, {"A": range(1, 9), "BRK B": [1, 2, None, None, 5, 6, 7, 8]})
     arrays, provenance = panel(tmp_path)
     np.testing.assert_array_equal(arrays["close"][:, 1], [1, 2, 2, 2, 5, 6, 7, 8])
-    assert provenance["carried_forward"] == ["B 2016-01-06", "B 2016-01-07"]
+    assert provenance["carried_forward"] == ["BRK B 2016-01-06", "BRK B 2016-01-07"]
+    said = capsys.readouterr().out
+    assert "data stocks: 2 carried forward, such as BRK B 2016-01-06\n" in said and "excluded" not in said
 
 
 def test_prepare_stocks_excludes_longer_holes_and_early_ends(tmp_path):

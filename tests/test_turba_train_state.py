@@ -422,6 +422,40 @@ def test_members_are_selected_by_their_ids():
     assert len(swarm[2]) == 1 and [state.id for state in swarm] == [0, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((28, 28, 1), r"input_size is one number, .*: give sample_input=np.zeros\(\(1, 28, 28, 1\)\)"),
+        ([4], r"give sample_input=np.zeros\(\(1, 4\)\)"),
+        (0, "input_size must be a whole number of at least 1"),
+        (4.0, "input_size must be a whole number of at least 1"),
+    ],
+)
+def test_an_input_size_is_one_number(size, message):
+    with pytest.raises(ValueError, match=message):
+        TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, size)
+
+
+def test_equal_schedules_built_apart_are_appended():
+    def made(factor):
+        adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+        swarm = TurbaTrainState.swarm(MLP((2,)), adam, 2, 3)
+        return turbanet.with_schedule(swarm, lambda epoch, base: base * factor**epoch)
+
+    assert len(made(0.9).append(made(0.9))) == 4
+    with pytest.raises(ValueError, match="their schedule differ"):
+        made(0.9).append(made(0.8))
+
+
+def test_a_position_is_one_int_and_one_network_has_one_rate():
+    adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    swarm = TurbaTrainState.swarm(MLP((2,)), adam, 3, 3)
+    with pytest.raises(TypeError, match=r"by its position, one int; got \[0, 1\]: several are swarm\[ids\]"):
+        swarm.remove_state([0, 1])
+    with pytest.raises(ValueError, match="learning_rate must be one number, of one network"):
+        turbanet.with_hyperparameters(swarm.get_state(0), learning_rate=[0.2])
+
+
 def test_members_of_several_seeds_are_selected_by_pairs():
     swarm = TurbaTrainState.swarm(MLP((2,)), optax.sgd(0.1), 3, 3, seed=[5, 6, 7])
     assert swarm[[(7, 0), (5, 0)]].seed.tolist() == [7, 5]

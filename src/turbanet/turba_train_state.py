@@ -24,7 +24,7 @@ from turbanet.checkpoints import serialization
 from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.aliases import aliases
-from turbanet.core.arrays import as_array, as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
+from turbanet.core.arrays import as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
 from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.gather import is_on_host, resized
@@ -118,8 +118,15 @@ class TurbaTrainState(State):
             raise ValueError(f"The optimizer is one of Optax's, such as optax.adam(0.001); got {optimizer!r}.")
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
+        if isinstance(input_size, tuple | list):
+            shape = ", ".join(["1", *map(str, input_size)])
+            raise ValueError(
+                f"input_size is one number, got {input_size!r:.60}: give sample_input=np.zeros(({shape}))."
+            )
+        if sample_input is None and not np.ndim(input_size):
+            check_whole(input_size=input_size)
         if sample_input is None:
-            sample_input = input_size if as_array(input_size, "input_size").ndim else jnp.zeros((1, input_size))
+            sample_input = input_size if np.ndim(input_size) else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))
         seeds = check_seed(0 if seed is None else seed, members=members)
         ids = np.arange(members) if seeds.ndim == 0 else np.zeros(members, int)
@@ -299,7 +306,10 @@ class TurbaTrainState(State):
         check_swarm(self)
         check_swarm(other)
         for name in ("params", "collections", "opt_state", "schedule", "member"):
-            if _member_specification(getattr(self, name)) != _member_specification(getattr(other, name)):
+            one, two = (getattr(swarm, name) for swarm in (self, other))
+            if name == "schedule" and one and two and fingerprint(one.functions) == fingerprint(two.functions):
+                two = two.replace(functions=one.functions)
+            if _member_specification(one) != _member_specification(two):
                 what = "constants (fit's member=)" if name == "member" else name
                 raise ValueError(f"append needs two swarms of one architecture and optimizer; their {what} differ.")
         for name, what in {"apply_fn": "model", "tx": "optimizer"}.items():

@@ -57,7 +57,8 @@ def against_persistence(errors: Mapping[str, tuple[np.ndarray, np.ndarray]], *, 
     """
     lines = []
     for forecast, (error, naive) in errors.items():
-        ratio = error.mean(1) / naive.mean(1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a price that never changes has no error of persistence
+            ratio = error.mean(1) / naive.mean(1)
         share = 100 * (ratio < 1).mean()
         parts = np.array_split(np.arange(error.shape[1]), max(2, error.shape[1] // block))
         without = [np.delete(error - naive, part, axis=1).mean(1) for part in parts]
@@ -71,10 +72,10 @@ def against_persistence(errors: Mapping[str, tuple[np.ndarray, np.ndarray]], *, 
                 "tickers": len(ratio),
                 "median error (%)": np.median(error.mean(1)),
                 "persistence (%)": np.median(naive.mean(1)),
-                "median error over persistence": np.median(ratio),
+                "median error over persistence": np.nanmedian(ratio),
                 "beats persistence": int((ratio < 1).sum()),
                 "share (%)": share,
-                "95 % interval": f"{low:.1f} to {high:.1f}",
+                "95 % interval": f"{low:.1f} to {high:.1f}" if spread else "",  # equal shares have no spread
             }
         )
     return pd.DataFrame(lines)

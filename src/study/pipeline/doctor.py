@@ -29,6 +29,8 @@ def stale(root):
     """
     if not Path(root, "dvc.yaml").exists():
         return "no dvc.yaml here"
+    if not Path(root, "build/source/notebooks").exists():
+        return "all: nothing has run here yet"
     command = [sys.executable, "-m", "dvc", "repro", "--dry", "--allow-missing"]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if ran.returncode:

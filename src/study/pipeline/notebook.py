@@ -38,6 +38,8 @@ def parameters(params, stage, variant=None):
     section[variant], and the variant's name as `network`. Raises ValueError for an unknown stage or variant.
     """
     section = params[project.check_known("stage", stage, [name for name in params if name not in SECTIONS])] or {}
+    if not isinstance(section, dict):
+        raise ValueError(f"The section {stage} of params.yaml is names with their values; got {section!r:.60}.")
     variants = [name for name, value in section.items() if isinstance(value, dict)]
     if variants or variant is not None:
         project.check_known(f"variant of {stage}", variant, variants)
@@ -77,6 +79,12 @@ def run(stage, variant=None, *, root="."):
     if missing := sorted(cell.keys() - values):
         present = ", ".join(values) or "none"
         raise ValueError(f"params.yaml lacks the notebook's {', '.join(missing)}; it sets {present}.")
+    for name, value in values.items():
+        if not _fits(value, cell[name]):
+            advice = "a number has a point before its exponent, 1.0e-3, for YAML"
+            raise ValueError(
+                f"params.yaml sets {name} of {stage} to {value!r}, such as {cell[name]!r} is right: {advice}."
+            )
     folder = root / "build/run" / stage / (variant or "")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -98,6 +106,15 @@ def run(stage, variant=None, *, root="."):
             config=ENCRYPTED,
         )
     _publish(folder, root / "reports", stage, variant)
+
+
+def _fits(value, example):
+    """Whether a parameter is of the type of the notebook's own value, also within lists."""
+    if isinstance(example, list):
+        return isinstance(value, list) and all(_fits(each, example[0]) for each in value if example)
+    number = isinstance(example, int | float) and not isinstance(example, bool)
+    kinds = int | float if number else type(example)
+    return example is None or (isinstance(value, kinds) and (isinstance(value, bool) == isinstance(example, bool)))
 
 
 def publish(folder, name, *, root="."):

@@ -14,7 +14,10 @@ def read(file: Path) -> dict:
     """Read a YAML file at the root of the repository; {} if it is empty."""
     if not file.exists():
         raise FileNotFoundError(f"There is no {file}; run this at the root of the repository.")
-    return yaml.safe_load(file.read_text()) or {}
+    content = yaml.safe_load(file.read_text()) or {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds names with their values; got {content!r:.60}.")
+    return content
 
 
 def check_known(what, name, known):

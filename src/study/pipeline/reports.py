@@ -13,6 +13,7 @@ from PIL import Image
 
 from study.pipeline.paths import repository
 
+MADE_UP = {"environments, simulated", "series, simulated", "two spirals, generated", "random numbers in the suite"}
 DIGITS = 6  # of a committed metric: enough to compare, few enough to read in a diff
 
 
@@ -113,9 +114,40 @@ def parts(line):
 
 
 def minutes(root, stage):
-    """Return the minutes that a stage's notebook took; None if it did not run here."""
+    """Return the minutes that a stage's notebook took; None if its results are of no run here, or of none that is kept.
+
+    A checkout of committed results leaves the notebook of the run before, which dvc.lock then does not know.
+    """
     executed = root / "reports" / stage / "executed.ipynb"
-    return json.loads(executed.read_text())["metadata"]["papermill"]["duration"] / 60 if executed.is_file() else None
+    if not executed.is_file():
+        return None
+    outs = [out for one in yaml.safe_load((root / "dvc.lock").read_text())["stages"].values() for out in one["outs"]]
+    known = {out["path"]: out["md5"] for out in outs}.get(str(executed.relative_to(root)))
+    if known != hashlib.md5(executed.read_bytes()).hexdigest():
+        return None
+    return json.loads(executed.read_text())["metadata"]["papermill"]["duration"] / 60
+
+
+def parameters(root):
+    """Return the parameters that the stages last ran with, as dvc.lock has them, in the shape of params.yaml."""
+    found = {}
+    for stage in yaml.safe_load((root / "dvc.lock").read_text())["stages"].values():
+        for name, value in stage.get("params", {}).get("params.yaml", {}).items():
+            *path, last = name.split(".")
+            section = found
+            for part in path:
+                section = section.setdefault(part, {})
+            section[last] = value
+    return found
+
+
+def are_real(metrics, records):
+    """Whether stages ran on real data: `metrics` of each; `records`, the provenance of the sets that are there now.
+
+    A set that a stage ran on and that is there no more is not known to be real.
+    """
+    used = {name for each in metrics for name in each["data_source"].split("; ")} - MADE_UP
+    return all(record["real"] for record in records) and used <= {record["title"] for record in records}
 
 
 def results_hash(root):
@@ -135,7 +167,7 @@ def bibtex(cited):
 
 def not_run(stages):
     """List those of `stages`, named as for `read_metrics`, that did not run here or failed; their results are older."""
-    return [stage for stage in stages if not (repository() / "reports" / stage / "executed.ipynb").is_file()]
+    return [stage for stage in stages if minutes(repository(), stage) is None]
 
 
 def _existing(stage, name, made_by="dvc repro"):
@@ -156,11 +188,12 @@ def published(metrics):
     table = table[table.stage != "setting"]
     here = []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
-        if isinstance(stage, float) or (stage == "gpu" and metric not in metrics.get(stage, {})):
+        if isinstance(stage, float):
             here.append(math.nan)
             continue
-        if metric not in metrics.get(stage, {}):
-            raise ValueError(f"published.csv asks for {metric!r} of {stage!r}, which that stage does not measure.")
+        if metric not in metrics.get(stage, {}):  # of a network or size that the parameters leave out
+            here.append(math.nan)
+            continue
         scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]
         here.append(metrics[stage][metric] * scale)
     table = table.assign(here=here, ratio=np.divide(here, table.published))

@@ -202,7 +202,7 @@ def _select(wide, tickers, days, origin):
         raise ValueError(f"{origin} has no ticker whose series runs to {dates[-1]} without a long hole.")
     arrays = {"close": close[:, kept], "dates": dates, "tickers": np.array([names[i] for i in kept])}
     facts = {
-        "carried_forward": [day for day in carried if day.split()[0] in arrays["tickers"]],
+        "carried_forward": [day for day in carried if day.rsplit(" ", 1)[0] in arrays["tickers"]],
         "excluded": excluded,
         "left_out": [names[i] for i in whole if i not in kept],
     }

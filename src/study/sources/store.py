@@ -46,8 +46,17 @@ def prepare(name, *, root, source="auto", **settings):
         except (FileNotFoundError, ConnectionError) as absent:
             if source != "auto":
                 raise
+            external = root / "data" / "external" / name
+            others = sorted(file.name for file in external.glob("*") if not file.name.startswith("."))
+            if taken == "file" and others:
+                raise ValueError(
+                    f"{absent} It holds {', '.join(others[:4])}: rename them, or take them away."
+                ) from None
             print(f"data {name}: no {taken}: {absent}", flush=True)
     print(f"data {name}: taken from {taken}: {facts['title']}", flush=True)
+    for what in ("excluded", "carried_forward"):
+        if which := [*facts.get(what, ())]:
+            print(f"data {name}: {len(which)} {what.replace('_', ' ')}, such as {which[0]}", flush=True)
     return _write(root / "data", name, arrays, {"name": name, "source": taken} | facts)
 
 

@@ -167,7 +167,7 @@ def _locked(folder):
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
-        message = f"Another process keeps a training in {folder} now"
+        message = f"Another process keeps a training or a swarm in {folder} now"
         raise ValueError(f"{message}: wait until it has ended, or name another folder.") from None
     except OSError:  # a file system without locks
         pass

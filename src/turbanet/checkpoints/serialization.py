@@ -38,7 +38,14 @@ def save(swarm: State, folder: str | os.PathLike) -> None:
     if jnp.ndim(swarm.step):
         check_swarm(swarm)
     specifications = {name: _described(unfreeze(getattr(swarm, name)), name) for name in ("sample", "member")}
-    store = checkpoint.Folder(folder, 1, what="A swarm")
+    store = checkpoint.Folder(folder, 1, what="A swarm", exclusive=True)
+    try:
+        _save(swarm, folder, store, specifications)
+    finally:
+        store.close()
+
+
+def _save(swarm, folder, store, specifications):
     paths = store.there.iterdir() if store.there.exists() else ()
     names = sorted(path.name for path in paths if TEMPORARY not in path.name and path.name != checkpoint.LOCK)
     if names and _about(store) is None:

@@ -19,6 +19,7 @@ from turbanet.cluster.folder import Marker, claim, claimed
 from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFailed
 from turbanet.core import extras
 from turbanet.core.arrays import check_whole
+from turbanet.core.member import with_constants
 from turbanet.core.storage import place
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def fit(
         shared, own = shard_data.split(whole)
         first = shard_data.as_dict(of_ids(first_ids)) if of_ids else shard_data.merge(shared, own(positions[0]))
         like = shard_data.swarm_of(maker, states(positions[0])) if states else shard_data.members(maker, first_ids)
+        like = with_constants(like, first.get("member"), loss_fn or like.loss_fn)  # which the results have, too
         followed = validation.check_shard(like, first, loss_fn, fit_kwargs)
         copies = 3 if fit_kwargs.get("patience") is None else 4  # of a member's state
         needs["memory"] = memory or PROCESS_BYTES + copies * _bytes(like) + 2 * _bytes(first)

@@ -62,5 +62,5 @@ class Cluster:
         identity = fingerprint([validation.FORMAT, swarm, data, loss_fn, fit_kwargs, settings["shard"], versions()])
         settings["checkpoints"] = str(place(self.checkpoints) / identity[:16])
         results, history = driver.fit(swarm, (x, y), loss_fn, members=len(swarm), **settings, **arguments)
-        trained = jax.device_put(results.swarm(), jax.tree.map(home, swarm))
+        trained = jax.device_put(results.swarm(), home(swarm.step))
         return trained, history.whole()

@@ -86,7 +86,7 @@ def check_ids(ids: Any, name: str) -> np.ndarray:
 
 def check_seed(seed: Any, name: str = "seed", members: int | None = None) -> np.ndarray:
     """Return one seed, int32, or one for each of `members`; ValueError outside of 0 to `MAX_ID`, where int32 wraps."""
-    seeds = np.asarray(seed)
+    seeds = np.asarray(None if isinstance(seed, jax.Array) and is_key(seed) else seed)
     if seeds.shape not in ((), (members,)) or not _are_ids(seeds):
         wanted = "one int" if members is None else f"one int or {members} ints"
         raise ValueError(f"{name} must be {wanted} from 0 to {MAX_ID}, got {seed!s:.60}.")

@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from turbanet.backend import tracing_for
+from turbanet.core.arrays import check_whole
 from turbanet.core.gather import resized
 from turbanet.core.state import State
 
@@ -37,8 +38,11 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Tru
     configured with, else `cache_folder()`, of which the least used programs go when they exceed 2 GiB; a path: that
     folder; False: none. A process that finds its programs there traces them and does not compile.
 
-    Returns the number of CPU devices. Raises RuntimeError if JAX has started with another number.
+    Returns the number of CPU devices. Raises RuntimeError if JAX has started with another number, ValueError for a
+    number below 1.
     """
+    if cores is not None:
+        check_whole(cores=cores)
     cores = len(os.sched_getaffinity(0)) if cores is None and hasattr(os, "sched_getaffinity") else cores
     cores = cores or os.cpu_count() or 1
     try:
@@ -106,8 +110,8 @@ class Plan:
     reason: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self):
-        if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
-            raise ValueError(f"block must be a whole number of members of at least 1, or None, got {self.block!r}.")
+        if self.block is not None:
+            check_whole(block=self.block)
         if not (self.kernel is None or isinstance(self.kernel, bool)):
             raise ValueError(f"kernel must be True, False, or None (where it is possible), got {self.kernel!r}.")
         available = jax.local_devices()
@@ -121,9 +125,12 @@ class Plan:
                 devices = jax.local_devices(backend=devices)
             except RuntimeError:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
-        object.__setattr__(self, "devices", tuple(devices))
-        if not self.devices:
-            raise ValueError("devices is an empty sequence: name a device, their number, or None for all.")
+        several = tuple(devices) if isinstance(devices, Sequence | np.ndarray) else (devices,)
+        if not several or len({*map(id, several)}) < len(several) or not all(hasattr(d, "platform") for d in several):
+            raise ValueError(
+                f"devices are some of jax.devices(), their number, a platform or None; got {devices!r:.80}."
+            )
+        object.__setattr__(self, "devices", several)
 
     def resolve(self, swarm: State) -> "Plan":
         """Return the plan with the default block if it has none; a given block stays."""

@@ -51,8 +51,9 @@ def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
             has = "several hyperparameters" if several else "no hyperparameter"
             raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
         value = as_array(new_value, name)
-        if value.ndim and value.shape != (len(swarm),):
-            raise ValueError(f"{name} must be one number or {len(swarm)} of them, got shape {value.shape}.")
+        if value.ndim and value.shape != jnp.shape(swarm.step):
+            numbers = f"one number or {len(swarm)} of them" if jnp.ndim(swarm.step) else "one number, of one network"
+            raise ValueError(f"{name} must be {numbers}, got shape {value.shape}.")
         if not isinstance(value, jax.core.Tracer) and np.isnan(value).any():
             raise ValueError(f"{name} must be numbers, got NaN: {new_value!s:.60}.")
         old = present[name]

@@ -62,6 +62,8 @@ class State(TrainState):
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def _check_position(self, index):
+        if not isinstance(index, int | np.integer):
+            raise TypeError(f"A member is taken by its position, one int; got {index!r:.60}: several are swarm[ids].")
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 

@@ -118,7 +118,10 @@ class Augmented:
         return inspect.signature(self.loss_fn, follow_wrapped=False)
 
     def __call__(self, params: Any, x: Any, y: Any, apply_fn: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
-        if getattr(apply_fn, "train", False):
+        if not hasattr(apply_fn, "train"):
+            advice = "augment your own loss, augmented(loss, ...), and call the plain one inside"
+            raise ValueError(f"An augmented loss takes the apply_fn that fit gives, not one that wraps it: {advice}.")
+        if apply_fn.train:
             rows = len(jax.tree.leaves(x)[0])
             x = self.augment.apply(draw(self.augment, apply_fn.state, rows), x)
         return self.loss_fn(params, x, y, apply_fn, **kwargs)

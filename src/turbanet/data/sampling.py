@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turbanet.core.arrays import as_array, check_whole, seeded
+from turbanet.core.arrays import as_array, check_seed, check_whole, seeded
 
 
 def all_rows(*, members: int, rows: int) -> jax.Array:
@@ -180,8 +180,8 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     rows : the number of rows; each goes to one worker in an epoch
     workers : the number of workers
     epochs : the number of epochs
-    batch_size : rows of a worker's step
-    seed : of the shuffles
+    batch_size : rows of a worker's step, at most those of the worker with most
+    seed : of the shuffles, an int
     begin : the number of epochs before, whose shuffles are others
 
     Returns
@@ -196,7 +196,9 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     check_whole(rows=rows, workers=workers, epochs=epochs, batch_size=batch_size)
     if workers > rows:
         raise ValueError(f"Each worker needs a row of its own: {workers} workers, {rows} rows.")
+    seed = int(check_seed(seed))
     share = -(-rows // workers)  # rows of the worker with most
+    batch_size = min(batch_size, share)
     steps = -(-share // batch_size)
     order = np.empty((workers, epochs, steps, batch_size), np.int32)
     for epoch in range(epochs):

@@ -155,13 +155,15 @@ class SwarmEstimator(Fitted, BaseEstimator):
         check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
-        if isinstance(self.hidden, int | np.integer):
-            raise ValueError(f"hidden must be a sequence of layers' units such as ({self.hidden},), got {self.hidden}.")
+        if np.ndim(self.hidden) != 1:
+            raise ValueError(f"hidden must be a sequence of layers' units such as (32,), got {self.hidden!r}.")
+        for units in self.hidden:
+            check_whole(hidden=units)
         rng = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         for name, value in optimizer.items():
-            if not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
+            if np.asarray(value).dtype.kind not in "iuf" or not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
                 raise ValueError(f"{name} must be a number of at least 0, got {value!r}.")
         options = {"activation": self.activation, "dropout": self.dropout}
         if self.model is not None and options != {"activation": "relu", "dropout": 0.0}:

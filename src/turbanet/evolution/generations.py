@@ -13,7 +13,7 @@ from turbanet.core.arrays import check_seed
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.interrupt import Interrupted
 from turbanet.core.plan import say_once
-from turbanet.core.state import Swarm
+from turbanet.core.state import Swarm, check_swarm
 from turbanet.evolution.genealogy import EvolutionHistory, joined
 from turbanet.evolution.genetics import read_fitness
 
@@ -70,8 +70,8 @@ def generations_of(
 
 
 def check_names(swarm: Swarm) -> None:
-    """Raise ValueError if two members share an id, by which the genealogy names them."""
-    ids = np.asarray(swarm.id)
+    """Raise ValueError for no swarm, and if two members share an id, by which the genealogy names them."""
+    ids = np.asarray(check_swarm(swarm).id)
     if len(np.unique(ids)) < len(ids):
         raise ValueError("Two members share an id, as where each has a seed: make the swarm with one seed for all.")
 

@@ -79,7 +79,7 @@ def local_sgd(
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction); None: the swarm's own
     workers : number of copies; the largest number of devices that divides it is used
     epochs : passes over all rows, which are dealt to the workers anew in each (see `deal`)
-    batch_size : rows of a worker's step
+    batch_size : rows of a worker's step, at most those that it has in an epoch
     every : steps between two averages; the copies are also averaged after the last step
     outer : an Optax optimizer of the averaged weights, whose gradient is the weights before a round less the copies'
         mean; None: the mean replaces the weights. DiLoCo's is optax.sgd(0.7, momentum=0.9, nesterov=True) (Douillard
@@ -200,10 +200,14 @@ class _Averaging:
 
 
 def _mean(tree, axes):
-    """Average the floating-point leaves over the workers, as one vector: a small all-reduce is mostly latency."""
+    """Average the floating-point leaves over the workers, as one vector: a small all-reduce is mostly latency.
+
+    Sums are at least of float32.
+    """
     floats, put = floating(tree)
-    flat, split = ravel_pytree(floats)
-    return put(split(jax.lax.pmean(flat, axes) if axes else flat))
+    flat, split = ravel_pytree([leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in floats])
+    means = split(jax.lax.pmean(flat, axes) if axes else flat)
+    return put([mean.astype(leaf.dtype) for mean, leaf in zip(means, floats, strict=True)])
 
 
 @jax.jit

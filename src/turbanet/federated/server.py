@@ -114,7 +114,8 @@ def train(
 
     In each round some clients start from the server's weights and train on their own rows in parallel. The mean of
     their changes, weighted by their numbers of rows, is the server's step. Each client starts every round with the
-    swarm's optimizer state. A second call continues the rounds of the first, except for the server's optimizer state.
+    swarm's optimizer state. A second call continues the rounds of the first, except for the server's optimizer state;
+    with `own` layers, which are then a swarm's, there is none.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ def train(
         FedAvgM, optax.adam(0.01) FedAdam (Reddi et al. 2021); None: the server adds the mean change
     proximal : weight of half the squared distance to the server's weights in a client's loss (FedProx: Li et al. 2020)
     own : names in `params` of layers that each client keeps for itself from round to round (FedPer: Arivazhagan et
-        al. 2019)
+        al. 2019); running statistics are averaged all the same
     drop_out : probability that a client's change of a round is lost
     clip : norm to which each client's change is clipped, all its weights as one vector; clients then count equally, as
         differential privacy requires (McMahan et al. 2018). None: no clipping
@@ -191,7 +192,7 @@ def train(
         client = int(counts.argmin())
         which = f"Batches of {batch_size} rows for client {client}, which has {counts[client]},"
         check_masks(swarm, loss_fn, which, f"batch_size={counts[client]} at the most")
-    own_names = _layers(swarm, own)
+    own_names = _layers(swarm, own or ())
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
     if noise and swarm.collections:
         names = sorted(swarm.collections)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from turbanet.core.member import mode
 from turbanet.networks.models import Precise
 
 CLIP = 10.0  # largest normalised observation, in standard deviations from the mean
@@ -153,12 +154,13 @@ class Normalised(nn.Module):
     network: nn.Module
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> Any:
+    def __call__(self, x: jax.Array, train: bool = False) -> Any:
         shape = x.shape[-1:]
         mean = self.variable("observations", "mean", jnp.zeros, shape, float).value
         variance = self.variable("observations", "variance", jnp.ones, shape, float).value
         self.variable("observations", "count", jnp.zeros, (), float)
-        return self.network(jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIP, CLIP))
+        x = jnp.clip((x - mean) / jnp.sqrt(variance + 1e-8), -CLIP, CLIP)
+        return self.network(x, **mode(self.network.apply, train))
 
 
 def running(stats: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:

@@ -19,7 +19,7 @@ from turbanet.data.examples import Data
 from turbanet.networks.policies import Agent, Normalised
 from turbanet.ppo import PPOConfig
 from turbanet.rl import environments, learning
-from turbanet.rl.settings import count_updates, into_swarm, of_members
+from turbanet.rl.settings import as_config, count_updates, into_swarm, of_members
 from turbanet.training.callbacks import check_callbacks
 from turbanet.training.run import Training
 from turbanet.training.scores import apply
@@ -85,7 +85,7 @@ def train_agents(
     config: PPOConfig | None = None,
     members: int | TurbaTrainState = 1,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     model: Any = None,
     params: Any = None,
     evaluations: int = 0,
@@ -106,8 +106,9 @@ def train_agents(
         action, params) -> (observation, state, reward, terminated, info), is_truncated(state, params) and
         action_space(params)
     config : None for the defaults of `PPOConfig`; a setting that it marks [member] may be an array, one number a member
-    members : the number of agents, or a swarm that `train_agents` returned, whose training continues
-    seed : an int; each agent draws from it and from its id
+    members : the number of agents, or a swarm that `train_agents` returned, whose training continues; environments,
+        the statistics of `normalize_rewards` and `anneal` begin anew
+    seed : an int, 0 by default; each agent draws from it and from its id. A swarm has its own
     model : a Flax network, x [..., feature] -> (policy, values [...]), where the policy is logits or a distribution
         (see `networks.policies`); None: `Agent`, for the actions that the environment takes
     params : the environment's parameters; None: its `default_params`. An array [member] in place of a number of
@@ -145,7 +146,7 @@ def train_agents(
     (8, 3)
     """
     environments.check(env)
-    config = config or PPOConfig()
+    config = as_config(config)
     updates = count_updates(config)
     check_plan(plan)
     check_callbacks((), on_interrupt)
@@ -159,12 +160,16 @@ def train_agents(
     count = int(members) if isinstance(members, int | np.integer) else len(check_swarm(members))
     epochs = evaluations or updates
     data, env_params = _data(env, config, params, count, updates=updates, epochs=epochs)
+    actions, continuous = environments.actions(env, env_params)
+    shape = environments.observation_shape(env, env_params)
+    environments.check_types(env, env_params)
     if isinstance(members, int | np.integer):
-        actions, continuous = environments.actions(env, env_params)
-        shape = environments.observation_shape(env, env_params)
-        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, shape, seed)
+        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, shape, seed or 0)
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
+    elif seed is not None:
+        raise ValueError("A seed came with a swarm, which has its own: leave seed out, or give a number of members.")
+    environments.check_sample(env, env_params, members)
     swarm = into_swarm(members, data.x["settings"], config)
     program = learning.learner(
         config,
@@ -175,7 +180,7 @@ def train_agents(
         solved=float("inf") if solved is None else float(solved),
     )
     life = program.initial_life(env_params)
-    life = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(swarm), 0), life)
+    life = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(swarm), *leaf.shape)), life)
     start = swarm.replace(_underway=life, _stopping=Stopping(np.ones(len(swarm), bool)))
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
     options = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
@@ -229,6 +234,7 @@ def evaluate_agents(
     environments.check(env)
     check_whole(episodes=episodes)
     params, is_own = environments.parameters(env, params, len(check_swarm(swarm)))
+    environments.check_sample(env, _first(params, is_own), swarm)
     x = {"params": params, "seed": check_seed(seed)}
     own = {"params": is_own, "seed": False}
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))
@@ -237,6 +243,8 @@ def evaluate_agents(
 def new_swarm(model: Any, config: PPOConfig, members: int, shape: tuple[int, ...], seed: int) -> TurbaTrainState:
     """Return an untrained swarm for observations of this shape."""
     if config.normalize_observations:
+        if isinstance(model, tuple):
+            raise ValueError("normalize_observations takes a Flax module as model=, got a pair of functions: wrap it.")
         model = Normalised(model)
     return TurbaTrainState.swarm(
         model, PPOConfig().optimizer, members, sample_input=jnp.zeros((1, *shape), float), seed=seed
@@ -250,8 +258,12 @@ def _data(env, config, params, members, *, updates, epochs):
     counts = updates_of_epochs(updates, epochs)
     settings["shorter"] = counts[counts < counts.max()].sum(dtype=np.int32)  # updates in the epochs with one fewer
     own = {"settings": {name: value.ndim > 0 for name, value in settings.items()}, "params": is_own}
-    first = jax.tree.map(lambda leaf, own: leaf[0] if own else leaf, params, is_own)
-    return _as_data({"settings": settings, "params": params}, own, config.batch_size), first
+    data = _as_data({"settings": settings, "params": params}, own, config.batch_size)
+    return data, _first(params, is_own)
+
+
+def _first(params, is_own):
+    return jax.tree.map(lambda leaf, own: leaf[0] if own else leaf, params, is_own)
 
 
 def _as_data(x, own, length):

@@ -24,11 +24,16 @@ def check(env: Any) -> None:
         if callable(getattr(env, "step", None)):
             why += ", and a step of Gymnasium's runs outside of JAX: take gymnax's, or write it in jax.numpy"
         raise ValueError(f"The environment is {required}; {why}.")
+    if isinstance(env, type):
+        raise ValueError(f"The environment is an object; got the class {env.__name__}: make one, {env.__name__}(...).")
 
 
 def observation_shape(env: Any, params: Any) -> tuple[int, ...]:
     """Return the shape of one observation; ValueError for several arrays, or one number."""
-    observation = jax.eval_shape(env.reset, jax.random.key(0), params)[0]
+    start = jax.eval_shape(env.reset, jax.random.key(0), params)
+    if not isinstance(start, tuple) or len(start) != 2:
+        raise ValueError(f"reset returns (observation, state); {type(env).__name__}'s returned {start!r:.80}.")
+    observation = start[0]
     if not hasattr(observation, "shape"):
         received = f"a {type(observation).__name__} of {len(jax.tree.leaves(observation))}"
         advice = "join them in reset and step_env, such as by jax.flatten_util.ravel_pytree(observation)[0]"
@@ -37,6 +42,32 @@ def observation_shape(env: Any, params: Any) -> tuple[int, ...]:
         advice = "return observation[None] in reset and step_env, or jax.nn.one_hot of a state's number"
         raise ValueError(f"An observation has at least one axis; {type(env).__name__} gives one number: {advice}.")
     return observation.shape
+
+
+def check_types(env: Any, params: Any) -> None:
+    """Raise ValueError for an environment whose steps return other shapes and types than its `reset`."""
+    number, continuous = actions(env, params)
+    action = jnp.zeros(number) if continuous else jnp.int32(0)
+    observation, world = jax.eval_shape(env.reset, jax.random.key(0), params)
+    after = jax.eval_shape(env.step_env, jax.random.key(0), world, action, params)
+    kinds = [
+        {f"observation {list(seen.shape)}": None}
+        | {f"state{keystr(path)} {leaf.dtype}{list(leaf.shape)}": None for path, leaf in tree_leaves_with_path(state)}
+        for seen, state in ((observation, world), after[:2])
+    ]
+    for first, then in zip(*kinds, strict=False):
+        if first != then:
+            raise ValueError(f"{type(env).__name__}: reset returns {first}, step_env {then}: make them equal.")
+    if len(kinds[0]) != len(kinds[1]):
+        counts = f"{len(kinds[0]) - 1} arrays as the state, step_env {len(kinds[1]) - 1}"
+        raise ValueError(f"{type(env).__name__}: reset returns {counts}: make them equal.")
+
+
+def check_sample(env: Any, params: Any, swarm: Any) -> None:
+    """Raise ValueError for agents that were made for other observations."""
+    shape, made = observation_shape(env, params), getattr(swarm.sample, "shape", None)
+    if made and made[1:] != shape:
+        raise ValueError(f"{type(env).__name__} gives observations {shape}, the agents were made for {made[1:]}.")
 
 
 def parameters(env: Any, params: Any, members: int) -> tuple[Any, Any]:

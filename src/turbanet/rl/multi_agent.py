@@ -20,7 +20,7 @@ from turbanet.networks.policies import Agent
 from turbanet.ppo import PPOConfig
 from turbanet.rl import environments, learning
 from turbanet.rl.agents import AgentHistory, history_of, new_swarm, warn_of_diverged
-from turbanet.rl.settings import count_updates, into_swarm, of_members
+from turbanet.rl.settings import as_config, count_updates, into_swarm, of_members
 from turbanet.training import compilation
 from turbanet.training.callbacks import check_callbacks
 from turbanet.turba_train_state import TurbaTrainState
@@ -67,7 +67,7 @@ def train_together(
     ValueError : for a world without that interface, a swarm with another number of members than agents, and settings
         that contradict one another
     """
-    config = config or PPOConfig()
+    config = as_config(config)
     check(world)
     seed = int(check_seed(seed))
     updates = count_updates(config, world.agents if shared else 1)
@@ -196,6 +196,8 @@ class Together:
 
 def check(world: Any) -> None:
     """Raise ValueError for an object without the world interface."""
+    if isinstance(world, type):
+        raise ValueError(f"A world is an object; got the class {world.__name__}: make one, {world.__name__}(...).")
     if missing := [name for name in INTERFACE if not hasattr(world, name)]:
         required = f"an object with {', '.join(INTERFACE)}, such as Foraging"
         raise ValueError(f"A world is {required}; {type(world).__name__} has no {', '.join(missing)}.")

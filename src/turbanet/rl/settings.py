@@ -17,6 +17,13 @@ OF_MEMBER = "lr", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "m
 IN_OPTIMIZER = {"lr": "learning_rate", "max_grad_norm": "max_grad_norm"}
 
 
+def as_config(config: PPOConfig | None) -> PPOConfig:
+    """Return a config, the default for None; ValueError for anything but a `PPOConfig`."""
+    if config is not None and not isinstance(config, PPOConfig):
+        raise ValueError(f"config is a PPOConfig, such as PPOConfig(n_steps=128), or None; got {config!r:.60}.")
+    return config or PPOConfig()
+
+
 def count_updates(config: PPOConfig, agents: int = 1) -> int:
     """Return the number of updates of a training; raise ValueError for settings that contradict one another.
 

@@ -85,6 +85,7 @@ def check_no_range(distributions: Mapping[str, Any]) -> None:
 
 def _as_list(name, values):
     """Return the values of a hyperparameter as a list; ValueError for what is no sequence, and for an empty one."""
+    values = np.asarray(values) if isinstance(values, jax.Array) else values
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__") or not (out := list(values)):
         raise ValueError(f"{name} must be a list of at least one value, got {values!r:.60}.")
     return out

@@ -41,6 +41,7 @@ def check_fit(
     validation_rows: Any = None,
     metric: Any = None,
     patience: int | None = None,
+    min_delta: float = 0.0,
     monitor: str = stopping.LOSS,
     mode: str | None = None,
     per_member: Any = False,
@@ -58,6 +59,8 @@ def check_fit(
         raise ValueError("validation_rows or metric came without validation=(x, y): give the data they are for.")
     if validation is None and (patience is not None or schedules.needs_validation(swarm)):
         raise ValueError('patience and the schedule "reduce" follow the validation loss: give validation=(x, y).')
+    if patience is None and min_delta != 0:
+        raise ValueError(f"min_delta={min_delta!r} came without patience, which it is for: give both, or none.")
     loss_fn = swarm.loss(loss_fn)
     data = held_out = None
     if not of_batches:

@@ -151,6 +151,7 @@ def fit(
         validation_rows=validation_rows,
         metric=metric,
         patience=patience,
+        min_delta=min_delta,
         monitor=monitor,
         mode=mode,
         per_member=per_member,

@@ -99,6 +99,7 @@ def fit_batches(
         validation_rows=validation_rows,
         metric=metric,
         patience=patience,
+        min_delta=min_delta,
         monitor=monitor,
         mode=mode,
         allow_nan=allow_nan,

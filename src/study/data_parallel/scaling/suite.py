@@ -60,8 +60,8 @@ def compared(table, *, batch_size=None, rows=None):
     found["startup (s)"] = groups.startup_seconds.median().to_numpy()
     single = found[found.workers == 1].set_index("framework")["median"]
     speed_up = found["median"] / found.framework.map(single)
-    found.insert(6, "speed-up", speed_up)
-    found.insert(7, "efficiency", speed_up / found.workers)
+    found.insert(7, "speed-up", speed_up)
+    found.insert(8, "efficiency", speed_up / found.workers)
     found["framework"] = found.framework.map(FRAMEWORK_NAMES)
     names = {"rows": "rows per step", "median": "images per second", "min": "low", "max": "high"}
     columns = [name for name in found if name != "oversubscribed"]
