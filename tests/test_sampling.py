@@ -133,7 +133,7 @@ def test_epoch_order_is_uniform():
 def test_dealt_rows_are_each_workers_own_and_all_of_them(rows, workers, batch_size):
     order = deal(rows=rows, workers=workers, epochs=3, batch_size=batch_size, seed=1)
     most = -(-rows // workers)
-    assert order.shape == (workers, 3, -(-most // batch_size), batch_size)
+    assert order.shape == (workers, 3, -(-most // batch_size), min(batch_size, most))
     for epoch in range(3):
         shares = [set(order[worker, epoch].ravel()) for worker in range(workers)]
         assert sorted(row for share in shares for row in share) == list(range(rows))

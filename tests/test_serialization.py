@@ -417,9 +417,10 @@ def test_code_is_given_again_and_compared(fitted, tmp_path):
         Forecaster.load(tmp_path / "file")
     with pytest.raises(ValueError, match="another model, Line, than the Net that came"):
         Forecaster.load(tmp_path / "file", model=Net())
-    other = Line(2)
     with pytest.raises(ValueError, match="layers have other names or sizes by now"):
-        Forecaster.load(tmp_path / "file", model=other, check=False)
+        Forecaster.load(tmp_path / "file", model=tn.LSTM(3), check=False)
+    with pytest.raises(ValueError, match=r"returns \[batch, 1\]; it returned \[batch, 2\]"):
+        Forecaster.load(tmp_path / "file", model=Line(2), check=False)
 
 
 def test_a_file_of_something_else_is_refused(fitted, tmp_path):

@@ -118,7 +118,7 @@ class TurbaTrainState(State):
             raise ValueError(f"The optimizer is one of Optax's, such as optax.adam(0.001); got {optimizer!r}.")
         if (input_size is None) == (sample_input is None):
             raise ValueError("Give either input_size (a number) or sample_input (an array), one of the two.")
-        if isinstance(input_size, tuple | list):
+        if isinstance(input_size, tuple | list) and np.ndim(input_size) == 1:
             shape = ", ".join(["1", *map(str, input_size)])
             raise ValueError(
                 f"input_size is one number, got {input_size!r:.60}: give sample_input=np.zeros(({shape}))."

@@ -92,7 +92,7 @@ def paired(ax, differences):
     ax.axvline(0, color="0.4", ls=":", lw=1)
     ax.set(yticks=range(len(differences)), yticklabels=list(differences), ylim=(-0.6, len(differences) - 0.4))
     ax.tick_params(axis="y", labelsize=SMALL)
-    ax.set_xlabel("difference in test accuracy (percentage points)", fontsize=SMALL + 1)
+    ax.set_xlabel("difference in test accuracy\n(percentage points)", fontsize=SMALL + 1)
     return ax
 
 

@@ -56,16 +56,13 @@ class Fitted:
     def load(cls, path: str | os.PathLike, *, check: bool = True, **parameters: Any) -> Self:
         """Load what `save` wrote; it predicts, and goes on training, as what was saved.
 
-        parameters : those that are code, such as model=, and others to set for the next fit. check : whether other code
-        than it was saved with is refused. Raises ValueError for another file, for missing code and for other code, and
-        for parameters that what was fitted cannot change.
+        parameters : those that are code, such as model=, and others for the next fit. check : whether other code than
+        it was saved with is refused. ValueError for another file, missing or other code, and what is fitted for good.
         """
         about, arrays = _read(path, cls.__name__)
         if missing := [f"{name}={about['code'][name][0]}" for name in about["code"] if name not in parameters]:
             problem = f"{path} was saved with {', '.join(missing)}, which is code that no file holds"
-            raise ValueError(
-                f"{problem}: give it again, {cls.__name__}.load(path, {missing[0].partition('=')[0]}=...)."
-            )
+            raise ValueError(f"{problem}: {cls.__name__}.load(path, {missing[0].partition('=')[0]}=...) gives it.")
         for name, saved in about["code"].items() if check else ():
             _check(path, name, saved, _described(parameters[name]), about["versions"])
 
@@ -74,9 +71,9 @@ class Fitted:
 
         saved = decode(about["parameters"])
         for name in parameters.keys() & {*cls._fixed}:
-            given = tuple(parameters[name]) if isinstance(parameters[name], list) else parameters[name]
-            if given != (was := saved.get(name, _defaults(cls)[name])):
-                raise ValueError(f"{path} was fitted with {name}={was!r}, and {parameters[name]!r} came: fit anew.")
+            given, was = parameters[name], saved.get(name, _defaults(cls)[name])
+            if (tuple(given) if isinstance(given, list) else given) != was:
+                raise ValueError(f"{path} was fitted with {name}={was!r}, and {given!r} came: fit anew.")
         loaded = cls(**(saved | parameters))
         loaded.__setstate__(decode(about["fitted"]))  # type: ignore[attr-defined]
         return loaded

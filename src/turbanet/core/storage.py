@@ -25,7 +25,7 @@ def place(folder: str | os.PathLike) -> Any:
     Raises ImportError if a package that the address needs is missing, ValueError for an unknown kind of address, one
     that `Path` has cut, and options that other processes would not have.
     """
-    if not isinstance(folder, str | os.PathLike):
+    if isinstance(folder, bool | int | float):
         raise TypeError(f"A folder is a path or an address, as text or a Path; got {folder!r:.60}.")
     if not is_address(folder):
         path = Path(str(folder).removeprefix(FILE)).expanduser()

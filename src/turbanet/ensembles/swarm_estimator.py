@@ -156,7 +156,8 @@ class SwarmEstimator(Fitted, BaseEstimator):
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         if np.ndim(self.hidden) != 1:
-            raise ValueError(f"hidden must be a sequence of layers' units such as (32,), got {self.hidden!r}.")
+            such = f"({self.hidden},)" if isinstance(self.hidden, int | np.integer) else "(32,)"
+            raise ValueError(f"hidden must be a sequence of layers' units such as {such}, got {self.hidden!r}.")
         for units in self.hidden:
             check_whole(hidden=units)
         rng = check_random_state(self.random_state)
