@@ -175,7 +175,7 @@ def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = Non
             ax.plot(*means, marker=marker, markersize=4, label=name)
         ax.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
         if isinstance(probability, Mapping):
-            ax.legend()
+            ax.legend(loc="upper left")  # where curves near the diagonal are not
     return ax
 
 

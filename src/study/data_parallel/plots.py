@@ -93,8 +93,7 @@ def against_workers(ax, table):
         ax.plot(shared.workers, shared["speed-up"], mfc="white", ls="", **kwargs)
     ax.axhline(1, color="0.3", lw=0.8, ls=":")
     ax.set(xlabel="workers", ylabel="times as fast as one thread", xticks=sorted(table.workers.unique()))
-    ax.legend(fontsize=SMALL)
-    return ax
+    return plots.name_lines(ax)
 
 
 def seconds_of_seeds(ax, table):

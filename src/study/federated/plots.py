@@ -31,7 +31,6 @@ def accuracies(ax, curves, target=None):
         ax.axhline(100 * target, color="0.6", lw=0.7, ls="--")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="rounds", ylabel="test accuracy (%)")
-    ax.legend(fontsize=SMALL)
     return ax
 
 
