@@ -108,7 +108,10 @@ def run(method: str, task: Task, *, count: int | None = None) -> Run:
     start = swarm if method in (LOCAL, DILOCO) else task.twin(jax.device_get(swarm.get_state(0).params))
     with utilisation() as use:
         losses, startup, network = _METHODS[method](task, start, count)
-    inside = use.frame[use.frame.seconds.between(startup, startup + losses.seconds.max())]
+    end = startup + losses.seconds.max()
+    inside = use.frame[use.frame.seconds.between(startup, end)]
+    if inside.empty:  # it took less than the time between two samples
+        inside = use.frame.iloc[[(use.frame.seconds - end).abs().argmin()]]
     use = inside.assign(seconds=inside.seconds - startup)
     return Run(method, losses, startup, network, use, len(losses) // task.epochs)
 
