@@ -87,8 +87,15 @@ def test_an_augmented_loss_within_another_is_told_where_it_belongs():
     def loss(params, x, y, apply_fn):
         return inner(params, x, y, lambda *inputs: apply_fn(*inputs))
 
-    with pytest.raises(ValueError, match="takes the apply_fn that fit gives, not one that wraps it: augment your own"):
+    with pytest.raises(ValueError, match="takes the apply_fn that fit gives, .* this does not: augment your own"):
         tn.fit(swarm(), X, Y, loss, epochs=1, progress=False)
+
+
+def test_an_augmented_loss_has_the_weights_of_its_own():
+    inside = tn.weighted(tn.mse)
+    y = np.zeros((3, 1)), np.ones(3)
+    assert tn.augmented(inside, tn.RandomFlip()).weight_of(y) is y[1]
+    assert not hasattr(tn.augmented(tn.mse, tn.RandomFlip()), "weight_of")
 
 
 def test_draws_are_the_members_own_and_change_at_each_step():

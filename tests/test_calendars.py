@@ -394,13 +394,15 @@ def test_what_was_filled_is_not_scored():
 
 
 @pytest.mark.parametrize("of", ["days", "numbers", "periods"])
-def test_rows_of_few_days_are_filled(of):
+def test_rows_of_few_days_are_filled(of, caplog):
     days = {"numbers": np.arange(60), "periods": pd.period_range("2024-01-01", periods=60, freq="D")}
     sold = np.arange(0, 60, 3)
     ds = days.get(of, pd.date_range("2024-01-01", periods=60))[sold]
     table = pd.DataFrame({"unique_id": "pump", "ds": ds, "y": 1.0 + sold})
     how = HOW | {"freq": {"days": "D", "numbers": 1}.get(of), "fill": 0}
+    say_once.cache_clear()
     forecaster = Forecaster(**how).fit(table)
+    assert "fill=0 made 38 of 58 rows" in caplog.text
     assert forecaster._panel.y.tolist()[-3:] == [0, 0, 58]
     assert forecaster.predict(df=table[-8:]).Naive.tolist() == [58, 58]
 

@@ -1,5 +1,6 @@
 """What no training could use stops before it begins, in one sentence with the row that holds it."""
 
+import functools
 from functools import partial
 
 import flax.linen as nn
@@ -226,6 +227,17 @@ def test_apply_fn_without_the_name_of_the_params_says_how():
 def test_a_loss_of_other_arguments_is_told_its_own(loss):
     with pytest.raises(ValueError, match=r"A loss is loss\(params, x, y, apply_fn\); got .*: in this order"):
         train(loss=loss)
+
+
+def test_a_loss_that_fills_in_an_argument_of_another_is_taken():
+    def hot(params, x, y, apply_fn, *, temperature):
+        return tn.softmax_cross_entropy(params, x, y, lambda *inputs: apply_fn(*inputs) / temperature)
+
+    @functools.wraps(hot)
+    def loss(params, x, y, apply_fn):
+        return hot(params, x, y, apply_fn, temperature=2.0)
+
+    train(loss=loss)
 
 
 def test_rows_of_each_member_are_not_taken_for_a_row_of_each():

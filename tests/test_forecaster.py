@@ -355,7 +355,7 @@ def test_names_of_earlier_versions_and_of_neuralforecast_are_one():
     assert repr(forecaster) == "Forecaster(LSTM, local, 4 values to 3 ahead)"
 
 
-@pytest.mark.parametrize("how", [{"direct": True}, {"quantiles": (0.1, 0.5, 0.9)}, {"hist_exog_list": ["x"]}], ids=str)
+@pytest.mark.parametrize("how", [{"quantiles": (0.1, 0.5, 0.9)}, {"hist_exog_list": ["x"]}], ids=str)
 def test_what_is_not_known_beyond_the_horizon_is_not_forecast_there(how):
     outputs = 3 if "quantiles" in how else 1
     table = WALKS.assign(x=1.0) if "hist_exog_list" in how else WALKS
@@ -420,6 +420,20 @@ def test_parameters_count_from_the_next_fit_on(tmp_path):
     assert same.epochs == 7
     with pytest.raises(ValueError, match="was fitted with nonnegative=False, and True came: fit anew"):
         Forecaster.load(tmp_path / "kept", model=Line(), nonnegative=True)
+    with pytest.raises(ValueError, match="was fitted with loss=.*, and 'poisson' came: fit anew"):
+        Forecaster.load(tmp_path / "kept", model=Line(), loss="poisson")
+    before = forecaster.predict()
+    forecaster.nonnegative = True
+    forecaster.cross_validation(WALKS.assign(y=WALKS.y.abs()))
+    pd.testing.assert_frame_equal(forecaster.predict(), before)
+
+
+def test_a_forecaster_of_an_earlier_version_has_lists():
+    forecaster = Forecaster(Line(), h=1, input_size=4, **QUIET).fit(WALKS)
+    state = forecaster.__getstate__() | {"hist_exog_list": [], "quantiles": None}
+    again = Forecaster.__new__(Forecaster)
+    again.__setstate__(state)
+    pd.testing.assert_frame_equal(again.predict(df=WALKS), forecaster.predict(df=WALKS))
 
 
 def test_lists_may_be_arrays_and_indices():

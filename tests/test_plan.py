@@ -180,6 +180,7 @@ def test_use_cores_again_with_the_same_number_is_fine():
 TRAIN = """
 import sys, jax, numpy as np, optax, turbanet as tn
 tn.use_cores(2, cache={cache})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # so fast are some machines
 found = []
 jax.monitoring.register_event_listener(lambda event, **_: found.append(event.rpartition("/")[2]))
 x = np.eye(4, dtype=np.float32)

@@ -277,12 +277,16 @@ def test_parameters_are_those_that_the_stages_ran_with(root):
     stages = {
         "sweep@small": {"params": {"params.yaml": {"sweep.epochs": 3, "sweep.small": {"hidden": [16]}}}},
         "sweep@large": {"params": {"params.yaml": {"sweep.epochs": 3, "sweep.large": {"hidden": [256]}}}},
-        "mnist": {"params": {"params.yaml": {"mnist": {"rows": 7}}}},
+        "mnist": {"params": {"params.yaml": {"mnist": {"rows": 7, "rates": [1.5], "device": "auto"}}}},
         "report": {},
     }
-    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+    lock = yaml.safe_dump({"stages": stages}).replace("1.5", "5e-05")  # as DVC writes it, and YAML reads as text
+    (root / "dvc.lock").write_text(lock)
     sweep = {"epochs": 3, "small": {"hidden": [16]}, "large": {"hidden": [256]}}
-    assert reports.parameters(root) == {"sweep": sweep, "mnist": {"rows": 7}}
+    assert reports.parameters(root) == {
+        "sweep": sweep,
+        "mnist": {"rows": 7, "rates": [0.00005], "device": "auto"},
+    }
 
 
 def test_data_are_real_if_every_stage_ran_on_what_is_there_and_real():

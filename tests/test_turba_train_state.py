@@ -450,6 +450,7 @@ def test_equal_schedules_built_apart_are_appended():
 def test_a_position_is_one_int_and_one_network_has_one_rate():
     adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
     swarm = TurbaTrainState.swarm(MLP((2,)), adam, 3, 3)
+    assert swarm.get_state(jnp.argmax(jnp.array([0, 1]))).id == 1
     with pytest.raises(TypeError, match=r"by its position, one int; got \[0, 1\]: several are swarm\[ids\]"):
         swarm.remove_state([0, 1])
     with pytest.raises(ValueError, match="learning_rate must be one number, of one network"):

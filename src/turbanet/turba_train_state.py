@@ -124,7 +124,7 @@ class TurbaTrainState(State):
                 f"input_size is one number, got {input_size!r:.60}: give sample_input=np.zeros(({shape}))."
             )
         if sample_input is None and not np.ndim(input_size):
-            check_whole(input_size=input_size)
+            check_whole(input_size=input_size.item() if hasattr(input_size, "item") else input_size)
         if sample_input is None:
             sample_input = input_size if np.ndim(input_size) else jnp.zeros((1, input_size))
         sample = jax.tree.map(jnp.asarray, as_arrays(sample_input, "sample_input"))

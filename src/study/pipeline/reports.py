@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -137,8 +138,17 @@ def parameters(root):
             section = found
             for part in path:
                 section = section.setdefault(part, {})
-            section[last] = value
+            section[last] = _numbers(value)
     return found
+
+
+def _numbers(value):
+    """Return a value of dvc.lock with numbers such as 5e-05, which YAML reads as text, as numbers."""
+    if isinstance(value, dict):
+        return {name: _numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_numbers(each) for each in value]
+    return float(value) if isinstance(value, str) and re.fullmatch(r"-?[\d.]+e[-+]?\d+", value) else value
 
 
 def are_real(metrics, records):

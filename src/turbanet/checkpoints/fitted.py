@@ -69,12 +69,12 @@ class Fitted:
         def decode(value):
             return _decoded(value, arrays, parameters, {part.__name__: part for part in cls._parts})
 
-        saved = decode(about["parameters"])
-        for name in parameters.keys() & {*cls._fixed}:
-            given, was = parameters[name], saved.get(name, _defaults(cls)[name])
-            if (tuple(given) if isinstance(given, list) else given) != was:
+        saved = decode(about["parameters"]) | {name: parameters[name] for name in about["code"]}
+        fitted, loaded = cls(**saved), cls(**(saved | parameters))
+        for name in cls._fixed:
+            was, given = (getattr(each, name) for each in (fitted, loaded))
+            if was != given:
                 raise ValueError(f"{path} was fitted with {name}={was!r}, and {given!r} came: fit anew.")
-        loaded = cls(**(saved | parameters))
         loaded.__setstate__(decode(about["fitted"]))  # type: ignore[attr-defined]
         return loaded
 

@@ -116,7 +116,7 @@ class Bound:
         lead = any(getattr(leaf, "shape", ())[:1] in rows for leaf in jax.tree.leaves(kwargs))
         at_once = None if lead else self.rows_at_once
         flags = mode(apply_fn, self.train)
-        if not self.train and (wrong := [name for name in flags.keys() & kwargs if kwargs[name] is not flags[name]]):
+        if not self.train and (wrong := [name for name in flags.keys() & kwargs if kwargs[name] != flags[name]]):
             problem = f"apply_fn({{'params': params}}, x, {wrong[0]}={kwargs[wrong[0]]}) would score in training mode"
             raise ValueError(f"{problem}: leave {wrong[0]} out, a loss's apply_fn sets it, the streams and statistics.")
         kwargs = flags | own_constants(_called(apply_fn), state) | kwargs

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class Plan:
                 devices = jax.local_devices(backend=devices)
             except RuntimeError:
                 raise ValueError(f"JAX has no {devices!r} device here; it has: {available[0].platform}.") from None
-        several = tuple(devices) if isinstance(devices, Sequence | np.ndarray) else (devices,)
+        several = tuple(devices) if isinstance(devices, Iterable) else (devices,)
         if not several or len({*map(id, several)}) < len(several) or not all(hasattr(d, "platform") for d in several):
             raise ValueError(
                 f"devices are some of jax.devices(), their number, a platform or None; got {devices!r:.80}."

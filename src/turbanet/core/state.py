@@ -1,6 +1,7 @@
 """The state that is trained: of a swarm, whose leaves lead with a `member` axis, or of one network, without it."""
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -62,8 +63,11 @@ class State(TrainState):
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def _check_position(self, index):
-        if not isinstance(index, int | np.integer):
-            raise TypeError(f"A member is taken by its position, one int; got {index!r:.60}: several are swarm[ids].")
+        try:
+            index = operator.index(index)
+        except TypeError:
+            problem = f"A member is taken by its position, one int; got {index!r:.60}"
+            raise TypeError(f"{problem}: several are swarm[ids].") from None
         if not -len(self) <= index < len(self):
             raise IndexError(f"No member {index} in a swarm of {len(self)}.")
 

@@ -113,6 +113,11 @@ class Augmented:
         return getattr(self.loss_fn, "check", None)
 
     @property
+    def weight_of(self):
+        """The loss's weights of its targets, of a `weighted` one; AttributeError without."""
+        return self.loss_fn.weight_of
+
+    @property
     def __signature__(self):
         """The signature of the loss, with mask= and weight= where it takes them."""
         return inspect.signature(self.loss_fn, follow_wrapped=False)
@@ -120,7 +125,10 @@ class Augmented:
     def __call__(self, params: Any, x: Any, y: Any, apply_fn: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if not hasattr(apply_fn, "train"):
             advice = "augment your own loss, augmented(loss, ...), and call the plain one inside"
-            raise ValueError(f"An augmented loss takes the apply_fn that fit gives, not one that wraps it: {advice}.")
+            problem = (
+                "An augmented loss takes the apply_fn that fit gives, which tells whether it trains; this does not"
+            )
+            raise ValueError(f"{problem}: {advice}.")
         if apply_fn.train:
             rows = len(jax.tree.leaves(x)[0])
             x = self.augment.apply(draw(self.augment, apply_fn.state, rows), x)

@@ -167,7 +167,7 @@ def _predicted(known, tree, state, x_tree, x):
 def _check_loss(loss_fn):
     """Raise ValueError for a loss that cannot take four arguments, such as one of (prediction, y)."""
     try:
-        signature = inspect.signature(loss_fn) if loss_fn else None
+        signature = inspect.signature(loss_fn, follow_wrapped=False) if loss_fn else None
     except (TypeError, ValueError):  # without a signature, as it is written in C
         return
     try:

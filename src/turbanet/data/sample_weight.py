@@ -91,8 +91,8 @@ def weighted(loss_fn: Callable) -> Callable:
 
     `loss_fn` takes weight=, [batch], as all losses of this library and of `mean_over_rows` do; theirs is then the
     weighted mean. A weight may be 0: the row may then hold anything, and if all of a batch are 0, so is the loss.
-    Batch statistics count all rows alike, so `fit` refuses weights of 0 there. Raises ValueError for a loss that takes
-    no weight=.
+    Batch statistics count all rows alike, so `fit` refuses weights of 0 there, though not within a loss of your own.
+    Raises ValueError for a loss that takes no weight=.
 
     Examples
     --------

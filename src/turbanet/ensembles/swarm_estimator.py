@@ -159,12 +159,13 @@ class SwarmEstimator(Fitted, BaseEstimator):
             such = f"({self.hidden},)" if isinstance(self.hidden, int | np.integer) else "(32,)"
             raise ValueError(f"hidden must be a sequence of layers' units such as {such}, got {self.hidden!r}.")
         for units in self.hidden:
-            check_whole(hidden=units)
+            check_whole(**{"A layer's units, in hidden,": units})
         rng = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         for name, value in optimizer.items():
-            if np.asarray(value).dtype.kind not in "iuf" or not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
+            is_number = jnp.issubdtype(np.asarray(value).dtype, jnp.number)
+            if not is_number or not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
                 raise ValueError(f"{name} must be a number of at least 0, got {value!r}.")
         options = {"activation": self.activation, "dropout": self.dropout}
         if self.model is not None and options != {"activation": "relu", "dropout": 0.0}:

@@ -164,7 +164,9 @@ def train_agents(
     shape = environments.observation_shape(env, env_params)
     environments.check_types(env, env_params)
     if isinstance(members, int | np.integer):
-        members = new_swarm(model or Agent(actions, continuous=continuous), config, count, shape, seed or 0)
+        members = new_swarm(
+            model or Agent(actions, continuous=continuous), config, count, shape, 0 if seed is None else seed
+        )
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     elif seed is not None:

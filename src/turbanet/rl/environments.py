@@ -31,7 +31,7 @@ def check(env: Any) -> None:
 def observation_shape(env: Any, params: Any) -> tuple[int, ...]:
     """Return the shape of one observation; ValueError for several arrays, or one number."""
     start = jax.eval_shape(env.reset, jax.random.key(0), params)
-    if not isinstance(start, tuple) or len(start) != 2:
+    if not isinstance(start, tuple | list) or len(start) != 2:
         raise ValueError(f"reset returns (observation, state); {type(env).__name__}'s returned {start!r:.80}.")
     observation = start[0]
     if not hasattr(observation, "shape"):
@@ -51,7 +51,7 @@ def check_types(env: Any, params: Any) -> None:
     observation, world = jax.eval_shape(env.reset, jax.random.key(0), params)
     after = jax.eval_shape(env.step_env, jax.random.key(0), world, action, params)
     kinds = [
-        {f"observation {list(seen.shape)}": None}
+        {f"observation {list(jnp.shape(seen))}": None}
         | {f"state{keystr(path)} {leaf.dtype}{list(leaf.shape)}": None for path, leaf in tree_leaves_with_path(state)}
         for seen, state in ((observation, world), after[:2])
     ]
@@ -66,8 +66,9 @@ def check_types(env: Any, params: Any) -> None:
 def check_sample(env: Any, params: Any, swarm: Any) -> None:
     """Raise ValueError for agents that were made for other observations."""
     shape, made = observation_shape(env, params), getattr(swarm.sample, "shape", None)
-    if made and made[1:] != shape:
-        raise ValueError(f"{type(env).__name__} gives observations {shape}, the agents were made for {made[1:]}.")
+    if made and made[-len(shape) :] != shape:
+        made = made[-len(shape) :]
+        raise ValueError(f"{type(env).__name__} gives observations {shape}, the agents were made for {made}.")
 
 
 def parameters(env: Any, params: Any, members: int) -> tuple[Any, Any]:

@@ -215,7 +215,7 @@ def cross_validate(
     seed = seed if key is None else key
     seed = int(jax.random.bits(seed) >> 1) if is_jax_key(seed) else int(check_seed(seed))
     x = jax.tree.map(np.asarray, as_arrays(x, "x"))
-    if isinstance(y, Mapping | tuple):
+    if isinstance(y, Mapping) or (isinstance(y, tuple) and any(map(np.ndim, y))):
         advice = "train the folds by fit, with rows= and validation_rows="
         raise ValueError(f"cross_validate takes y as one array [row, ...], got a {type(y).__name__}: {advice}.")
     y = np.asarray(y)

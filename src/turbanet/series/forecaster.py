@@ -62,7 +62,8 @@ class Forecaster(Fitted):
         of `predict`; these networks are trained in the same swarm. 80 % need at least 4, 90 % 9, 95 % 19
     val_size, patience : the last values of each series that are held out, and the epochs without a better loss on
         them after which a network stops
-    epochs, batch_size, optimizer, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01
+    epochs, batch_size, optimizer, plan, progress : as `fit` takes them; optimizer None: Adam at 0.01. With a loss of
+        your own without mask=, or a model with batch statistics, a batch is at most the shortest series' windows
     features : of a series' embedding, where global
     id_col, time_col, target_col : names of the table's columns
     seed : of the networks
@@ -96,13 +97,8 @@ class Forecaster(Fitted):
     _kept = ("freq",)  # as `calendar_`
 
     _fixed = (
-        "h",
-        "input_size",
-        "kind",
-        "direct",
-        "nonnegative",
-        "quantiles",
-        *(f"{x}_exog_list" for x in ("hist", "futr", "stat")),
+        *("h", "input_size", "kind", "direct", "loss", "nonnegative", "quantiles"),
+        *("hist_exog_list", "futr_exog_list", "stat_exog_list"),
     )
 
     model: Any = None
@@ -135,14 +131,17 @@ class Forecaster(Fitted):
     progress: bool = True
 
     def __post_init__(self):
-        for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list", "quantiles"):
-            setattr(self, name, settings.listed(self, name))
+        self._list()
         self.steps = self.h if self.direct else 1  # that the model returns
         self._target = settings.target_of(self, self.steps)
         self.name = type(self.network).__name__
         settings.check(self, self.steps, self.name)
         self.kinds = (LOCAL, GLOBAL) if self.kind == BOTH else (self.kind,)
         self._columns = settings.columns_of(self, self.steps)
+
+    def _list(self):
+        for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list", "quantiles"):
+            setattr(self, name, settings.listed(self, name))
 
     @property
     def network(self) -> Any:
@@ -301,7 +300,7 @@ class Forecaster(Fitted):
         A series that has too few values before an origin, or none after it, is named in a log message and has no rows
         there.
         """
-        self.__post_init__()
+        self = replace(self)  # by the parameters as they are now; what is fitted stays as it is
         panel = self._read(df)
         steps = self._check_steps(h)
         step = steps if step_size is None else step_size
@@ -411,7 +410,7 @@ class Forecaster(Fitted):
             raise ValueError("A table goes by its name, predict(df=newer): the first argument is h, the steps ahead.")
         steps = self.h if steps is None else steps
         check_whole(h=steps)
-        if steps > self.h and (self.direct or self.hist_exog_list or self._target.quantiles):
+        if steps > self.h and (self.steps > 1 or self.hist_exog_list or self._target.quantiles):
             which = "direct models, quantiles and hist_exog_list"
             raise ValueError(f"Forecasts of {which} end at h={self.h}, {steps} steps came: fit with a longer horizon.")
         return steps
@@ -512,6 +511,7 @@ class Forecaster(Fitted):
                 "This forecaster was kept by an earlier TurbaNet, which this one cannot read: fit it anew."
             )
         vars(self).update(state)
+        self._list()  # of earlier versions too
         self._target, self._columns = settings.target_of(self, self.steps), settings.columns_of(self, self.steps)
         if "swarms_" in state:
             self._panel, self.calendar_ = Panel.of(state["_panel"]), calendars.restored(state["calendar_"])

@@ -232,6 +232,10 @@ def _filled(panel, freq, fill):
     y, filled, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2, 3))
     end = np.cumsum(list(map(len, grids)))
     rows = {"ds": grids[0].append(grids[1:]), "y": y, "exog": exog, "filled": filled}
+    if 2 * filled.sum() > len(filled):
+        say_once(
+            f"fill={fill!r} made {filled.sum()} of {len(filled)} rows: give a freq of longer steps if that is too many."
+        )
     return dataclasses.replace(panel, begin=np.r_[0, end[:-1]], end=end, **rows)
 
 

@@ -46,7 +46,7 @@ def check(forecaster: Any, steps: int, model: str) -> None:
 def listed(forecaster: Any, name: str) -> tuple:
     """Return a parameter that is a list, array or index as a tuple, () for None; ValueError for one value alone."""
     value = getattr(forecaster, name)
-    if isinstance(value, str) or np.ndim(() if value is None else value) != 1:
+    if value is not None and (isinstance(value, str) or not hasattr(value, "__iter__")):
         raise ValueError(f"{name} is a list, got {value!r}: put it in a list.")
     return () if value is None else tuple(value)
 
