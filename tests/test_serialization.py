@@ -161,6 +161,21 @@ def test_a_save_that_was_killed_is_no_swarm_and_stands_in_nobodys_way(tmp_path):
     assert len(load(tmp_path, Net())) == 3
 
 
+def test_a_swarm_that_is_replaced_while_it_is_read_is_the_new_one(tmp_path, monkeypatch):
+    old, read = made(), checkpoint.Folder.arrays
+    new = train(old)
+    old.save(tmp_path)
+
+    def late(store):
+        if not later:
+            later.append(new.save(tmp_path))
+        return read(store)
+
+    later = []
+    monkeypatch.setattr(checkpoint.Folder, "arrays", late)
+    same(numbers(tn.TurbaTrainState.load(tmp_path, Net(), optimizer())), numbers(new))
+
+
 def test_another_process_that_saves_there_is_waited_for(tmp_path):
     holds = """
 import fcntl, sys

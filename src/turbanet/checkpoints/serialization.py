@@ -79,6 +79,19 @@ def load(
     """
     exists = is_address(folder) or place(folder).is_dir()
     store: Any = checkpoint.Folder(folder, None, what="A swarm") if exists else None
+    while True:
+        number = store and store.manager.latest_step()
+        try:
+            return _load(folder, store, creator, schedule, sample_input, check)
+        except Exception:
+            if store is None:
+                raise
+            store.manager.reload()
+            if store.manager.latest_step() == number:  # else another process has saved the next one
+                raise
+
+
+def _load(folder, store, creator, schedule, sample_input, check):
     about = _about(store)
     if about is None:
         advice = "name the folder of one, or call fit again if it kept its checkpoints there"
