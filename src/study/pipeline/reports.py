@@ -115,18 +115,23 @@ def parts(line):
 
 
 def minutes(root, stage):
-    """Return the minutes that a stage's notebook took; None if its results are of no run here, or of none that is kept.
+    """Return the minutes that a stage's notebook took; None if its results are of no run here."""
+    executed = _executed(root, stage)
+    return executed and json.loads(executed.read_text())["metadata"]["papermill"]["duration"] / 60
+
+
+def _executed(root, stage):
+    """Return the file of the notebook that made a stage's results; None if they are of no run here.
 
     A checkout of committed results leaves the notebook of the run before, which dvc.lock then does not know.
     """
-    executed = root / "reports" / stage / "executed.ipynb"
+    executed, lock = root / "reports" / stage / "executed.ipynb", root / "dvc.lock"
     if not executed.is_file():
         return None
-    outs = [out for one in yaml.safe_load((root / "dvc.lock").read_text())["stages"].values() for out in one["outs"]]
-    known = {out["path"]: out["md5"] for out in outs}.get(str(executed.relative_to(root)))
-    if known != hashlib.md5(executed.read_bytes()).hexdigest():
-        return None
-    return json.loads(executed.read_text())["metadata"]["papermill"]["duration"] / 60
+    stages = yaml.safe_load(lock.read_text())["stages"].values() if lock.is_file() else ()
+    known = {out["path"]: out.get("md5") for one in stages for out in one.get("outs", ())}
+    digest = hashlib.md5(executed.read_bytes()).hexdigest()
+    return executed if known.get(str(executed.relative_to(root)), digest) == digest else None
 
 
 def parameters(root):
@@ -177,7 +182,7 @@ def bibtex(cited):
 
 def not_run(stages):
     """List those of `stages`, named as for `read_metrics`, that did not run here or failed; their results are older."""
-    return [stage for stage in stages if minutes(repository(), stage) is None]
+    return [stage for stage in stages if _executed(repository(), stage) is None]
 
 
 def _existing(stage, name, made_by="dvc repro"):
