@@ -196,17 +196,14 @@ def published(metrics):
     """Compare published numbers with ours: a table of study, what, published, here, ratio, why, source.
 
     metrics : {stage: {name: number}}. The published numbers are in published.csv beside this module; those without a
-    stage are only quoted, as are those of a GPU where none was measured; settings of a study are left out. Where a line
+    stage are only quoted, as are those that were not measured here; settings of a study are left out. Where a line
     names epochs, our number is scaled from our epochs to them.
     """
     table = _published()
     table = table[table.stage != "setting"]
     here = []
     for stage, metric, epochs in table[["stage", "metric", "epochs"]].itertuples(index=False):
-        if isinstance(stage, float):
-            here.append(math.nan)
-            continue
-        if metric not in metrics.get(stage, {}):  # of a network or size that the parameters leave out
+        if metric not in metrics.get(stage, {}):
             here.append(math.nan)
             continue
         scale = 1.0 if math.isnan(epochs) else epochs / metrics[stage]["epochs"]

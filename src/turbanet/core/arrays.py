@@ -43,7 +43,7 @@ def as_numpy(value: Any, name: str) -> np.ndarray:
         text = "; labels as text are numbered by np.unique(y, return_inverse=True)" if name == "y" else ""
         kinds = {column: np.asarray(part).dtype for column, part in value.items()} if _is_table(value) else {}
         columns = [f"column {column!r} of type {kind}" for column, kind in kinds.items() if kind.kind not in "biufc"]
-        received = f"{columns[0] if columns else f'{type(value).__name__} of type {dtype}'}"
+        received = columns[0] if columns else f"{type(value).__name__} of type {dtype}"
         raise ValueError(f"{name} must be an array of numbers, got {received}: convert it{text}.")
     return array
 
