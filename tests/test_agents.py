@@ -282,6 +282,7 @@ def test_equal_calls_compile_once():
         ({"config": SHORT._replace(anneal=("learning_rate",))}, "anneal names learning_rate; known: lr, gamma"),
         ({"config": SHORT._replace(lr=[0.1, 0.2])}, "lr must be one number or 3 of them"),
         ({"config": SHORT._replace(lr=-0.1)}, "lr must be numbers of at least 0"),
+        ({"config": SHORT._replace(gamma=99)}, "gamma must be numbers from 0 to 1, got 99"),
         ({"params": Params(limit=np.arange(2))}, r"params.limit must be of shape \(\), or \(3,\)"),
         ({"params": {"limit": 3}}, "params are Params"),
         ({"solved": 3.0}, "give evaluations="),

@@ -472,7 +472,7 @@ def test_what_a_forecaster_cannot_forecast_is_refused():
         direct.predict(level=0.9)
     with pytest.raises(ValueError, match="a forecast from 30 origins, .* needs 61 times"):
         direct.cross_validation(WALKS, windows=30)
-    with pytest.raises(ValueError, match="a forecast from 18 origins needs 6 values before the first"):
+    with pytest.raises(ValueError, match="A forecast needs 6 values before the first origin"):
         direct.cross_validation(WALKS, windows=18)
 
 

@@ -97,6 +97,18 @@ def test_run_refuses_names_that_differ(study, capsys, cell, said):
     assert not (root / "build/run").exists()
 
 
+def test_ctrl_c_in_a_stage_is_one_sentence_and_replaces_nothing(study, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    root = study("tiny", "rate = 1.0\nsizes = []")
+    fill(root / "reports/tiny", "metrics.json")
+    monkeypatch.setattr(notebook.papermill, "execute_notebook", interrupted)
+    assert notebook.main(["tiny"]) == 130
+    assert capsys.readouterr().err == "notebook tiny: interrupted\n"
+    assert (root / "reports/tiny/metrics.json").read_text() == "old"
+
+
 def test_run_says_what_makes_the_copy(study, capsys):
     study("tiny", "pass")
     assert notebook.main(["report"]) == 1

@@ -28,6 +28,7 @@ KNOWN = [
     "cluster",
     "report",
 ]
+SAID_ON_INTERRUPT = "interrupted; stages that have ended stay, the next `make report` goes on."
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
 
 
@@ -88,6 +89,15 @@ def test_after_a_failed_stage_the_report_is_made_by_itself_and_the_status_is_the
     monkeypatch.setattr(project, "repro", repro)
     assert rebuild.main([]) == 7
     assert asked == [("--keep-going",), ("--single-item", "report", "--force")]
+
+
+def test_ctrl_c_ends_it_with_one_sentence(asked, monkeypatch, capsys):
+    def repro(*arguments, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(project, "repro", repro)
+    assert rebuild.main([]) == 130
+    assert capsys.readouterr() == ("", f"report: {SAID_ON_INTERRUPT}\n")
 
 
 def test_unmade_names_the_stages_without_a_run_here(tmp_path, monkeypatch):

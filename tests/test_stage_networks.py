@@ -76,15 +76,15 @@ def of_benchmark(p, images):
     yield from ((tn.MLP((64, 32, 10)), flat(x)) for x in images["mnist"])
 
 
-def on_mnist(*widths):
-    return lambda p, images: ((tn.MLP(tuple(p[name])), flat(x)) for name in widths for x in images["mnist"])
+def on_mnist(name, *classes):
+    return lambda p, images: ((tn.MLP((*p[name], last)), flat(x)) for last in classes for x in images["mnist"])
 
 
 def of_evolution(p, images):
     yield from ((tn.MLP((*hidden, 2)), np.zeros((1, 4))) for hidden in (p["hidden"], *p["timed_hidden"]))
     yield tn.MLP((*p["reward_hidden"], 1)), np.zeros((1, 4))
     yield Agent(2, hidden=tuple(p["hidden"])), np.zeros((1, 4))
-    yield from on_mnist("widths")(p, images)
+    yield from on_mnist("searched_hidden", 10)(p, images)
 
 
 def of_async_sgd(p, images):
@@ -94,11 +94,11 @@ def of_async_sgd(p, images):
 
 NETWORKS = {  # by stage: (parameters, images) -> (network, its input of one row) of each that it can build
     "sweep": lambda p, images: [(tn.MLP((*p[size]["hidden"], 2)), np.zeros((1, 2))) for size in ("small", "large")],
-    "mnist": on_mnist("widths", "specialist_widths"),
+    "mnist": on_mnist("hidden", 10, 2),
     "stocks": lambda p, images: [(tn.LSTM(p["hidden"]), np.zeros((1, p[n], 1))) for n in ("window", "rolling_window")],
     "forecasting": of_forecasting,
     "benchmark": of_benchmark,
-    "search": on_mnist("widths"),
+    "search": on_mnist("hidden", 10),
     "kfold": of_kfold,
     "async_sgd": of_async_sgd,
     "scaling": lambda p, images: [(tn.networks.ResNet(p["depth"]), normalised(x)) for x in images["cifar10"]],

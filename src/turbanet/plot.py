@@ -255,24 +255,12 @@ def forecasts(
     series : the unique_id to plot; None: the first one forecast; last : its newest values to plot; None: all
     id_col, time_col, target_col : what these columns are called
     """
-    tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
-    named = {"truth": [id_col, time_col, target_col], "forecast": [id_col, time_col]}
-    for (what, names), table in zip(named.items(), tables, strict=True):
-        if missing := [name for name in names if name not in table]:
-            raise ValueError(f"{what} needs the columns {', '.join(names)}; it has no {', '.join(missing)}.")
-        if not len(table):
-            raise ValueError(f"{what} has no rows: give those of one series at least.")
-    tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
-    series = tables[1][id_col].iloc[0] if series is None else series
-    known, ahead = (table[table[id_col] == series].sort_values(time_col) for table in tables)
-    for what, rows, table in zip(("forecast", "value"), (ahead, known), tables[::-1], strict=True):
-        if not len(rows):
-            raise ValueError(f"No {what} of {series!r}; there are those of {list(table[id_col].unique())!s:.100}.")
+    columns = id_col, time_col, target_col
+    series, known, ahead = _of_series(truth, forecast, series, *columns)
     if last is not None:
         check_whole(last=last)
         known = known[-last:]
-    beside = id_col, time_col, target_col, "cutoff"
-    models = [name for name in ahead if name not in beside and not BOUND.search(str(name))]
+    models = [name for name in ahead if name not in (*columns, "cutoff") and not BOUND.search(str(name))]
     origins = [each for _, each in ahead.groupby("cutoff", dropna=False)] if "cutoff" in ahead else [ahead]
     origins = [ahead] if len(origins) == len(ahead) else origins  # of one step each: a line of them all
     with _axes(ax) as ax:
@@ -298,6 +286,24 @@ def forecasts(
         ax.set(title=str(series))
         ax.legend()
     return ax
+
+
+def _of_series(truth, forecast, series, id_col, time_col, target_col):
+    """Return (name, values, forecasts) of one series in order of time; ValueError for other tables."""
+    tables = [table.to_pandas() if hasattr(table, "to_pandas") else table for table in (truth, forecast)]
+    named = {"truth": [id_col, time_col, target_col], "forecast": [id_col, time_col]}
+    for (what, names), table in zip(named.items(), tables, strict=True):
+        if missing := [name for name in names if name not in table]:
+            raise ValueError(f"{what} needs the columns {', '.join(names)}; it has no {', '.join(missing)}.")
+        if not len(table):
+            raise ValueError(f"{what} has no rows: give those of one series at least.")
+    tables = [table.assign(**{time_col: dated(table[time_col])}) for table in tables]
+    series = tables[1][id_col].iloc[0] if series is None else series
+    known, ahead = (table[table[id_col] == series].sort_values(time_col) for table in tables)
+    for what, rows, table in zip(("forecast", "value"), (ahead, known), tables[::-1], strict=True):
+        if not len(rows):
+            raise ValueError(f"No {what} of {series!r}; there are those of {list(table[id_col].unique())!s:.100}.")
+    return series, known, ahead
 
 
 @contextmanager

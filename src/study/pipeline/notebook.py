@@ -149,15 +149,18 @@ def main(arguments=None):
             run(options.stage, options.variant)
             return 0
         project.copy_study(".", folder := Path("build") / options.size, options.size)
+        status = project.rebuild(folder, quick=options.size == "smoke").returncode
     except PapermillExecutionError as error:
         executed = Path("build/run") / options.stage / (options.variant or "") / "executed.ipynb"
         message = str(error.evalue).strip().partition("\n")[0]
         print(f"notebook {name}: {error.ename}: {message} (all of it is in {executed})", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"notebook {name}: interrupted", file=sys.stderr)
+        return project.INTERRUPTED
     except (ValueError, OSError, RuntimeError, yaml.YAMLError) as error:
         print(f"notebook {name}: {error}", file=sys.stderr)
         return 1
-    status = project.rebuild(folder, quick=options.size == "smoke").returncode
     print(f"The report at this size is {folder / 'reports/report.html'}" + ", but not all of it ran" * bool(status))
     return status
 

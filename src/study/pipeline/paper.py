@@ -1,6 +1,7 @@
 """The report and its supplement: Jinja templates over the stages' results, made pages by pandoc and typst (PDF)."""
 
 import re
+import traceback
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -87,8 +88,8 @@ def render(
 
     Raises
     ------
-    jinja2.UndefinedError : a missing value or table
-    ValueError : a figure or table that is shown twice or not mentioned, or mentioned but not shown
+    ValueError : a value or table that no stage measured, a figure or table that is shown twice or not mentioned, or
+        mentioned but not shown
     FileNotFoundError : a missing picture
     """
     kwargs = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
@@ -105,7 +106,14 @@ def render(
             "not_run": list(not_run),
         }
         for numbers.document, source in sources.items():
-            texts[numbers.document] = source.render(values | shown, see=numbers.see)
+            try:
+                texts[numbers.document] = source.render(values | shown, see=numbers.see)
+            except jinja2.UndefinedError as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                line = max(frame.lineno for frame in frames if frame.filename == "<template>")
+                where = f"{templates[numbers.document].name}, line {line}, tells of what was not measured ({error})"
+                advice = "measure what params.yaml or `make bench` left out, or take the sentence out"
+                raise ValueError(f"{where}: {advice}.") from error
     if unknown := numbers.mentioned - numbers.assigned.keys():
         raise ValueError(f"The report mentions {', '.join(sorted(unknown))}, which it does not show.")
     if silent := numbers.assigned.keys() - numbers.mentioned:

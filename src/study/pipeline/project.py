@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+
 
 def read(file: Path) -> dict:
     """Read a YAML file at the root of the repository; {} if it is empty."""

@@ -80,7 +80,11 @@ def main(arguments=None):
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    status = project.rebuild(root, todo, *others).returncode
+    try:
+        status = project.rebuild(root, todo, *others).returncode
+    except KeyboardInterrupt:
+        print("report: interrupted; stages that have ended stay, the next `make report` goes on.", file=sys.stderr)
+        return project.INTERRUPTED
     print("\n".join(lines(root, since)))
     print(f"{'all of it':<14}{time.perf_counter() - begin:6.0f} s")
     if options.stage:

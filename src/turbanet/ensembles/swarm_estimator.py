@@ -152,28 +152,11 @@ class SwarmEstimator(Fitted, BaseEstimator):
 
         length : how many rows members may be trained on; those after them are held out
         """
-        check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
-        if self.oob_score and not self.bootstrap:
-            raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
-        if np.ndim(self.hidden) != 1:
-            such = f"({self.hidden},)" if isinstance(self.hidden, int | np.integer) else "(32,)"
-            raise ValueError(f"hidden must be a sequence of layers' units such as {such}, got {self.hidden!r}.")
-        for units in self.hidden:
-            check_whole(**{"A layer's units, in hidden,": units})
+        self._check_parameters()
         rng = check_random_state(self.random_state)
         identity = {"swarm_size": self.members, "sample_input": x[:1], "seed": int(rng.randint(2**31 - 1))}
         optimizer = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        for name, value in optimizer.items():
-            is_number = jnp.issubdtype(np.asarray(value).dtype, jnp.number)
-            if not is_number or not (np.isfinite(value) & (np.asarray(value) >= 0)).all():
-                raise ValueError(f"{name} must be a number of at least 0, got {value!r}.")
         options = {"activation": self.activation, "dropout": self.dropout}
-        if self.model is not None and options != {"activation": "relu", "dropout": 0.0}:
-            raise ValueError(
-                "activation and dropout are of the MLP that model=None makes: leave them out, or the model."
-            )
-        if not callable(self.activation) and self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {', '.join(ACTIVATIONS)} or a function; got {self.activation!r}.")
         recipe = self.model, (*self.hidden, outputs), optimizer, identity, options
         settings = {"model": self.model, "layers": recipe[1], "members": self.members, **options}
         settings |= {"early_stopping": self.early_stopping, "oob_score": self.oob_score}
@@ -184,11 +167,8 @@ class SwarmEstimator(Fitted, BaseEstimator):
             kwargs |= {"patience": self.n_iter_no_change, "min_delta": self.tol}
         if self.early_stopping or self.oob_score:
             settings["rows"] = len(x)  # those that were unseen stay unseen
-        for name, value in settings.items() if resume else ():
-            before = self.__dict__.get("_settings", {}).get(name)  # older pickles have none, and do not go on
-            if value != before and (name, value) != ("oob_score", False):
-                problem = f"Members trained with {name}={before} cannot go on with {name}={value}"
-                raise ValueError(f"{problem}: set warm_start=False to begin anew.")
+        if resume:
+            self._check_resumable(settings)
         swarm = with_hyperparameters(self.swarm_ if resume else _untrained(recipe, ADAM), **optimizer)
         shape = getattr(one_prediction(swarm, x, [x.shape[1:]]), "shape", None)
         if shape != (1, outputs):
@@ -223,6 +203,35 @@ class SwarmEstimator(Fitted, BaseEstimator):
         self._made = *recipe[:3], identity | {"sample_input": np.zeros_like(x[:1])}, options  # without a row of x
         self._settings = settings
         return job.rows, job.validation
+
+    def _check_parameters(self):
+        check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
+        if self.oob_score and not self.bootstrap:
+            raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
+        if np.ndim(self.hidden) != 1:
+            such = f"({self.hidden},)" if isinstance(self.hidden, int | np.integer) else "(32,)"
+            raise ValueError(f"hidden must be a sequence of layers' units such as {such}, got {self.hidden!r}.")
+        for units in self.hidden:
+            check_whole(**{"A layer's units, in hidden,": units})
+        for name in ("learning_rate", "weight_decay"):
+            value = np.asarray(getattr(self, name))
+            is_number = jnp.issubdtype(value.dtype, jnp.number)
+            if not is_number or not (np.isfinite(value) & (value >= 0)).all():
+                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)!r}.")
+        if self.model is not None and (self.activation, self.dropout) != ("relu", 0.0):
+            raise ValueError(
+                "activation and dropout are of the MLP that model=None makes: leave them out, or the model."
+            )
+        if not callable(self.activation) and self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {', '.join(ACTIVATIONS)} or a function; got {self.activation!r}.")
+
+    def _check_resumable(self, settings):
+        """Raise ValueError for settings that are not those of the members that are to go on."""
+        for name, value in settings.items():
+            before = self.__dict__.get("_settings", {}).get(name)  # older pickles have none, and do not go on
+            if value != before and (name, value) != ("oob_score", False):
+                problem = f"Members trained with {name}={before} cannot go on with {name}={value}"
+                raise ValueError(f"{problem}: set warm_start=False to begin anew.")
 
     def _draw(self, rng, length, weight, classes, *, given):
         """Draw (rows of each member, rows held out for early stopping or None) among rows with a weight above 0.

@@ -49,8 +49,10 @@ def of_members(config: PPOConfig, members: int, *, updates: int) -> dict[str, np
     for name, value in settings.items():
         if value.shape not in ((), (members,)):
             raise ValueError(f"{name} must be one number or {members} of them, got shape {value.shape}.")
-        if not np.isfinite(value).all() or (value < 0).any():
-            raise ValueError(f"{name} must be numbers of at least 0, got {getattr(config, name)!r:.80}.")
+        most = 1 if name in ("gamma", "gae_lambda") else np.inf
+        if not np.isfinite(value).all() or (value < 0).any() or (value > most).any():
+            bounds = "from 0 to 1" if most == 1 else "of at least 0"
+            raise ValueError(f"{name} must be numbers {bounds}, got {getattr(config, name)!r:.80}.")
     return settings | {"updates": np.asarray(updates, dtype)}
 
 

@@ -196,17 +196,10 @@ def cross_validate(
     >>> bool(found.final().accuracy.mean() > 0.8)
     True
     """
-    pd = extras.pandas()
-
     models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
     check_whole(seeds=seeds)
-    if not models or not schedules:
-        raise ValueError("cross_validate needs at least one model and one schedule.")
-    if unnamed := [name for name in models if not isinstance(name, str)]:
-        raise ValueError(f"models are {{name: model}}, a name is a str; got {unnamed[0]!r}: take str({unnamed[0]!r}).")
-    if isinstance(plan, Mapping) and (unknown := plan.keys() - models.keys()):
-        raise ValueError(f"plan names {unknown.pop()!r}; the models are {', '.join(models)}.")
+    _check_names(models, schedules, plan)
     if takes(loss, "member"):
         advice = "train the folds by fit, with rows=turbanet.k_fold(...)"
         raise ValueError(f"The loss takes constants of each member's own, and cross_validate has no member=: {advice}.")
@@ -214,65 +207,103 @@ def cross_validate(
         raise ValueError("A cluster keeps its members in its own folder: leave checkpoints out.")
     seed = seed if key is None else key
     seed = int(jax.random.bits(seed) >> 1) if is_jax_key(seed) else int(check_seed(seed))
-    x = jax.tree.map(np.asarray, as_arrays(x, "x"))
-    if isinstance(y, Mapping) or (isinstance(y, tuple) and any(map(np.ndim, y))):
-        advice = "train the folds by fit, with rows= and validation_rows="
-        raise ValueError(f"cross_validate takes y as one array [row, ...], got a {type(y).__name__}: {advice}.")
-    y = np.asarray(y)
-    y = y.astype(np.int32) if y.dtype == bool else y
+    x, y = jax.tree.map(np.asarray, as_arrays(x, "x")), _targets(y)
     pairs = splits(y, folds, stratified=stratified, groups=groups, seed=seed)
-    train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
-    runs = list(itertools.product(schedules, range(len(pairs)), range(seeds)))
-    members = pd.DataFrame(runs, columns=RUN).rename_axis("member").reset_index()
-    members["schedule"] = [name for name in _names(schedules) for _ in range(len(pairs) * seeds)]
-    first = jax.tree.map(lambda leaf: leaf[:1], x)
+    runs = list(itertools.product(range(len(schedules)), range(len(pairs)), range(seeds)))
     swarms = {}
     for name, model in models.items():  # all before any is trained: a model that cannot take x fails here
+        first = jax.tree.map(lambda leaf: leaf[:1], x)
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=first, seed=seed)
         if set(schedules) != {"constant"}:
-            swarms[name] = with_schedule(swarms[name], [schedule for schedule, _, _ in runs])
-    rows = [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
-    shapes = {name: one_prediction(swarm, x, rows) for name, swarm in swarms.items()}
-    if several := [name for name, prediction in shapes.items() if not hasattr(prediction, "shape")]:
-        raise ValueError(f"The model {several[0]} predicts several arrays, and its folds are scored by one: return it.")
-    has_classes = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
-    has_classes = has_classes and all(len(each.shape) == 2 and each.shape[1] > 1 for each in shapes.values())
-    if has_classes:
+            swarms[name] = with_schedule(swarms[name], [schedules[number] for number, _, _ in runs])
+    scores = metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
+    if _has_classes(y, swarms, x):
         unstratified = isinstance(folds, int | np.integer) and not stratified
         advice = "take fewer folds, or stratified=True" if unstratified else CLASSES
         _check_classes(y, pairs, f"{advice}; numbers that are no classes are floats, y.astype(float)")
-    loss = loss if augment is None else augmented(loss, augment)
-    scores = {"accuracy": accuracy} if has_classes else {}
-    scores |= metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
+        scores = {"accuracy": accuracy} | scores
     if taken := scores.keys() & {"model", *RUN, "seconds"}:
         raise ValueError(f"A metric is called {taken.pop()!r}, as another column of the table is: rename it.")
+    train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
+    fold = [fold for _, fold, _ in runs]
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
-    validation_rows = held_out[members.fold.to_numpy()]
-    fit_kwargs: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "progress": progress}
-    fit_kwargs["allow_nan"] = allow_nan
-    fit_kwargs |= {"rows": train[members.fold.to_numpy()], "validation_rows": validation_rows}
-    fit_kwargs |= {"validation": (x, y), "metric": scores or None, "patience": patience}
-    plans = {name: plan.get(name) if isinstance(plan, Mapping) else plan for name in models}
-    fits: dict[str, Any] = {}
+    fits = {}
     for name, swarm in swarms.items():
         own = checkpoints and dataclasses.replace(checkpoints, folder=place(checkpoints.folder) / name)
-        fit_members = partial(fit, checkpoints=own) if cluster is None else cluster.fit
-        fits[name] = partial(fit_members, swarm, x, y, loss, plan=plans[name], **fit_kwargs)
+        fits[name] = partial(
+            partial(fit, checkpoints=own) if cluster is None else cluster.fit,
+            swarm,
+            x,
+            y,
+            loss if augment is None else augmented(loss, augment),
+            epochs=epochs,
+            batch_size=batch_size,
+            rows=train[fold],
+            validation=(x, y),
+            validation_rows=held_out[fold],
+            metric=scores or None,
+            patience=patience,
+            allow_nan=allow_nan,
+            plan=plan.get(name) if isinstance(plan, Mapping) else plan,
+            progress=progress,
+        )
     histories = {}
     predictions = {}
-    tables = {}
     for name in models:
         if len(fits) > 1 and cluster is None:  # the next model compiles while this one trains
             for start in list(fits.values())[0 if len(fits) == len(models) else 1 : 2]:
                 start(compile_only=True)
         swarms[name], histories[name] = fits.pop(name)()
         # By the plan of the training; a cluster's history has none, as each of its workers had its own.
-        predictions[name] = np.asarray(predict(swarms[name], x, rows=validation_rows, plan=histories[name].plan))
-        frame = histories[name].frame().drop(columns="seed")
-        frame["seconds"] = histories[name].steady_seconds / len(frame)
-        tables[name] = members.merge(frame, on="member", how="right").drop(columns="member")
-    table = pd.concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
+        predictions[name] = np.asarray(predict(swarms[name], x, rows=held_out[fold], plan=histories[name].plan))
+    members = _members(runs, _names(schedules))
+    table = _table(histories, members)
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y, patience is not None)
+
+
+def _check_names(models, schedules, plan):
+    """Raise ValueError for no models or schedules, models without a name, and a plan for another model."""
+    if not models or not schedules:
+        raise ValueError("cross_validate needs at least one model and one schedule.")
+    if unnamed := [name for name in models if not isinstance(name, str)]:
+        raise ValueError(f"models are {{name: model}}, a name is a str; got {unnamed[0]!r}: take str({unnamed[0]!r}).")
+    if isinstance(plan, Mapping) and (unknown := plan.keys() - models.keys()):
+        raise ValueError(f"plan names {unknown.pop()!r}; the models are {', '.join(models)}.")
+
+
+def _targets(y: Any) -> np.ndarray:
+    """Return y as one array [row, ...], bool as int."""
+    if isinstance(y, Mapping) or (isinstance(y, tuple) and any(map(np.ndim, y))):
+        advice = "train the folds by fit, with rows= and validation_rows="
+        raise ValueError(f"cross_validate takes y as one array [row, ...], got a {type(y).__name__}: {advice}.")
+    y = np.asarray(y)
+    return y.astype(np.int32) if y.dtype == bool else y
+
+
+def _has_classes(y, swarms, x):
+    """Whether y holds classes: whole numbers [row], beside models with several outputs."""
+    rows = [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
+    shapes = {name: one_prediction(swarm, x, rows) for name, swarm in swarms.items()}
+    if several := [name for name, prediction in shapes.items() if not hasattr(prediction, "shape")]:
+        raise ValueError(f"The model {several[0]} predicts several arrays, and its folds are scored by one: return it.")
+    is_whole = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+    return is_whole and all(len(each.shape) == 2 and each.shape[1] > 1 for each in shapes.values())
+
+
+def _members(runs, names):
+    """Return a table of the members, in the order of `runs`: (number of the schedule, fold, seed) of each."""
+    members = extras.pandas().DataFrame(runs, columns=RUN).rename_axis("member").reset_index()
+    return members.assign(schedule=[names[number] for number, _, _ in runs])
+
+
+def _table(histories, members):
+    """Return the losses and metrics of all models in one table."""
+    tables = {}
+    for name, history in histories.items():
+        frame = history.frame().drop(columns="seed")
+        frame["seconds"] = history.steady_seconds / len(frame)
+        tables[name] = members.merge(frame, on="member", how="right").drop(columns="member")
+    return extras.pandas().concat(tables, names=["model"]).reset_index(level="model").reset_index(drop=True)
 
 
 def _names(schedules):

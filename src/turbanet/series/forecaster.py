@@ -314,20 +314,13 @@ class Forecaster(Fitted):
         origins = [len(times) - 1 - steps - step * number for number in reversed(range(n_windows))]
         trained_at = [origins[number - number % every] for number in range(n_windows)]
         earlier = [self.h * number for number in range(1, 1 + self.calibration)] if len(levels) else []
-        calibrated = [origin - back for origin in origins for back in earlier]
-        all_origins = sorted({*trained_at, *calibrated})
+        all_origins = sorted({*trained_at, *(origin - back for origin in origins for back in earlier)})
         if min(all_origins) < 0:
             needed = len(times) - min(all_origins)
             problem = f"a forecast from {n_windows} origins, with their calibration, needs {needed} times"
             raise ValueError(f"{problem} and more, there are {len(times)}: take fewer windows or shorter ones.")
         stops = {origin: panel.until(times[origin]) for origin in {*all_origins, *origins}}
-        enough = {origin: stops[origin] - panel.begin >= self._needed for origin in all_origins}
-        trainings = [(stops[origin], np.flatnonzero(enough[origin])) for origin in all_origins]
-        if not all(len(series) for _, series in trainings):
-            lengths = panel.end - panel.begin
-            problem = f"a forecast from {n_windows} origins needs {self._needed} values before the first of them"
-            longest = f"series {panel.ids[int(lengths.argmax())]} has {lengths.max()} in all"
-            raise ValueError(f"{problem}, {longest}: take fewer origins, a shorter window or a shorter horizon.")
+        trainings = self._trainings(panel, [stops[origin] for origin in all_origins])
         pairs = self._pairs(trainings)
         stat, *_ = self._static(static_df, panel, [series for _, series in trainings])
         trained = networks.Trained(self, panel, stat, pairs)
@@ -383,6 +376,16 @@ class Forecaster(Fitted):
     def _shape(self, panel, stat):
         futr = panel.exog.shape[1] - panel.hist
         return inputs.Shape(self.input_size, self.steps, panel.hist, futr, 0 if stat is None else stat[0].shape[1])
+
+    def _trainings(self, panel, stops):
+        """Return (where each series ends, the series that are long enough) of each origin."""
+        trainings = [(stop, np.flatnonzero(stop - panel.begin >= self._needed)) for stop in stops]
+        if not all(len(series) for _, series in trainings):
+            lengths = panel.end - panel.begin
+            problem = f"A forecast needs {self._needed} values before the first origin"
+            longest = f"series {panel.ids[int(lengths.argmax())]} has {lengths.max()} in all"
+            raise ValueError(f"{problem}, {longest}: take fewer origins, a shorter window or a shorter horizon.")
+        return trainings
 
     def _pairs(self, trainings):
         """Return (origin, series, stop) of each pair of an origin and a series that is trained on."""
