@@ -225,7 +225,7 @@ def cross_validate(
     if taken := scores.keys() & {"model", *RUN, "seconds"}:
         raise ValueError(f"A metric is called {taken.pop()!r}, as another column of the table is: rename it.")
     train, held_out = (ragged(part) for part in zip(*pairs, strict=True))
-    fold = [fold for _, fold, _ in runs]
+    fold = np.array([fold for _, fold, _ in runs])
     checkpoints = checkpoints if isinstance(checkpoints, Checkpoints | None) else Checkpoints(checkpoints)
     fits = {}
     for name, swarm in swarms.items():
