@@ -15,7 +15,7 @@ import psutil
 
 from turbanet.cluster.engine import started
 
-ONE, WHOLE, KILLED = "one process", "two nodes", "a node killed"
+ONE, WHOLE, KILLED = "one process", "all nodes", "a node killed"
 ECHO = 0.6  # the strongest coefficient of a series
 STORE = {"object_store_memory": 2**27}  # bytes of a node, which holds a shard's arguments and little else
 DRIVER = {"include_dashboard": False, "num_cpus": 0}  # its node trains nothing
