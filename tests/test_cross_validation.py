@@ -331,6 +331,7 @@ BAD = [
     ({"groups": GROUPS[:, None]}, r"of 60 rows; got shape \(60, 1\)"),
     ({"folds": []}, "folds are pairs .training rows, held-out rows., at least one; got"),
     ({"folds": (range(30), range(30, 60))}, "folds are pairs .training rows, held-out rows., at least one; got"),
+    ({"models": {"..": tn.MLP((4, 3))}, "checkpoints": "kept"}, "folder of its name in checkpoints, and '..' is none"),
     ({"models": {(4, 3): tn.MLP((4, 3))}}, r"a name is a str; got \(4, 3\): take str"),
     ({"plan": {"mpl": tn.Plan(1, 1)}}, "plan names 'mpl'; the models are"),
     ({"scoring": make_scorer(accuracy_score)}, "scoring is names .* a function of your own is metric="),

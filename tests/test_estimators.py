@@ -557,6 +557,7 @@ def test_rows_that_were_unseen_stay_unseen_in_a_warm_start():
     assert model.oob_score_ < 0  # of noise
     with pytest.raises(ValueError, match="trained with rows=120 cannot go on with rows=100"):
         model.fit(X_NOISE[:100], Y_NOISE[:100])
+    assert len(model.predict_interval(X_NOISE, 0.5)) == 2  # the members are there, and so are their scores
 
 
 def test_rows_of_weight_zero_calibrate_no_interval():

@@ -149,6 +149,21 @@ def test_a_strategy_of_another_size_is_refused():
         run(rule=CMA_ES(population_size=9, solution=make().get_state(0).params))
 
 
+@pytest.mark.parametrize("other", [Open_ES, SimpleGA])
+def test_a_history_of_another_strategy_is_refused(other):
+    solution = make().get_state(0).params
+    swarm, history = run(rule=CMA_ES(population_size=8, solution=solution), generations=1)
+    with pytest.raises(ValueError, match="history is of another strategy: continue with the one that produced it"):
+        run(swarm, rule=other(population_size=8, solution=solution), generations=1, history=history)
+
+
+def test_a_strategy_of_several_populations_is_refused():
+    one = CMA_ES(population_size=8, solution=make().get_state(0).params)
+    one.num_populations = 2
+    with pytest.raises(ValueError, match="A strategy has one population, CMA_ES has 2"):
+        run(rule=one)
+
+
 def test_a_rule_tells_large_fitnesses_apart():
     swarm = tn.TurbaTrainState.swarm(tn.MLP((1,)), optax.sgd(0.1), 5, input_size=1)
     received = []

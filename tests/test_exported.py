@@ -241,6 +241,20 @@ def test_another_file_is_refused(tmp_path):
         tn.load_exported(tmp_path / "other")
 
 
+def test_a_program_is_saved_where_swarms_and_estimators_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, input_size=3)
+    program = tn.export(swarm, kind="mean")
+    program.save("~/deep/mean")
+    assert [file.name for file in tmp_path.iterdir()] == ["deep"]
+    np.testing.assert_array_equal(tn.load_exported("~/deep/mean")(np.ones((1, 3))), program(np.ones((1, 3))))
+    with pytest.raises(ValueError, match="deep is a folder, a program is saved to a file: name one"):
+        program.save("deep")
+    with pytest.raises(OSError, match=r"a program cannot be saved to deep/mean/x \(.*\): name another file"):
+        program.save("deep/mean/x")
+
+
 def test_a_classifier_is_exported_as_its_probabilities(tmp_path):
     x = rng.normal(size=(90, 4))
     classifier = TurbaClassifier(3, hidden=(8,), epochs=2, random_state=0).fit(x, np.where(x[:, 0] > 0, "a", "b"))

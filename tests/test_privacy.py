@@ -33,6 +33,11 @@ def test_fewer_sampled_clients_and_rounds_give_away_less():
     assert tn.federated.client_epsilon(noise=0, **HOW) == np.inf
 
 
+def test_sampling_never_gives_away_more_than_taking_part_in_each_round():
+    found = [tn.federated.client_epsilon(noise=4, **HOW | {"clients": 100, "sampled": n}) for n in (10, 60, 99, 100)]
+    assert found == sorted(found)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

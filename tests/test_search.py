@@ -80,9 +80,11 @@ def test_halving_trains_the_kept_on_as_if_alone():
 @pytest.mark.parametrize(
     "how, message",
     [
-        ({"rungs": 0}, "at least one rung"),
-        ({"rungs": 2, "keep": 1}, "share to keep"),
+        ({"rungs": 0}, "rungs must be a whole number of at least 1, got 0"),
+        ({"rungs": 2, "keep": 1}, "keep is the share that goes on"),
         ({"rungs": 2, "train": lambda members, rung: (members, [1.0])}, "one score for each of 8 members"),
+        ({"rungs": 2, "train": lambda members, rung: -members.id}, r"train returns \(swarm, score \[member\]\), got"),
+        ({"rungs": 2, "train": lambda members, rung: (members, ["a"] * 8)}, "score"),
     ],
 )
 def test_bad_input_is_named(how, message):

@@ -199,6 +199,18 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"to a folder of its own, but .* holds notes.txt, .*: name a new folder"):
         made().save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    for name in (None, ""):
+        with pytest.raises(TypeError, match="A folder is a path or an address"):
+            made().save(name)
+
+
+def test_a_schedule_for_a_swarm_that_follows_none_is_refused(tmp_path):
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, sample_input=X[:1])
+    swarm.save(tmp_path)
+    with pytest.raises(ValueError, match="schedule= came, and the optimizer has no learning rate as data"):
+        tn.TurbaTrainState.load(tmp_path, tn.MLP((2,)), optax.sgd(0.1), schedule="cosine")
+    assert tn.TurbaTrainState.load(tmp_path, tn.MLP((2,)), schedule="cosine").schedule is None  # to predict
 
 
 def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):

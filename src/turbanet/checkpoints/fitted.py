@@ -13,7 +13,7 @@ from turbanet.checkpoints import identity
 from turbanet.core.fingerprint import as_numbers, fingerprint, from_numbers
 from turbanet.core.plan import say_once
 from turbanet.core.state import State, Swarm
-from turbanet.core.storage import place, write_whole
+from turbanet.core.storage import place, save_file
 
 FORMAT = 1
 OF_A_RUN = "callbacks", "plan", "cluster"  # what a program or a machine has, and no prediction depends on
@@ -37,9 +37,6 @@ class Fitted:
         state: Any = self.__getstate__()
         if not any(name.startswith("swarm") for name in state):
             raise ValueError(f"Nothing is fitted yet: call fit before save, or keep the parameters of {self!r}.")
-        file = place(path)
-        if file.is_dir():
-            raise ValueError(f"{path} is a folder, {type(self).__name__} is saved to a file: name one.")
         parameters, code = self._parameters()
         encoder = _Encoder(code, self._parts)
         fitted = {name: value for name, value in state.items() if name not in _defaults(type(self))}
@@ -49,8 +46,7 @@ class Fitted:
         content = io.BytesIO()
         arrays = {str(number): array for number, array in enumerate(encoder.arrays)}
         np.savez(content, allow_pickle=False, turbanet=np.array(json.dumps(about)), **arrays)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, content.getvalue())
+        save_file(path, content.getvalue(), type(self).__name__)
 
     @classmethod
     def load(cls, path: str | os.PathLike, *, check: bool = True, **parameters: Any) -> Self:
@@ -166,13 +162,16 @@ def _decoded(value, arrays, code, parts):
 
 def _read(path, name):
     """Return (what is said about a saved object, its arrays by number)."""
+    file = place(path)
+    if file.is_dir():
+        raise ValueError(f"{path} is a folder and holds no {name} that save wrote: name the file of one.")
     try:
-        content = io.BytesIO(place(path).read_bytes())
+        content = io.BytesIO(file.read_bytes())
         with np.load(content, allow_pickle=False) as file:
             arrays = dict(file)
         about = json.loads(str(arrays.pop("turbanet")))
         kind = about["class"]
-    except FileNotFoundError:
+    except OSError:
         raise
     except Exception as error:  # zip, NumPy, JSON: each raises its own for files of others
         raise ValueError(f"{path} holds no {name} that save wrote: name the file of one.") from error

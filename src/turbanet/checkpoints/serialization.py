@@ -49,6 +49,7 @@ def _save(swarm, folder, store, specifications):
     paths = store.there.iterdir() if store.there.exists() else ()
     names = sorted(path.name for path in paths if TEMPORARY not in path.name and path.name != checkpoint.LOCK)
     if names and _about(store) is None:
+        (store.there / checkpoint.LOCK).unlink(missing_ok=True)
         problem = f"{folder} holds {', '.join(names[:3])}, which is no saved swarm"
         raise ValueError(f"A swarm is saved to a folder of its own, but {problem}: name a new folder.")
     swarm = jax.tree.map(jnp.asarray, swarm)
@@ -154,6 +155,8 @@ def _like(about, create, schedule):
     def untrained(identity):
         state = create(identity)
         rates = learning_rates(state)
+        if schedule is not None and not rates and state.tx is not INFERENCE_ONLY:
+            raise ValueError("schedule= came, and the optimizer has no learning rate as data: leave it out.")
         if not functions or not rates:
             return state
         if None in functions:

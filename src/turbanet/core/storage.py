@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from turbanet.core.arrays import first_line
 from turbanet.core.extras import FOLDER
 
 FILE = "file://"
@@ -25,7 +26,7 @@ def place(folder: str | os.PathLike) -> Any:
     Raises ImportError if a package that the address needs is missing, ValueError for an unknown kind of address, one
     that `Path` has cut, and options that other processes would not have.
     """
-    if isinstance(folder, bool | int | float):
+    if folder is None or isinstance(folder, bool | int | float) or not str(folder):
         raise TypeError(f"A folder is a path or an address, as text or a Path; got {folder!r:.60}.")
     if not is_address(folder):
         path = Path(str(folder).removeprefix(FILE)).expanduser()
@@ -57,6 +58,18 @@ def write_whole(file: Any, content: str | bytes) -> None:
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
+
+
+def save_file(path: str | os.PathLike, content: bytes, what: str) -> None:
+    """Write a file atomically and make its folder; ValueError for a folder, OSError if it cannot be written."""
+    file = place(path)
+    if file.is_dir():
+        raise ValueError(f"{path} is a folder, {what} is saved to a file: name one.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, content)
+    except OSError as error:
+        raise OSError(f"{what} cannot be saved to {path} ({first_line(error)}): name another file.") from error
 
 
 def remove(folder: Any) -> None:

@@ -48,7 +48,8 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
     early_stopping : whether each member stops, with its best weights, when its loss on held-out rows has not improved
         by `tol` for `n_iter_no_change` epochs
     validation_fraction : share of the rows held out for early stopping, stratified by class
-    warm_start : whether `fit` continues with the trained members
+    warm_start : whether `fit` continues with the trained members; with bootstrap, on the same rows if `random_state` is
+        an int, on rows drawn anew otherwise
     callbacks : as `turbanet.fit` takes them; of a `TurbaSearchCV` they see the members of many candidates
     plan : where and in what blocks members are trained (see `turbanet.fit`)
     cluster : a `turbanet.cluster.Cluster` to train the members on, or None for this machine

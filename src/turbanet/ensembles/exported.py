@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from turbanet.core.arrays import as_arrays, check_whole, first_line, floating
 from turbanet.core.gather import resized
 from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State, check_swarm
-from turbanet.core.storage import write_whole
+from turbanet.core.storage import place, save_file
 from turbanet.ensembles.combine import ensemble_mean
 from turbanet.ensembles.predictions import are_probabilities
 
@@ -90,18 +89,17 @@ class Exported:
         return jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, 0, length, axis=axis), whole)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the file that `load_exported` reads, atomically; its folder is made.
+        """Write the file that `load_exported` reads, atomically; its folder is made, and may be an address (s3://...).
 
-        Raises ValueError for x or predictions in types of your own, which a process without the model's code lacks.
+        Raises ValueError for a folder in its place, and for x or predictions in types of your own, which a process
+        without the model's code lacks.
         """
         try:
             content = bytes(self.program.serialize())
         except ValueError as error:  # of a named tuple
             advice = "let the model take and return arrays, dicts or tuples"
             raise ValueError(f"No file holds these x or predictions: {advice} ({first_line(error)}).") from error
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, content)
+        save_file(path, content, "a program")
 
 
 def export(
@@ -184,9 +182,10 @@ def export(
 
 def load_exported(path: str | os.PathLike) -> Exported:
     """Read the program that `Exported.save` wrote; ValueError for another file, and for a folder."""
-    if Path(path).is_dir():
+    file = place(path)
+    if file.is_dir():
         raise ValueError(f"{path} is a folder: of a swarm that was saved there, take TurbaTrainState.load.")
-    serialized = bytearray(Path(path).read_bytes())
+    serialized = bytearray(file.read_bytes())
     if POLICIES.encode() in serialized:
         importlib.import_module(POLICIES)
     try:

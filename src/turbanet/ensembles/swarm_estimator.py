@@ -126,7 +126,7 @@ class SwarmEstimator(Fitted, BaseEstimator):
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, x, dtype=np.float32, ensure_non_negative=True)
         results = ["oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"]
-        for name in results if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
+        for name in () if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
             self.__dict__.pop(name, None)
         epochs = 1 if partial else self.epochs
         encoded, outputs, loss_fn, total_weight = self._encode(y, weight, resume, classes)
@@ -142,6 +142,8 @@ class SwarmEstimator(Fitted, BaseEstimator):
             x, encoded = np.concatenate([x, _dense(x_val)]), np.concatenate([encoded, encoded_val])
         job = encoded, outputs, loss_fn, total_weight
         rows, held_out = self._train(x, *job, resume=resume, partial=partial, epochs=epochs, length=length)
+        for name in results:  # of the training before
+            self.__dict__.pop(name, None)
         if self.oob_score:
             held_out = None if validation is not None else held_out
             self._score_out_of_bag(predict(self.swarm_, x[:length]), rows, held_out, y, weight)

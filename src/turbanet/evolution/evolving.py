@@ -38,9 +38,9 @@ def evolve(
     rule : `Genetic`; a function (key, swarm, fitness) -> swarm, or (swarm, parents), with fitness as a NumPy array,
         float64 [member], and parents the ids that weights come from, int [member] or [member, 2]; without them a
         member that keeps its id is its own parent, and one with a new id has none; or an evosax strategy (an object
-        with init, ask and tell) whose population size is the number of members. A strategy minimises, so it receives
-        the negative fitness. A distribution-based one starts at the weights of the first member; the returned swarm is
-        the population that it last asked for, its solution is in `history.state`
+        with init, ask and tell) of one population, whose size is the number of members. A strategy minimises, so it
+        receives the negative fitness. A distribution-based one starts at the weights of the first member; the returned
+        swarm is the population that it last asked for, its solution is in `history.state`
     generations : number of generations to train; without a history, the given swarm is the first
     params : parameters of a strategy; None: its `default_params`
     seed : seed of the rule's random numbers; those of a generation do not depend on the call that it is part of
@@ -82,7 +82,7 @@ def evolve(
     if isinstance(rule, Genetic) and (generations > 1 or history is not None):
         rule.check(swarm)
     check_follows(swarm, history, state=is_strategy)
-    strategy = _Strategy(rule, params, swarm) if is_strategy else None
+    strategy = _Strategy(rule, params, swarm, history and history.state) if is_strategy else None
     return generations_of(
         swarm,
         strategy.follow if strategy else partial(_follow, rule),
@@ -121,7 +121,10 @@ def _follow(rule, key, swarm, last):
 class _Strategy:
     """Adapt an evosax strategy to `generations_of`: ask, train, tell."""
 
-    def __init__(self, strategy, params, swarm):
+    def __init__(self, strategy, params, swarm, state):
+        if getattr(strategy, "num_populations", 1) != 1:
+            name = type(strategy).__name__
+            raise ValueError(f"A strategy has one population, {name} has {strategy.num_populations}.")
         if strategy.population_size != len(swarm):
             sizes = f"a population_size of {strategy.population_size}, the swarm {len(swarm)} members"
             raise ValueError(f"The strategy has {sizes}.")
@@ -131,6 +134,16 @@ class _Strategy:
         self.params = strategy.default_params if params is None else params
         # evosax initialises a population-based strategy with a fitness, one of a distribution with a mean
         self.is_population_based = "fitness" in inspect.signature(strategy.init).parameters
+        own = jax.eval_shape(self.initial, jax.random.key(0), swarm)
+        if state is not None and _structure(state) != _structure(own):
+            raise ValueError("history is of another strategy: continue with the one that produced it.")
+
+    def initial(self, key, swarm, cost=None):
+        """Return the strategy's first state, of a population with its cost or of the first member's weights."""
+        if self.is_population_based:
+            cost = jnp.zeros(len(swarm)) if cost is None else cost
+            return self.strategy.init(key, swarm.params, cost, self.params)
+        return self.strategy.init(key, swarm.get_state(0).params, self.params)
 
     def follow(self, key, swarm, last):
         no_parents = np.full((len(swarm), 2), NOBODY)
@@ -138,15 +151,20 @@ class _Strategy:
         if state is None:
             if self.is_population_based:
                 return swarm, no_parents, None, None
-            state = self.strategy.init(jax.random.fold_in(key, 0), swarm.get_state(0).params, self.params)
+            state = self.initial(jax.random.fold_in(key, 0), swarm)
         population, state = self.strategy.ask(jax.random.fold_in(key, 1), state, self.params)
         return swarm.replace(params=population), no_parents, state, None
 
     def tell(self, key, swarm, fitness, state):
         cost = jnp.asarray(-np.where(np.isnan(fitness), np.nanmin(fitness), fitness))
         if state is None:
-            return self.strategy.init(jax.random.fold_in(key, 0), swarm.params, cost, self.params)
+            return self.initial(jax.random.fold_in(key, 0), swarm, cost)
         return self.strategy.tell(jax.random.fold_in(key, 2), swarm.params, cost, state, self.params)[0]
+
+
+def _structure(state):
+    """Return the tree of a strategy's state, its classes among it, and the shapes of its arrays."""
+    return jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def _specification(params):

@@ -199,7 +199,7 @@ def cross_validate(
     models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
     check_whole(seeds=seeds)
-    _check_names(models, schedules, plan)
+    _check_names(models, schedules, plan, checkpoints)
     if takes(loss, "member"):
         advice = "train the folds by fit, with rows=turbanet.k_fold(...)"
         raise ValueError(f"The loss takes constants of each member's own, and cross_validate has no member=: {advice}.")
@@ -261,12 +261,15 @@ def cross_validate(
     return CrossValidation(table, members, train, held_out, swarms, histories, predictions, y, patience is not None)
 
 
-def _check_names(models, schedules, plan):
-    """Raise ValueError for no models or schedules, models without a name, and a plan for another model."""
+def _check_names(models, schedules, plan, checkpoints):
+    """Raise ValueError for no models or schedules, names that are none, and a plan for another model."""
     if not models or not schedules:
         raise ValueError("cross_validate needs at least one model and one schedule.")
     if unnamed := [name for name in models if not isinstance(name, str)]:
         raise ValueError(f"models are {{name: model}}, a name is a str; got {unnamed[0]!r}: take str({unnamed[0]!r}).")
+    paths = [name for name in models if checkpoints is not None and (name in ("", ".", "..") or "/" in name)]
+    if paths:
+        raise ValueError(f"Each model has a folder of its name in checkpoints, and {paths[0]!r} is none: rename it.")
     if isinstance(plan, Mapping) and (unknown := plan.keys() - models.keys()):
         raise ValueError(f"plan names {unknown.pop()!r}; the models are {', '.join(models)}.")
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.core import extras
-from turbanet.core.arrays import check_whole
+from turbanet.core.arrays import as_array, check_whole
+from turbanet.core.state import check_swarm
 from turbanet.turba_train_state import TurbaTrainState
 
 if TYPE_CHECKING:
@@ -110,16 +111,19 @@ def halving(
 
     Raises
     ------
-    ValueError : for no rung, a share outside (0, 1), scores of another number of members, and where no score is finite
+    ValueError : for no rung, a share outside (0, 1), where `train` returns something else, and where no score is finite
     """
     pd = extras.pandas()
 
-    if rungs < 1 or not 0 < keep < 1:
-        raise ValueError(f"Halving needs at least one rung and a share to keep in (0, 1), got {rungs} and {keep}.")
+    check_whole(rungs=rungs)
+    if not 0 < keep < 1:
+        raise ValueError(f"keep is the share that goes on, in (0, 1), got {keep}.")
     tables = []
     for rung in range(rungs):
-        swarm, score = train(swarm, rung)
-        score = np.asarray(score, float)
+        returned = train(swarm, rung)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise ValueError(f"train returns (swarm, score [member]), got {type(returned).__name__}: {returned!r:.80}.")
+        swarm, score = check_swarm(returned[0]), np.asarray(as_array(returned[1], "score"), float)
         if score.shape != (len(swarm),):
             raise ValueError(f"train must return one score for each of {len(swarm)} members, got shape {score.shape}.")
         tables.append(pd.DataFrame({"rung": rung, "seed": swarm.seed, "member": swarm.id, "score": score}))
