@@ -215,6 +215,15 @@ def test_the_texts_compute_no_number_of_their_own(document):
     assert literal == [] and len(shown) > 50
 
 
+@pytest.mark.parametrize(("document", "page"), [("report", "README.md"), ("supplement", "supplement.md")])
+def test_every_heading_of_a_text_is_one_of_its_page(document, page):
+    """Jinja takes the line break after a tag at the end of a line, and a paragraph then swallows what follows."""
+    plain = re.compile(r"^#+ [^{\n]+$", re.M)  # without values
+    written = plain.findall((ASSETS / f"{document}.md.j2").read_text())
+    shown = plain.findall((ROOT / "reports" / page).read_text())
+    assert len(written) > 5 and [heading for heading in written if heading.strip() not in shown] == []
+
+
 def test_markdown_by_hand():
     frame = pd.DataFrame({"method": ["a|b", "c"], "seconds": [1234567.8, np.nan], "ratio": [0.12345, -12.345]})
     lines = [
