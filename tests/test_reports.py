@@ -195,7 +195,8 @@ def test_what_the_parameters_leave_out_stands_without_a_number_of_ours():
 
 def test_the_committed_report_measures_every_metric_that_is_published():
     committed = pd.read_csv(reports.repository() / "reports/published.csv").set_index("what").here
-    assert committed[compared().dropna(subset="stage").what].notna().all()
+    here = compared().dropna(subset="stage").query("why != '`make published` trains it'")
+    assert committed[here.what].notna().all()
 
 
 def test_published_has_a_ratio_where_a_stage_measures_the_same():
