@@ -187,6 +187,11 @@ def test_ratio_leaves_out_what_has_no_pair():
     assert ratio == pytest.approx(1.5) and math.isnan(low) and math.isnan(high)
 
 
+def test_an_interval_goes_with_its_number():
+    assert timing.with_interval("ratio", 2.0, 1.5, 2.5) == {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 2.5}
+    assert timing.with_interval("ratio", *timing.ratio([2.0], [1.0])) == {"ratio": 2.0}  # one run has none
+
+
 def test_break_even_by_hand():
     assert timing.break_even(10.0, 1.0, 0.0, 3.0) == 5  # 10 + 5 = 15
     assert timing.break_even(10.0, 1.0, 4.0, 3.0) == 3

@@ -142,6 +142,12 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, f
     return tuple(float(value) for value in np.exp(logs.mean() + np.array([0, -half, half])))
 
 
+def with_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
+    """Name a number and its interval as metrics: name, name_low and name_high; without an interval that is NaN."""
+    found = {name: value, f"{name}_low": low, f"{name}_high": high}
+    return found if math.isfinite(low) else {name: value}
+
+
 def beyond(run: Callable[[int], Any], length: int, whole: int) -> float:
     """Estimate the seconds of `whole` units of work from a run of `length` units less a run of one, without overhead.
 
@@ -171,8 +177,7 @@ def against(each: dict[str, Sequence[float]], first: dict[str, float], *, base: 
     seconds = {method: own * times[0] for method, times in others.items()}  # of the whole job
     warm, low, high = min(others.values())
     cold = min(started[method] + seconds[method] for method in others) / (started[base] + own)
-    found = {"warm_ratio": warm, "cold_ratio": cold}
-    found |= {"warm_ratio_low": low, "warm_ratio_high": high} if math.isfinite(low) else {}
+    found = with_interval("warm_ratio", warm, low, high) | {"cold_ratio": cold}
     ahead = max(break_even(started[base], own / units, started[method], seconds[method] / units) for method in others)
     return found | ({f"break_even_{unit}": ahead} if math.isfinite(ahead) else {})
 
