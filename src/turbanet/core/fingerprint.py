@@ -149,21 +149,7 @@ class _Walk:
         if isinstance(thing, types.BuiltinFunctionType) and not isinstance(thing.__self__, types.ModuleType | None):
             return [thing.__name__, thing.__self__]
         if isinstance(thing, types.FunctionType):
-            closed = zip(thing.__code__.co_freevars, cells(thing), strict=True)
-            held = {name: value for name, value in closed if value is not MISSING}
-            has_module = any(isinstance(value, types.ModuleType) for value in held.values())
-            closure = self.of_code(_steps(thing.__code__), held, "DEREF") if has_module else Parts(held)
-            module = thing.__globals__.get("__name__", "")
-            read = _package(module)
-            if read or _is_library(module):  # whose own functions do not change
-                options = Parts(thing.__kwdefaults__ or {}), Parts(vars(thing))
-            else:
-                self.watch(thing)
-                options = thing.__kwdefaults__, vars(thing)
-            if not read and _is_library(module) and not self.in_library:
-                read = _library_globals(thing.__code__, module)
-            read = read or self.globals(thing.__code__, thing.__globals__)
-            return [thing.__code__, thing.__defaults__, *options, closure, read]
+            return self.of_function(thing)
         if isinstance(thing, type):
             if not (_package(thing.__module__) or _is_library(thing.__module__)):
                 self.watch(thing)
@@ -183,6 +169,24 @@ class _Walk:
         if components and (may_change(thing, components) or not _package(type(thing).__module__)):
             self.watch(thing, _current_digest)
         return components and copied(components, depth=4)
+
+    def of_function(self, function):
+        """Return a function's code, defaults, attributes, closure, and what it reads of globals."""
+        closed = zip(function.__code__.co_freevars, cells(function), strict=True)
+        held = {name: value for name, value in closed if value is not MISSING}
+        has_module = any(isinstance(value, types.ModuleType) for value in held.values())
+        closure = self.of_code(_steps(function.__code__), held, "DEREF") if has_module else Parts(held)
+        module = function.__globals__.get("__name__", "")
+        read = _package(module)
+        if read or _is_library(module):  # whose own functions do not change
+            options = Parts(function.__kwdefaults__ or {}), Parts(vars(function))
+        else:
+            self.watch(function)
+            options = function.__kwdefaults__, vars(function)
+        if not read and _is_library(module) and not self.in_library:
+            read = _library_globals(function.__code__, module)
+        read = read or self.globals(function.__code__, function.__globals__)
+        return [function.__code__, function.__defaults__, *options, closure, read]
 
     def watch(self, thing, look=None):
         """Record look(thing) as it is now, to tell later whether `thing` has changed."""
