@@ -105,10 +105,29 @@ def test_bad_data_stop_before_the_training(untrained, how, message):
 
 @pytest.mark.parametrize("y", [CLASSES.astype(np.float32), CLASSES > 2])
 def test_class_labels_of_another_type_are_to_be_cast(y):
-    with pytest.raises(ValueError, match="of type (float32|bool): cast them to int|holds .* 0, 1 or a probability"):
+    with pytest.raises(ValueError, match="of type (float32|bool): cast them to int"):
         train(y=y)
     with pytest.raises(ValueError, match="of type (float32|bool): cast them to int"):
         made().train(np.tile(X, (2, 1, 1)), np.tile(y, (2, 1)), tn.softmax_cross_entropy)
+
+
+def test_classes_in_a_column_are_told_to_lose_it():
+    with pytest.raises(ValueError, match=r"the target \(.*1\): make them equal, or of classes give y\[..., 0\]"):
+        train(y=CLASSES[:, None])
+
+
+@pytest.mark.parametrize("y", [None, CLASSES])
+def test_rows_of_each_members_own_are_not_read_as_shared_ones(y):
+    def loss(params, x, y, apply_fn):
+        out = apply_fn({"params": params}, x)
+        return jnp.mean(out**2), out
+
+    own, of_each = np.stack([X, X + 1]), None if y is None else np.stack([y, y])
+    for call in (tn.fit, tn.evaluate):
+        how = {"epochs": 1, "progress": False} if call is tn.fit else {}
+        with pytest.raises(ValueError, match=r"x has shape \(2, 12, 3\), .* say per_member=True, else flatten"):
+            call(made(), own, of_each, loss, **how)
+    assert tn.predict(made(), own).shape[:3] == (2, 2, 12)  # any x with rows is predicted
 
 
 def test_what_nobody_sees_may_hold_anything():
@@ -189,6 +208,29 @@ def test_soft_binary_targets_are_taken():
 def test_another_number_of_features_is_named(call):
     with pytest.raises(ValueError, match=r"The model cannot take x .*2.*the swarm was made for \(.*3"):
         call(made(), X[:, :2])
+
+
+class Product(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x["a"] * x["b"])
+
+
+def test_inputs_of_other_names_are_named():
+    swarm = tn.TurbaTrainState.swarm(Product(), optax.sgd(0.1), 2, sample_input={"a": X[:1], "b": X[:1]})
+    expected = tn.predict(swarm, {"a": X, "b": X})
+    np.testing.assert_array_equal(tn.predict(swarm, {"a": X, "b": X, "c": X}), expected)
+    made_for = r"as the swarm was made for \{'a': \(3,\), 'b': \(3,\)\}"
+    with pytest.raises(ValueError, match=rf"cannot take x with rows of shape \{{'a': .*'c': .*\}}, {made_for}"):
+        tn.predict(swarm, {"a": X, "c": X})
+    with pytest.raises(ValueError, match=rf"cannot take x with rows of shape \(\(3,\), \(3,\)\), {made_for}"):
+        tn.predict(swarm, (X, X))
+
+
+@pytest.mark.parametrize("sample", [[X[0]], [X[:1]], {"a": X[:1]}])
+def test_a_sample_in_a_container_that_the_model_does_not_take_is_named(sample):
+    with pytest.raises(ValueError, match=r"cannot take a sample_input of the shapes .*3.*: for one array give that"):
+        tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, sample_input=sample)
 
 
 def test_a_loss_of_nothing_but_a_number_is_told_what_is_missing():

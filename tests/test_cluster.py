@@ -219,14 +219,15 @@ def test_a_cluster_without_nodes_is_not_waited_for_without_end(monkeypatch):
 @pytest.mark.parametrize("patience", first(1, [None, 2]))
 def test_a_swarm_at_an_address_is_kept_and_found_again(cluster, patience):
     how = {"members": 8, "shard": 4, "predict": X[:5], "validation": (X[:8], Y[:8]), "patience": patience}
+    run = "run" + "-stops" * bool(patience)
     for _ in range(2):
-        results, history = on_cluster("s3://bucket/run" + "-stops" * bool(patience), **how)
+        results, history = on_cluster(f"s3://bucket/{run}", **how)
     assert history.table.resumed.all()
     here = alone(8, validation=(X[:8], Y[:8]), patience=patience)
     assert same(results.swarm(), here)
     assert np.array_equal(results.predictions(), tn.predict(here, X[:5]))
     assert results.scores().member.tolist() == list(range(8))
-    left = [file.name for file in Path(os.environ[bucket.ROOT]).glob("bucket/run/shards/*/*")]
+    left = [file.name for file in Path(os.environ[bucket.ROOT]).glob(f"bucket/{run}/shards/*/*")]
     assert "training" not in left and left.count("shard.json") == 2
 
 
@@ -401,6 +402,12 @@ def locked(lock):
         ({"data": lambda ids: (X, Y), "rows": Y}, ValueError, r"data\(ids\) came with rows"),
         ({"make": lambda ids: classifiers(ids + 1)}, ValueError, "must make the members of those ids"),
         ({"make": lambda ids: 3}, ValueError, "must make a TurbaTrainState"),
+        ({"make": lambda ids: classifiers(len(ids))}, ValueError, r"those ids, got \[0\] for the ids \[11\]"),
+        ({"make": tn.MLP((2,))}, ValueError, "make_swarm is a swarm, or a function of ids, .*; got MLP"),
+        ({"make": tn.MLP}, ValueError, "make_swarm is a swarm, or a function of ids, .*; got MLP"),
+        ({"make": 12}, ValueError, "make_swarm is a swarm, or a function of ids, .*; got int"),
+        ({"gpus": "1"}, ValueError, "gpus must be a number of at least 0, .* got '1'"),
+        ({"gpus": -1}, ValueError, "gpus must be a number of at least 0, .* got -1"),
         ({"loss": locked(threading.Lock())}, ValueError, "loss_fn cannot be sent to workers"),
         ({"cpus": 64}, ValueError, "needs 64 CPUs of at most 1"),
         ({"memory": 2**50}, ValueError, "GiB of at most"),

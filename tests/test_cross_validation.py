@@ -339,6 +339,8 @@ BAD = [
     ({"models": {"both": Both("dict")}}, "The model both predicts several arrays"),
     ({"folds": 3, "y": np.sort(Y), "splitter": model_selection.KFold(3)}, "Fold 2 trains on no row of class 2"),
     ({"y": {"a": Y, "b": Y}}, r"takes y as one array \[row, ...\], got a dict: train the folds by fit"),
+    ({"y": None}, r"takes y as one array \[row, ...\], got a NoneType: train the folds by fit"),
+    ({"cluster": "auto"}, r"cluster must be a turbanet.cluster.Cluster\(folder, ...\) or None, got 'auto'"),
     ({"y": (Y, Y)}, r"takes y as one array \[row, ...\], got a tuple: train the folds by fit"),
     ({"y": np.arange(60)}, r"trains on no row of class .*; numbers that are no classes are floats, y.astype\(float\)"),
     ({"folds": 30, "stratified": True}, "n_splits=30 cannot be greater than the number of members in each class"),

@@ -1,5 +1,8 @@
 """Forecasters: tables in, forecasts out, by hand, beside each other and beside the naive ones."""
 
+import copy
+import pickle
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -428,6 +431,34 @@ def test_parameters_count_from_the_next_fit_on(tmp_path):
     pd.testing.assert_frame_equal(forecaster.predict(), before)
 
 
+@pytest.mark.parametrize(
+    "later", [{"input_size": 2}, {"input_size": 30}, {"h": 5}, {"futr_exog_list": ["p"]}, {"target_col": "value"}]
+)
+def test_parameters_set_later_change_no_forecast_of_what_was_fitted(later, tmp_path):
+    forecaster = Forecaster(Line(2), h=2, input_size=4, direct=True, calibration=4, **QUIET)
+    longest = WALKS[WALKS.unique_id == "a"]
+    before = forecaster.fit(longest).predict(level=80)
+    for name, value in later.items():
+        setattr(forecaster, name, value)
+    kept = forecaster.save(tmp_path / "kept") or Forecaster.load(tmp_path / "kept", model=Line(2))
+    for each in (forecaster, copy.deepcopy(forecaster), pickle.loads(pickle.dumps(forecaster)), kept):
+        pd.testing.assert_frame_equal(each.predict(level=80), before)
+        pd.testing.assert_frame_equal(each.predict(df=longest, level=80), before)
+        assert len(each.make_future_dataframe()) == 2
+        with pytest.raises(ValueError, match="end at h=2, 3 steps came"):
+            each.predict(3)
+    assert all(getattr(forecaster, name) == value for name, value in later.items())  # for the next fit
+
+
+def test_a_refused_fit_leaves_the_forecasts_of_the_one_before():
+    forecaster = Forecaster(Line(), h=1, input_size=4, **QUIET).fit(WALKS)
+    before = forecaster.predict()
+    forecaster.input_size = 60
+    with pytest.raises(ValueError, match="training needs 61"):
+        forecaster.fit(WALKS)
+    pd.testing.assert_frame_equal(forecaster.predict(), before)
+
+
 def test_a_forecaster_of_an_earlier_version_has_lists():
     forecaster = Forecaster(Line(), h=1, input_size=4, **QUIET).fit(WALKS)
     state = forecaster.__getstate__() | {"hist_exog_list": [], "quantiles": None}
@@ -457,6 +488,11 @@ def test_a_fit_that_fails_leaves_the_one_before(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         forecaster.fit(WALKS, static_df=static.assign(k=pd.Categorical(list("uvw"))))
     assert forecaster._stat_labels == before
+
+
+def test_a_step_that_pandas_does_not_know_is_refused():
+    with pytest.raises(ValueError, match=r"freq='M' is no step of pandas \(.*\): name the step, such as freq="):
+        Forecaster(Line(), h=1, input_size=4, freq="M", **QUIET).fit(WALKS)
 
 
 def test_what_a_forecaster_cannot_forecast_is_refused():

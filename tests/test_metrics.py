@@ -229,6 +229,26 @@ def test_a_metric_that_cannot_score_is_refused_before_the_training(metric, messa
         train(THREE, 3, tn.softmax_cross_entropy, metric=metric)
 
 
+def test_a_metric_of_the_host_may_score_without_targets():
+    def loss(params, x, y, apply_fn):
+        out = apply_fn({"params": params}, x)
+        return ((out - x[:, :1]) ** 2).mean(), out
+
+    how = {"metric": {"largest": lambda prediction, y: float(np.abs(prediction).max())}, "validation": (X, None)}
+    swarm, history = train(None, 1, loss, **how, validation_rows=RAGGED)
+    expected = [np.abs(np.asarray(tn.predict(swarm, X))[i, own[own >= 0]]).max() for i, own in enumerate(RAGGED)]
+    np.testing.assert_allclose(history.validation_metric["largest"][-1], expected, rtol=1e-6)
+
+
+def test_a_loss_that_predicts_nothing_has_no_metric(monkeypatch):
+    def loss(params, x, y, apply_fn):
+        return apply_fn({"params": params}, x).mean(), None
+
+    monkeypatch.setattr(run.Training, "__init__", None)
+    with pytest.raises(ValueError, match="cannot score predictions and y of shapes None and"):
+        train(loss=loss, metric=r2_score)
+
+
 @pytest.mark.parametrize("metric", [tn.accuracy, accuracy_score, roc_auc_score], ids=lambda metric: metric.__name__)
 def test_a_member_that_diverged_has_no_score_and_stops_no_other(metric):
     """Whose NaN would read as class 0, which most rows are of."""

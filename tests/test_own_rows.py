@@ -78,7 +78,6 @@ LOSSES = {
     "one hot": (tn.softmax_cross_entropy, 2, None),
     "cross_entropy": (tn.cross_entropy, 2, None),
     "binary_cross_entropy": (tn.binary_cross_entropy, 1, jnp.int32),
-    "augmented": (tn.augmented(tn.mse, tn.RandomFlip()), 2, jnp.float32),
 }
 
 
@@ -116,7 +115,11 @@ def test_weights_of_one_are_the_loss_and_other_losses_are_refused():
 @pytest.mark.parametrize(
     "values, message",
     [
-        (lambda p, y: (p - y) ** 2, r"The values are \[3, 3\], each prediction .* with every y .batch.: give y as"),
+        (
+            lambda p, y: (p - y) ** 2,
+            r"The values are \[3, 3\], each row's with every other row, .*: give both one shape",
+        ),
+        (lambda p, y: p**2 + (y - p) ** 2 / 2, r"The values are \[3, 3\], each row's with every other row"),
         (lambda p, y: ((p[:, 0] - y) ** 2).mean(), r"takes each row's values, .*, got \[\] of 3 rows: leave the mean"),
         (lambda p, y: (p - y[:, None]).mean(0), r"takes each row's values, .*, got \[1\] of 3 rows: leave the mean"),
     ],

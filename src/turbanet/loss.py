@@ -22,10 +22,12 @@ LossAndPrediction = tuple[jax.Array, jax.Array]
 
 def _classes(y, prediction):
     """Check y as classes, if it has one integer a row, and as probabilities otherwise."""
-    if _array(y).ndim >= len(_one_array(prediction).shape):
-        return _distributions(y, prediction)
+    shape = _one_array(prediction).shape
+    if _array(y).ndim >= len(shape):
+        # The loss itself refuses another shape ...
+        return _distributions(y, prediction) if y.shape[-1:] == shape[-1:] else []
     if not jnp.issubdtype(y.dtype, jnp.integer):
-        return _probabilities(y, prediction)
+        return []  # ... or the type
     classes = np.int32(prediction.shape[-1])  # of a type of its own: 256 is 0 in the type of uint8 labels
     return [(y, (y < 0) | (y >= classes), f"a class from 0 to {classes - 1}, as the model has {classes} outputs")]
 

@@ -24,7 +24,7 @@ from turbanet.checkpoints import serialization
 from turbanet.checkpoints.describe import described
 from turbanet.core import member
 from turbanet.core.aliases import aliases
-from turbanet.core.arrays import as_arrays, check_ids, check_next_ids, check_seed, check_whole, is_key
+from turbanet.core.arrays import as_arrays, check_ids, check_next_ids, check_seed, check_whole, first_line, is_key
 from turbanet.core.cache import read
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.gather import is_on_host, resized
@@ -167,11 +167,15 @@ class TurbaTrainState(State):
         initial = partial(member.initial, model)
         try:
             shapes = jax.eval_shape(initial, 0, 0, sample)
-        except TypeError as error:
-            if "required positional argument" not in str(error):
-                raise
+        except Exception as error:  # of the user's model
             advice = "it takes one, x, an array or a dict or tuple of arrays"
-            raise ValueError(f"The model is called with more than its input ({error}): {advice}.") from error
+            if isinstance(error, TypeError) and "required positional argument" in str(error):
+                raise ValueError(f"The model is called with more than its input ({error}): {advice}.") from error
+            if hasattr(sample, "shape"):
+                raise
+            shapes = f"{jax.tree.map(jnp.shape, sample)!s:.200}"
+            problem = f"The model cannot take a sample_input of the shapes {shapes} ({first_line(error)})"
+            raise ValueError(f"{problem}: for one array give that, [batch, ...].") from error
         if optimizer is not serialization.INFERENCE_ONLY:
             check_optimizer(optimizer, shapes.get("params", {}))
         carried, warnings = member.survey(model, shapes, sample)

@@ -87,6 +87,8 @@ def fit(
     for name, number in {"cpus": cpus, "memory": 1 if memory is None else memory}.items():
         if not isinstance(number, Real) or not number > 0:
             raise ValueError(f"{name} must be a number above 0, of a worker's CPUs or bytes; got {number!r}.")
+    if not isinstance(gpus, Real) or gpus < 0:
+        raise ValueError(f"gpus must be a number of at least 0, of a worker's GPUs; got {gpus!r}.")
     of_ids, whole, fit_kwargs = validation.split_arguments(data, fit_arguments)
     cores = max(1, int(cpus))
     validation.check_devices(fit_kwargs.get("plan"), cores, gpus)
@@ -109,6 +111,8 @@ def fit(
         shared, own = shard_data.split(whole)
         first = shard_data.as_dict(of_ids(first_ids)) if of_ids else shard_data.merge(shared, own(positions[0]))
         like = shard_data.swarm_of(maker, states(positions[0])) if states else shard_data.members(maker, first_ids)
+        if not states:
+            shard_data.members(maker, ids[-1:])  # of the last shard, too
         like = with_constants(like, first.get("member"), loss_fn or like.loss_fn)  # which the results have, too
         followed = validation.check_shard(like, first, loss_fn, fit_kwargs)
         copies = 3 if fit_kwargs.get("patience") is None else 4  # of a member's state

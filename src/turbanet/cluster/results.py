@@ -90,7 +90,7 @@ class ShardsFailed(RuntimeError):
 
     def __init__(self, results: ClusterResults, history: ClusterHistory, failures: dict[int, tuple[Any, str]]):
         number, (ids, traceback) = next(iter(failures.items()))
-        last = traceback.strip().splitlines()[-1]
+        last = traceback.strip().splitlines()[-1].rstrip(".")
         problem = f"Shard {number}, members {ids[0]} to {ids[-1]}, failed at every attempt: {last}"
         more = f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""
         done = f"The {len(results.table)} others are done, and the same call tries those that failed again"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from turbanet.checkpoints.identity import versions
 from turbanet.cluster import shard_data
@@ -25,6 +26,10 @@ EXCLUDED = "checkpoints", "progress", "on_interrupt", "compile_only", "callbacks
 
 def ids_of(members: Any, make_swarm: Any) -> np.ndarray:
     """Return the members' ids, int32 [member]; those of a swarm, given its number of members, may repeat over seeds."""
+    is_function = callable(make_swarm) and not isinstance(make_swarm, nn.Module | type)
+    if not (is_function or isinstance(make_swarm, TurbaTrainState)):
+        received = make_swarm.__name__ if isinstance(make_swarm, type) else type(make_swarm).__name__
+        raise ValueError(f"make_swarm is a swarm, or a function of ids, int [member], that makes one; got {received}.")
     if np.ndim(members) == 0:
         check_whole(members=members)
         if not isinstance(make_swarm, TurbaTrainState):

@@ -294,6 +294,12 @@ def check_plan(plan: Any) -> None:
         raise ValueError(f"plan must be a Plan or None (by rule), got {plan!r}.")
 
 
+def check_cluster(cluster: Any) -> None:
+    """Raise ValueError for what is no `turbanet.cluster.Cluster`, such as its address."""
+    if not (cluster is None or hasattr(cluster, "fit")):
+        raise ValueError(f"cluster must be a turbanet.cluster.Cluster(folder, ...) or None, got {cluster!r}.")
+
+
 def choose(plan: Any, swarm: State) -> Plan:
     """Return the given plan, or one of all devices, with its block resolved for the swarm."""
     check_plan(plan)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import unfreeze
 from flax.errors import InvalidRngError
 
 from turbanet.core import member
@@ -15,6 +16,7 @@ from turbanet.core.cache import read
 from turbanet.data.examples import Data, as_inputs, of_members
 
 CHECKED_ROWS = 8  # of which a loss may check the prediction before the training
+MAX_SHAPES = 4  # that an error lists
 
 
 def expects(check: Callable) -> Callable:
@@ -56,22 +58,26 @@ def check_data(
     check = getattr(unwrapped, "check", None)
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
     sample_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
-    if check is None and shapes == sample_shapes:
+    trees: list[Any] = [jax.tree.structure(tree) for tree in (data.x, unfreeze(swarm.sample))]
+    is_alike = shapes == sample_shapes and (loss_fn is not None or trees[0] == trees[1])
+    if check is None and is_alike:
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
     except (InvalidRngError, member.AlwaysTrains):  # a model that always draws predicts only in a loss
         return
     except Exception as error:
-        if not sample_shapes or shapes == sample_shapes:  # a user's loss may hand it more than x
+        if not sample_shapes or is_alike:  # a user's loss may hand it a part of x, or more
             return
-        received = f"rows of shape {_listed(shapes)}, as the swarm was made for {_listed(sample_shapes)}"
+        given, made_for = _listed(data.x, shapes), _listed(swarm.sample, sample_shapes)
+        received = f"rows of shape {given}, as the swarm was made for {made_for}"
         raise ValueError(f"The model cannot take {part}x with {received}{as_inputs(data.x)}.") from error
     if next((own for name, _, own in examples if name.endswith("y")), False):
         prediction = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), prediction)
     for array, bad, expected, *weight in () if check is None else check(data.y, prediction):
         if array is prediction:
-            _check_prediction(predicted_by_first(swarm, data, loss_fn, CHECKED_ROWS), bad, expected)
+            for predictions in predicted_by_first(swarm, data, loss_fn, CHECKED_ROWS):
+                _check_prediction(predictions, bad, expected)
             continue
         name, own = next((name, own) for name, leaf, own in examples if leaf is array)
         counts = True
@@ -122,14 +128,14 @@ def _raise_for(name, array, own, bad, expected, data, counts=True):
 
 
 def _check_prediction(predictions, is_bad, expected):
-    """Raise ValueError if predictions [row, class], where there are any, hold a row that `is_bad`."""
-    if predictions is not None and (bad := is_bad(predictions)).any():
+    """Raise ValueError if predictions [row, class] hold a row that `is_bad`."""
+    if (bad := is_bad(predictions)).any():
         received = np.array2string(predictions[np.argwhere(bad)[0][0]], precision=3, threshold=6, separator=", ")
         raise ValueError(f"The model predicts {received} in a row, where this loss takes {expected}.")
 
 
 def predicted_by_first(swarm, data, loss_fn, max_rows=None):
-    """The first member's prediction in `loss_fn` of up to `max_rows` rows; None if it fails or is not finite."""
+    """[The first member's prediction in `loss_fn` of up to `max_rows` rows]; [] if it fails or is not finite."""
     (own,) = of_members((data,), 0)
     count = int(own.length if own.count is None else own.count)
     rows = own.read(np.arange(count)[:max_rows])
@@ -137,9 +143,9 @@ def predicted_by_first(swarm, data, loss_fn, max_rows=None):
     try:
         prediction = jax.tree.map(np.asarray, _predicted_in(loss_fn, bare, *rows))
     except Exception:  # the training will raise it, with more context
-        return None
+        return []
     leaves = [leaf for leaf in jax.tree.leaves(prediction) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return prediction if all(map(_is_finite, leaves)) else None
+    return [prediction] if all(map(_is_finite, leaves)) else []
 
 
 @partial(jax.jit, static_argnums=0)
@@ -182,6 +188,8 @@ def _check_loss(loss_fn):
         raise ValueError(f"A loss is loss(params, x, y, apply_fn); got {name}{signature}: {advice}.") from None
 
 
-def _listed(shapes):
-    more = [f"... ({len(shapes)} of them)"] if len(shapes) > 4 else []
-    return ", ".join([*map(str, shapes[:4]), *more])
+def _listed(tree, shapes):
+    """Name the shapes of a tree's leaves, as the tree has them."""
+    if len(shapes) > MAX_SHAPES:
+        return f"{', '.join(map(str, shapes[:MAX_SHAPES]))}, ... ({len(shapes)} of them)"
+    return str(unfreeze(jax.tree.unflatten(jax.tree.structure(tree), shapes)))

@@ -51,7 +51,8 @@ def prepare(
 ) -> Data:
     """Return x, y and rows, as `fit` takes them, as `Data`, checked against the swarm and one another.
 
-    part : names the data in errors: "validation "; is_predicted : whether predictions keep the padding of rows
+    part : names the data in errors: "validation "; is_predicted : whether x is for `predict`, which takes rows of other
+        shapes than the swarm's and keeps their padding
     """
     members = len(check_swarm(swarm))
     own_lists = isinstance(y, list) or (y is None and not isinstance(swarm.sample, list))
@@ -68,7 +69,7 @@ def prepare(
         if own and leaf.shape[:1] != (members,):
             raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
         lengths.add(leaf.shape[own : own + 1])
-    if y is not None and not any(is_own):
+    if not is_predicted and not any(is_own):
         _check_not_own(swarm, examples, part)
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         received = f"got {sorted(lengths)}{as_inputs(examples['x'])}"

@@ -53,7 +53,7 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
     ) -> tuple[jax.Array, Any]:
         if mask is None and weight is None:
             values, prediction = of_rows(params, x, y, apply_fn, **constants)
-            _check_values(values, prediction, y)
+            _check_values(values, prediction, y, x)
             return jnp.mean(values), prediction
         weight = jnp.asarray(mask if weight is None else weight if mask is None else jnp.where(mask, weight, 0))
         if weight.ndim != 1:
@@ -63,7 +63,7 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
         if getattr(apply_fn, "train", True):  # a gradient would be NaN; scores keep the prediction of each row
             x = only(counts, x)
         values, prediction = of_rows(params, x, y, apply_fn, **constants)
-        _check_values(values, prediction, (y, weight))
+        _check_values(values, prediction, (y, weight), x)
         weight = weight.astype(jnp.promote_types(weight.dtype, values.dtype))
         total = weight.sum()
         each = jnp.where(counts, values.reshape(len(weight), -1).mean(axis=1), 0)
@@ -73,17 +73,18 @@ def mean_over_rows(of_rows: Callable) -> Callable[..., tuple[jax.Array, Any]]:
     return _with_member(loss, of_rows)
 
 
-def _check_values(values, prediction, y):
-    """Raise ValueError for values that are not [batch, ...], and for each prediction compared with every y."""
+def _check_values(values, prediction, y, x):
+    """Raise ValueError for values that are not [batch, ...], and for those of each row with every other."""
     shape, leaves = jnp.shape(values), [jnp.shape(leaf) for leaf in jax.tree.leaves(y)]
     rows = {leaf[0] for leaf in leaves if leaf}
     if len(rows) == 1 and shape[:1] != (*rows,):
         got = f"{list(shape)} of {rows.pop()} rows"
         raise ValueError(f"mean_over_rows takes each row's values, [batch, ...], got {got}: leave the mean to it.")
-    predicted = {jnp.shape(leaf) for leaf in jax.tree.leaves(prediction)}
-    if shape == shape[:1] * 2 != (1, 1) and set(leaves) == {shape[:1]} and predicted == {(*shape[:1], 1)}:
-        advice = "give y as [batch, 1], or take prediction[:, 0]"
-        raise ValueError(f"The values are {list(shape)}, each prediction [batch, 1] with every y [batch]: {advice}.")
+    leads = {jnp.shape(leaf)[:2] for leaf in jax.tree.leaves((prediction, y, x))}
+    if shape[:2] == shape[:1] * 2 != (1, 1) and shape[:2] not in leads:
+        advice = "give both one shape, such as [batch, 1]; a loss of pairs of rows returns its mean itself"
+        got = f"{list(shape)}, each row's with every other row, as of a [batch, 1] with a [batch]"
+        raise ValueError(f"The values are {got}: {advice}.")
 
 
 def weighted(loss_fn: Callable) -> Callable:

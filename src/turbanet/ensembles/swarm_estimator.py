@@ -25,7 +25,7 @@ from turbanet.checkpoints.fitted import Fitted, numbers_of, with_numbers
 from turbanet.core import member
 from turbanet.core.arrays import check_whole
 from turbanet.core.fingerprint import fingerprint
-from turbanet.core.plan import Plan
+from turbanet.core.plan import Plan, check_cluster
 from turbanet.core.schedules import with_hyperparameters
 from turbanet.data.checks import one_prediction
 from turbanet.ensembles.combine import of_unseen_rows
@@ -208,6 +208,15 @@ class SwarmEstimator(Fitted, BaseEstimator):
 
     def _check_parameters(self):
         check_whole(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
+        check_cluster(self.cluster)
+        if callable(self.callbacks):
+            raise ValueError(f"callbacks is a list of functions, got {self.callbacks!r}: put it in a list.")
+        if self.early_stopping:
+            check_whole(n_iter_no_change=self.n_iter_no_change)
+            if not self.tol >= 0:
+                raise ValueError(f"tol, what counts as an improvement, must be at least 0; got {self.tol!r}.")
+            if not 0 < self.validation_fraction < 1:
+                raise ValueError(f"validation_fraction is between 0 and 1, got {self.validation_fraction!r}.")
         if self.oob_score and not self.bootstrap:
             raise ValueError("oob_score needs bootstrap=True: without it every member sees every row.")
         if np.ndim(self.hidden) != 1:

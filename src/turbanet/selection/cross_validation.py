@@ -19,7 +19,7 @@ from turbanet.core import extras
 from turbanet.core.arrays import as_arrays, check_seed, check_whole, is_jax_key
 from turbanet.core.member import takes
 from turbanet.core.metrics import ONE
-from turbanet.core.plan import Plan
+from turbanet.core.plan import Plan, check_cluster
 from turbanet.core.schedules import with_schedule
 from turbanet.core.storage import place
 from turbanet.core.tables import Shown, count, spread
@@ -199,6 +199,7 @@ def cross_validate(
     models = models if isinstance(models, Mapping) else {type(models).__name__.lower(): models}
     schedules = [schedules] if isinstance(schedules, str) or callable(schedules) else list(schedules)
     check_whole(seeds=seeds)
+    check_cluster(cluster)
     _check_names(models, schedules, plan, checkpoints)
     if takes(loss, "member"):
         advice = "train the folds by fit, with rows=turbanet.k_fold(...)"
@@ -276,7 +277,7 @@ def _check_names(models, schedules, plan, checkpoints):
 
 def _targets(y: Any) -> np.ndarray:
     """Return y as one array [row, ...], bool as int."""
-    if isinstance(y, Mapping) or (isinstance(y, tuple) and any(map(np.ndim, y))):
+    if y is None or isinstance(y, Mapping) or (isinstance(y, tuple) and any(map(np.ndim, y))):
         advice = "train the folds by fit, with rows= and validation_rows="
         raise ValueError(f"cross_validate takes y as one array [row, ...], got a {type(y).__name__}: {advice}.")
     y = np.asarray(y)

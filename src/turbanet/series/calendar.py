@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from turbanet.core.arrays import first_line
+
 SEASONS = {"W": 52, "D": 7, "h": 24, "min": 24 * 60, "s": 60, "B": 5, "C": 5}  # of one unit
 SEASONS |= {"M": 12, "WOM": 12, "LWOM": 12, "SM": 24, "Q": 4, "Y": 1}
 SECONDS = {"W": 7 * 24 * 3600, "D": 24 * 3600, "h": 3600, "min": 60, "s": 1}
@@ -119,7 +121,7 @@ def given(freq: Any, times: pd.Index, *, check: bool = True) -> Calendar:
         if numbers:
             problem = f"ds holds {_kind(times)}, and freq={freq!r} came too"
             raise ValueError(f"{problem}: leave freq out, or give the step as a number.")
-        calendar = Offset(pd.tseries.frequencies.to_offset(freq))
+        calendar = Offset(_offset(freq))
     else:
         calendar = Listed(_listed(freq, times))
     if check and len(times) > 1:
@@ -143,10 +145,17 @@ def step_of(freq: Any, period: str) -> Any:
     try:
         named = pd.PeriodDtype(freq).freq
     except (AttributeError, TypeError, ValueError):  # as of the end of a month, "ME", whose period is "M"
-        named = pd.tseries.frequencies.to_offset(freq)
+        named = _offset(freq)
     if named != offset:
         raise ValueError(f"ds holds periods of {period}, and freq={freq!r} came too: leave freq out.")
     return offset.n
+
+
+def _offset(freq):
+    try:
+        return pd.tseries.frequencies.to_offset(freq)
+    except ValueError as error:
+        raise ValueError(f"freq={freq!r} is no step of pandas ({first_line(error)}): {ADVICE}.") from error
 
 
 def of_periods(calendar: Calendar | None, period: str) -> Calendar | None:

@@ -1,7 +1,8 @@
 """A forecaster of many series by one network per series, one network for all, or both, trained as swarms."""
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from operator import itemgetter
 from typing import Any, Self
 
@@ -199,6 +200,7 @@ class Forecaster(Fitted):
         self._stat: Any = None if stat is None else stat[0]
         self._stat_scale: Any = stat_scale
         self._stat_labels = stat_labels
+        self._given = self._parameters_now()
         return self
 
     @aliases(steps="h", table="df")
@@ -215,8 +217,8 @@ class Forecaster(Fitted):
 
         h : None: the horizon; more only if forecasts are recursive, without quantiles and hist_exog_list
         df : newer rows, at least `input_size` of each series, as `fit` takes them; networks and scaling stay as they
-            are. A global network forecasts series that it has not seen, which are scaled by the rows that came. None:
-            the table of `fit`
+            are; naive forecasts know these rows only. A global network forecasts series that it has not seen, which
+            are scaled by the rows that came. None: the table of `fit`
         futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list; of a direct model,
             for its whole horizon
         static_df : stat_exog_list of series that were not there in `fit`; the others keep theirs
@@ -224,6 +226,7 @@ class Forecaster(Fitted):
             series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread.
             NaN where a series had too few errors, as held-out values that were filled have none
         """
+        self = self._as_fitted()
         steps = self._check_steps(h)
         panel = self._known(df)
         levels = check_levels(level, len(self._conformal.errors), steps, self.h)
@@ -262,6 +265,7 @@ class Forecaster(Fitted):
 
     def make_future_dataframe(self, h: int | None = None, *, df: Any = None) -> Any:
         """Return the ids and the times of the next `h` steps, to be filled with what is known ahead, for `predict`."""
+        self = self._as_fitted()
         steps = self._check_steps(h)
         panel = self._known(df)
         return panel.kind.written(self._keys(panel, self._coming(panel, steps)), self.time_col)
@@ -404,6 +408,17 @@ class Forecaster(Fitted):
         scales = [inputs.standards(values[ids], plain) for ids in present]
         return [((values - centre) / spread).astype(np.float32) for centre, spread in scales], scales[0], labels
 
+    def _parameters_now(self):
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _as_fitted(self):
+        """Return the forecaster with the parameters of its last `fit`: those set since count from the next one on."""
+        given = getattr(self, "_given", {}) | {"plan": self.plan, "progress": self.progress}
+        fitted = replace(self, **given)
+        found = {name: value for name, value in vars(self).items() if name not in {"_given", *vars(fitted)}}
+        vars(fitted).update(found)
+        return fitted
+
     def _check_fitted(self):
         if not hasattr(self, "swarms_"):
             raise ValueError("Nothing is trained yet: call fit(df) first.")
@@ -443,7 +458,7 @@ class Forecaster(Fitted):
             advice = 'call fit with a table that holds it, take kind="global", or leave it out'
             raise ValueError(f"No network was trained on series {panel.ids[new][0]}: {advice}.")
         if new.any():
-            which = f"{new.sum()} of {len(new)} series are new, such as {panel.ids[new][0]!r}"
+            which = f"{new.sum()} of {len(new)} series are new, such as {panel.ids[new][0]}"
             say_once(f"{which}: they are scaled by the rows that came.")
         return panel
 
@@ -498,6 +513,15 @@ class Forecaster(Fitted):
 
     # Saving and export.
 
+    def save(self, path: str | os.PathLike) -> None:
+        """Save to one file, written whole or not at all: what was fitted and by which parameters, without the table.
+
+        Parameters that are code (a model, a loss, an optimizer) are given to `load` again; `plan` is not kept. `path`
+        may be an address, such as s3://bucket/file. Raises ValueError if nothing is fitted, TypeError for what no file
+        can hold.
+        """
+        Fitted.save(self._as_fitted(), path)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return a state that can be pickled: the arrays of swarms, and the end of each series."""
         state = {name: value for name, value in vars(self).items() if name not in ("_target", "_columns", "series_")}
@@ -521,7 +545,9 @@ class Forecaster(Fitted):
             self.series_ = self._panel.ids.tolist()
             if vars(self).pop("_has_freq", False) and self.freq is None:  # an object, which no file holds
                 self.freq = getattr(self.calendar_, "offset", None) or self.calendar_.times
-            self.swarms_ = {name: self._swarm(name, numbers) for name, numbers in state["swarms_"].items()}
+            vars(self).setdefault("_given", self._parameters_now())
+            fitted = self._as_fitted()
+            self.swarms_ = {name: fitted._swarm(name, numbers) for name, numbers in state["swarms_"].items()}
 
     def _swarm(self, kind, numbers):
         count = len(self.series_)
@@ -533,9 +559,10 @@ class Forecaster(Fitted):
 
     def _to_export(self, kind):
         """Return (kind, function of {"window": ..., "series": ...}, such an x) for `turbanet.export`."""
-        self._check_fitted()
         if kind not in (None, "forecast"):
             raise ValueError(f'A Forecaster is exported as "forecast", not as {kind!r}.')
+        self._check_fitted()
+        self = self._as_fitted()
         check_float32(self._scaling.centre, self._scaling.spread)
         program = networks.program_of(self, self.swarms_, self._scaling, self._stat, self._fitted_shape)
         return "forecast", program, self._fitted_shape.samples(self.h)

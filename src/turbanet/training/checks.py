@@ -79,6 +79,7 @@ def check_fit(
         check_masks(swarm, loss_fn, batch, f"batch_size={least} at the most, or equal_steps=True")
     in_program, on_host = metrics.split(metric)
     rule = metrics.monitored(monitor, mode, [*dict(in_program), *on_host], patience)
-    if held_out and on_host and (prediction := predicted_by_first(swarm, held_out, loss_fn)) is not None:
-        metrics.check(on_host, prediction, targets(held_out, 0))
+    if held_out and on_host:
+        for prediction in predicted_by_first(swarm, held_out, loss_fn):
+            metrics.check(on_host, prediction, targets(held_out, 0))
     return Checked(loss_fn, data, held_out, in_program, on_host, rule)

@@ -396,10 +396,11 @@ class Training:
         values |= {name: np.full(len(loss), np.nan) for name in self.metrics}
         active = np.ones(len(loss), bool) if self.start._stopping is None else self._active()
         metrics = {name: on_host(name, metric) for name, metric in self.metrics.items()}
+        held_out = self.data[1]
+        counts = np.broadcast_to(held_out.length if held_out.count is None else held_out.count, len(loss))
         for position in np.flatnonzero(active & np.isfinite(loss)) if metrics else ():
-            y = targets(self.data[1], position)
-            rows = slice(len(jax.tree.leaves(y)[0]))
-            prediction = jax.tree.map(itemgetter((position, rows)), predictions)
+            y = targets(held_out, position)
+            prediction = jax.tree.map(itemgetter((position, slice(counts[position]))), predictions)
             for name, metric in metrics.items():
                 values[name][position] = metric(prediction, y)
         return jax.tree.map(lambda value: np.where(active, value, np.nan)[:, None], (loss, values))
