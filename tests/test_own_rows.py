@@ -329,6 +329,28 @@ def test_fewer_rows_than_a_batch_are_refused_where_none_can_be_left_out(loss, mo
     assert trained.step.tolist() == [4] * 4
 
 
+class Scaled(nn.Module):
+    """A model whose collection is a table that no step changes."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x * self.variable("constants", "scale", lambda: jnp.arange(1.0, 1 + x.shape[-1])).value)
+
+
+def test_constants_of_a_model_are_no_statistics_of_a_batch():
+    x, y = table(30)
+    swarm = net(model=Scaled())
+    trained, _ = train(swarm, x, y, rows=RAGGED, batch_size=8)
+    own = np.asarray(RAGGED[2][: COUNTS[2]])
+    one, _ = train(swarm[[2]], x[own], y[own], batch_size=8)
+    close(trained.get_state(2).params, one.get_state(0).params)
+    weight = np.ones(30, np.float32)
+    weight[3] = 0
+    weighted, _ = train(swarm, x, (y, weight), tn.weighted(tn.softmax_cross_entropy))
+    without, _ = train(swarm, np.delete(x, 3, 0), np.delete(y, 3))
+    close(weighted.params, without.params)
+
+
 class Dropped(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import unfreeze
 from flax.core.scope import in_filter, union_filters
 from flax.core.tracers import current_trace
 from flax.errors import InvalidRngError, ModifyScopeVariableError
@@ -273,6 +274,26 @@ def predict(state: State, x: Any, *, rows_at_once: int | None = None, **kwargs: 
     """One member's prediction on x [batch, ...], as in `evaluate`; `kwargs` go to Flax's apply."""
     params = evaluation_params(state.opt_state, state.params)
     return Bound(state, train=False, rows_at_once=rows_at_once)({"params": params}, x, **kwargs)
+
+
+def changing(state: State) -> list[str]:
+    """Return the names of one member's collections that a training step changes, as statistics of a batch are.
+
+    A table of constants is none. All, where the model cannot be traced on the swarm's sample.
+    """
+
+    def step(collections, x):
+        apply_fn = Bound(state.replace(collections=collections), train=True)
+        apply_fn({"params": state.params}, x)
+        return apply_fn.state.collections
+
+    try:
+        traced, after = jax.make_jaxpr(step, return_shape=True)(state.collections, unfreeze(state.sample))
+    except Exception:
+        return sorted(state.collections)
+    given = set(map(id, traced.jaxpr.invars))
+    after = jax.tree.unflatten(jax.tree.structure(after), map(id, traced.jaxpr.outvars))
+    return [name for name in sorted(after) if not given.issuperset(jax.tree.leaves(after[name]))]
 
 
 def initial(model: Any, seed: Any, id: Any, sample: Any) -> Any:

@@ -85,9 +85,9 @@ def check_data(
             counts = np.asarray(leaf) != 0  # [row], or [member, row] where each has its own
             counts = counts if own or leaf.ndim == 1 else counts.any(axis=0)
         _raise_for(name, array, own, np.broadcast_to(bad, array.shape), expected, data, counts)
-    if trains and swarm.collections and (weight_of := getattr(unwrapped, "weight_of", None)):
+    if trains and (weight_of := getattr(unwrapped, "weight_of", None)) and (statistics := batch_statistics(swarm)):
         name, weight, own = next(each for each in examples if each[1] is weight_of(data.y))
-        advice = f"a number above 0, as the model's {sorted(swarm.collections)} count each row (take GroupNorm)"
+        advice = f"a number above 0, as the model's {statistics} count each row (take GroupNorm)"
         _raise_for(name, weight, own, np.asarray(weight) == 0, advice, data)
 
 
@@ -100,11 +100,16 @@ def check_masks(swarm: Any, loss_fn: Callable, what: str, advice: str) -> None:
     """Raise ValueError, with `advice`, if the loss or the model cannot leave out rows of a batch, as `what` needs."""
     if not member.takes(loss_fn, "mask"):
         needs = "a loss that takes mask=, bool [batch] (see turbanet.mean_over_rows)"
-    elif swarm.collections:
-        needs = f"a model without {sorted(swarm.collections)}, which are of all rows of a batch (take GroupNorm)"
+    elif statistics := batch_statistics(swarm):
+        needs = f"a model without {statistics}, which are of all rows of a batch (take GroupNorm)"
     else:
         return
     raise ValueError(f"{what} need {needs}, or {advice}.")
+
+
+def batch_statistics(swarm):
+    """Return the names of the model's collections that follow the rows of a batch, and are no constants."""
+    return member.changing(swarm.get_state(0)) if swarm.collections else []
 
 
 def _is_finite(array):

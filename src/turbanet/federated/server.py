@@ -20,7 +20,7 @@ from turbanet.core.optimizers import check_outer, check_plain
 from turbanet.core.plan import Plan, check_plan, say_once
 from turbanet.core.state import Swarm
 from turbanet.core.tables import Shown, count, spread
-from turbanet.data.checks import check_data, check_masks
+from turbanet.data.checks import batch_statistics, check_data, check_masks
 from turbanet.data.examples import pair, prepare
 from turbanet.data.sampling import check_rows
 from turbanet.federated.rounds import Rounds, run, split_layers
@@ -194,8 +194,7 @@ def train(
         check_masks(swarm, loss_fn, which, f"batch_size={counts[client]} at the most")
     own_names = _layers(swarm, own or ())
     _check(len(rows), sampled, proximal=proximal, drop_out=drop_out, clip=clip, noise=noise)
-    if noise and swarm.collections:
-        names = sorted(swarm.collections)
+    if noise and (names := batch_statistics(swarm)):
         raise ValueError(f"The model's {names} would leave the clients without noise: use GroupNorm, for example.")
     server = server or optax.sgd(1.0)
     check_outer(server, split_layers(swarm.get_state(0).params, own_names)[0], "server")

@@ -67,7 +67,8 @@ def fit(
     ----------
     swarm : TurbaTrainState
     x, y : arrays or pytrees of arrays: [row, ...], shared by all members, or [member, row, ...] with `per_member`.
-        On a CPU, memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes in are read in place
+        Without targets y is None. On a CPU, memory-mapped arrays (np.load(mmap_mode="r")) of a type that JAX computes
+        in are read in place
     loss_fn : loss(params, x, y, apply_fn) -> (scalar, prediction) of one member; None: the swarm's own
     epochs : int, passes over the rows of a member
     batch_size : rows of one step; a member with fewer rows uses all of its own; None: all rows
