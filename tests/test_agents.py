@@ -538,8 +538,8 @@ class Column(nn.Module):
 @pytest.mark.parametrize(
     ("env", "model", "says"),
     [
-        (Shaped((1, 2)), None, r"values are of shape \(16, 1\) for rows \(16,\): return values\[..., 0\]"),
-        (Shaped((2, 3)), None, r"values are of shape \(16, 2\) for rows \(16,\)"),
+        (Shaped((1, 2)), None, r"one action for each observation, the policy is \[2, 1\]: flatten an observation"),
+        (Shaped((2, 3)), None, r"one action for each observation, the policy is \[2, 2\]: flatten an observation"),
         (Line(), Column(), r"values are of shape \(16, 1\) for rows \(16,\)"),
         (Shaped(reward=(1,)), None, r"Shaped's reward has shape \(1,\): make it one number"),
     ],
@@ -548,6 +548,27 @@ class Column(nn.Module):
 def test_what_is_more_than_one_number_a_step_is_refused(env, model, says):
     with pytest.raises(ValueError, match=says):
         train(env, model=model)
+
+
+class Push(Line):
+    """A line of continuous actions, whose bounds are lists."""
+
+    def action_space(self, params=None):
+        return SimpleNamespace(low=[-1.0], high=[1.0])
+
+    def step_env(self, key, state, action, params):
+        return super().step_env(key, state, (action[0] > 0).astype(int), params)
+
+
+def test_bounds_of_actions_may_be_lists():
+    swarm, _ = train(Push())
+    assert tn.rl.evaluate_agents(Push(), swarm, episodes=2).shape == (len(swarm), 2)
+
+
+@pytest.mark.parametrize("anneal", [None, "lr"])
+def test_what_is_annealed_is_a_tuple(anneal):
+    with pytest.raises(ValueError, match=r"anneal is a tuple of names, such as \(.lr.,\), or \(\); got"):
+        train(config=SHORT._replace(anneal=anneal))
 
 
 def test_an_end_by_time_may_be_a_number():

@@ -1,9 +1,12 @@
 import logging
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import turbanet as tn
 from turbanet.networks.policies import Agent
 from turbanet.rl import PPOConfig
 from turbanet.rl.agents import new_swarm
@@ -134,3 +137,45 @@ def test_agents_learn_in_float64():
     with jax.enable_x64(True):
         _, history = train(model=Agent(WORLD.actions, hidden=(4,)))
         assert history.train_loss.shape == (3, 6) and np.isfinite(history.train_loss).all()
+
+
+class Team:
+    """Two agents; what it returns is as its fields say."""
+
+    agents, actions, limit = 2, 3, 4
+
+    def __init__(self, observed=(2, 3), rewards=(2,), more=()):
+        self.observed, self.rewards, self.more = observed, rewards, more
+
+    def reset(self, key):
+        return jnp.zeros(self.observed), jnp.int32(0)
+
+    def step(self, key, state, actions):
+        return jnp.zeros(self.observed), state + 1, jnp.ones(self.rewards), *self.more
+
+
+@pytest.mark.parametrize(
+    ("world", "says"),
+    [
+        (Team(rewards=()), r"step returns .*: it must be \(observations \[2, 3\], the world's state, rewards \[2\]\)"),
+        (
+            Team(more=(False,)),
+            r"step returns .*: it must be \(observations \[2, 3\], the world's state, rewards \[2\]\)",
+        ),
+        (Team(observed=(3,)), r"reset returns .*: it must be \(observations \[2, ...\], the world's state\)"),
+    ],
+)
+def test_a_world_that_returns_something_else_is_told_what(world, says):
+    for call in (evaluate_together, train_together):
+        with pytest.raises(ValueError, match=says):
+            call(world)
+
+
+def test_who_acts_is_a_swarm_made_for_the_world():
+    logits = tn.TurbaTrainState.swarm(tn.MLP((4, 3)), optax.sgd(0.1), 2, sample_input=np.zeros((1, 3)))
+    np.testing.assert_array_equal(evaluate_together(Team(), logits, episodes=3), np.full((2, 3), 4))
+    others = tn.TurbaTrainState.swarm(tn.MLP((4, 3)), optax.sgd(0.1), 2, sample_input=np.zeros((1, 5)))
+    with pytest.raises(ValueError, match=r"Team gives observations \(3,\), the agents were made for \(5,\)"):
+        evaluate_together(Team(), others)
+    with pytest.raises(ValueError, match="The swarm is a TurbaTrainState; got tuple"):
+        evaluate_together(Team(), (logits, None))

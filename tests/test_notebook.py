@@ -189,7 +189,7 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
         ".dvcignore",
         ".dvc/config",
     )
-    fill(root, "reports/mnist/executed.ipynb", "data/mnist/x.npy", "elsewhere.gz", "build/smoke/stale")
+    fill(root, "reports/mnist/executed.ipynb", "data/mnist/x.npy", "elsewhere.gz")
     committed = {"reports/README.md", "reports/benchmark/cpu/machine.json", "reports/mnist/metrics.json"}
     fill(root, *committed)
     (root / "data/external/mnist").mkdir(parents=True)
@@ -202,6 +202,26 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     params = yaml.safe_load((folder / "params.yaml").read_text())
     assert params["tiny"] == {"rate": 0.5, "sizes": [1, 2]}
     assert params["sweep"] == {"epochs": 3, "small": {"hidden": [16]}, "large": {"hidden": [2]}}
+
+
+def test_copy_study_keeps_what_an_earlier_copy_has_made(study):
+    root = study("tiny", "pass")
+    fill(root, "src/a.py", "src/b.py", "notebooks/a.ipynb", "CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config")
+    by_hand = [f"{name}/x.csv" for name in project.BY_HAND]
+    fill(root, "reports/README.md", "reports/mnist/metrics.json", "data/external/mnist/images.gz", *by_hand)
+    folder = root / "build/smoke"
+    project.copy_study(root, folder, "smoke")
+    made = {"dvc.lock": "made", "reports/mnist/metrics.json": "made", "build/run/mnist/executed.ipynb": "made"}
+    for name, text in made.items():
+        fill(folder, name)
+        (folder / name).write_text(text)
+    (root / "src/b.py").unlink()
+    (root / by_hand[0]).write_text("measured anew")
+    (root / "data/external/mnist/images.gz").unlink()
+    project.copy_study(root, folder, "smoke")
+    assert {name: (folder / name).read_text() for name in made} == made
+    assert (folder / by_hand[0]).read_text() == "measured anew"
+    assert not (folder / "src/b.py").exists() and not (folder / "data/external").exists()
 
 
 def test_copy_study_refuses_an_unknown_size_or_name(study):

@@ -136,6 +136,7 @@ def test_a_table_is_also_written_as_latex_with_caption_and_label_and_as_csv(fold
     ("text", "error", "said"),
     [
         ("A.\n{{ m.second }}", ValueError, "line 2, tells of what was not measured .*second"),
+        ("A.\n{{ m.second | digits }}", ValueError, "line 2, tells of what was not measured .*second"),
         ('{{ table("time", "A.") }}', ValueError, "no table 'time'; known: times"),
         ('{{ see("mnist/loss") }}', ValueError, "mentions mnist/loss, which it does not show"),
         ('{{ table("times", "A.") }}', ValueError, "does not mention times"),

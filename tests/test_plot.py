@@ -44,6 +44,23 @@ def test_history_is_the_median_of_the_members_that_trained():
         plot.history(history, names=["accuracy"])
 
 
+def test_an_infinite_loss_leaves_the_quantiles_of_the_others():
+    losses = np.float32([[1, 2, 3, 4, 5], [1, 2, 3, 4, np.inf], [np.inf, np.inf, np.inf, 1, 2]])
+    history = tn.History(losses, None, *[np.arange(5)] * 2, 0.0, 0.0, None, np.full(5, 3))
+    ax = plot.history(history)
+    assert ax.lines[0].get_ydata().tolist() == [3, 3, np.inf]
+    with pytest.raises(ValueError, match="history plots the History that fit returns; got tuple"):
+        plot.history(([], history))
+
+
+def test_bins_and_orders_are_counted_from_one():
+    logits, y = np.zeros((2, 3, 2)), np.array([0, 1, 1])
+    with pytest.raises(ValueError, match="bins must be a whole number of at least 1"):
+        plot.reliability(logits[0] + 0.5, y, bins=0)
+    with pytest.raises(ValueError, match="orders must be a whole number of at least 1"):
+        plot.ensemble_size(logits, y, orders=0)
+
+
 def test_history_of_one_epoch_is_a_dot():
     history = tn.History(np.ones((1, 2)), None, np.arange(2), np.arange(2), 0.0, 0.0, None, np.ones(2, int))
     assert plot.history(history).lines[0].get_marker() == "."

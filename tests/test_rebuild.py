@@ -91,6 +91,15 @@ def test_after_a_failed_stage_the_report_is_made_by_itself_and_the_status_is_the
     assert asked == [("--keep-going",), ("--single-item", "report", "--force")]
 
 
+def test_a_report_that_could_not_be_made_is_in_the_status(asked, monkeypatch):
+    def repro(folder, *arguments, quick):
+        asked.append(arguments)
+        return subprocess.CompletedProcess(arguments, 7 * ("--single-item" in arguments))
+
+    monkeypatch.setattr(project, "repro", repro)
+    assert rebuild.main(["--stage", "report"]) == 7 and len(asked) == 2
+
+
 def test_ctrl_c_ends_it_with_one_sentence(asked, monkeypatch, capsys):
     def repro(*arguments, **kwargs):
         raise KeyboardInterrupt

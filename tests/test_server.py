@@ -462,3 +462,23 @@ def test_rows_of_no_client_may_hold_anything():
     y[3] = np.nan
     with pytest.raises(ValueError, match="row 3"):
         tn.federated.train(line(), x, y, tn.mse, clients=EVEN, **JOB)
+
+
+@pytest.mark.parametrize("name", ["proximal", "noise", "drop_out"])
+@pytest.mark.parametrize("value", [None, "a", [0.1]])
+def test_what_is_no_number_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number, 0 for none; got"):
+        tn.federated.train(line(), X, Y, tn.mse, clients=RAGGED, **JOB | {name: value})
+
+
+def test_no_clients_are_refused():
+    with pytest.raises(ValueError, match="clients must be int .client, row., .*: there are no clients"):
+        tn.federated.train(line(), X, Y, tn.mse, clients=np.zeros((0, 3), int), **JOB)
+
+
+def test_the_one_metric_without_a_name_is_asked_for_without():
+    how = {"clients": RAGGED, "validation": (X, LABELS), "metric": tn.accuracy, **JOB}
+    _, history = tn.federated.train(net(), X, LABELS, tn.softmax_cross_entropy, **how)
+    assert history.rounds_to(0.0) == history.scored[0]
+    with pytest.raises(ValueError, match="The one metric has no name: leave metric= out"):
+        history.rounds_to(0.5, "accuracy")

@@ -40,6 +40,7 @@ __all__ = [
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 MARKERS = "osD^v<>"
 SIZES = {"screen": ((6.4, 4.0), 11, 100), "print": ((3.5, 2.4), 8, 300)}  # inches, points, dots per inch
+HUGE = 1e300  # in place of infinity, which has no quantile beside it
 WIDE = 30  # times the smallest value, from which on positive values are spread on a logarithmic axis
 
 
@@ -64,6 +65,8 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
 
     names : which of `history.recorded()`; None: the losses
     """
+    if not isinstance(history, History):
+        raise ValueError(f"history plots the History that fit returns; got {type(history).__name__}.")
     names = [names] if isinstance(names, str) else names
     recorded = history.recorded()
     names = [name for name in recorded if name.endswith("_loss")] if names is None else names
@@ -74,8 +77,9 @@ def history(history: History, *, names: list[str] | None = None, ax: Any = None)
             values = recorded[name]
             kept = ~np.isnan(values).all(axis=1)
             epochs = 1 + _begun(history) + np.flatnonzero(kept)
-            bounds = np.nanquantile(values[kept], [0.05, 0.5, 0.95], axis=1) if kept.any() else np.empty((3, 0))
-            low, median, high = bounds
+            values = np.clip(values[kept].astype(float), -HUGE, HUGE)
+            bounds = np.nanquantile(values, [0.05, 0.5, 0.95], axis=1) if kept.any() else np.empty((3, 0))
+            low, median, high = np.where(np.abs(bounds) > HUGE / 1e9, np.sign(bounds) * np.inf, bounds)
             alone = "." if len(epochs) == 1 else ""
             (line,) = ax.plot(epochs, median, marker=alone, label=name.replace("_", " "))
             ax.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -165,6 +169,7 @@ def reliability(probability: Any, y: ArrayLike, *, bins: int = 10, ax: Any = Non
     probability : [row, class], or [member, row, class] for all members' rows; or {name: either}
     y : int [row]
     """
+    check_whole(bins=bins)
     curves = probability if isinstance(probability, Mapping) else {"": probability}
     with _axes(ax) as ax:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
@@ -201,6 +206,7 @@ def ensemble_size(logits: ArrayLike, y: ArrayLike, *, seed: Any = 0, orders: int
 
     logits : [member, row, class]; y : int [row]; seed, orders : as `ensembles.accuracy_by_size` takes them
     """
+    check_whole(orders=orders)
     curve = np.asarray(accuracy_by_size(logits, y, seed=seed, orders=orders))
     size = 1 + np.arange(curve.shape[1])
     with _axes(ax) as ax:
@@ -270,6 +276,7 @@ def forecasts(
             for each in origins[1:]:
                 ax.plot(each[time_col], each[name], color=line.get_color())
             bounds = [(low, low.replace("-lo-", "-hi-")) for low in ahead if low.startswith(f"{name}-lo-")]
+            bounds = [pair for pair in bounds if pair[1] in ahead]
             levels = list(quantiles(name, ahead))
             bounds += [(levels[i], levels[-1 - i]) for i in range(len(levels) // 2)]
             for low, high in bounds:

@@ -186,19 +186,19 @@ def main(arguments=None):
     suite = workloads(options.quick)
     if unknown := set(options.workloads or ()) - set(suite):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(suite)}")
-    device = jax.devices()[0].platform
+    root, device = repository(), jax.devices()[0].platform
     here = {"machine": machine_line(), **roofline.ceilings()}
     peak = 1e9 * here["matmul_peak_gflops"]
     table, failures = run(list(options.workloads or suite), quick=options.quick, peak=peak)
     runner = os.environ.get("TURBANET_REPORTS")  # set by the notebook runner, which publishes itself
-    folder = Path(runner or repository() / "build/benchmark" / device)
+    folder = Path(runner or root / "build/benchmark" / device)
     print(table[list(COLUMNS)].to_string(index=False, float_format="%.4g"))
-    kept = repository() / "reports/benchmark" / device
+    kept = root / "reports/benchmark" / device
     benchmark_results.write(folder, table, here, before=kept if options.workloads and not options.quick else None)
     if not (runner or options.quick or failures):
         from study.pipeline import notebook
 
-        folder = notebook.publish(folder, f"benchmark/{device}", root=repository())
+        folder = notebook.publish(folder, f"benchmark/{device}", root=root)
     print(f"{machine_line()}; written to {folder / 'ratios.csv'}")
     for name, failure in failures.items():
         print(f"{name} is not in it: {failure}", file=sys.stderr)

@@ -19,7 +19,8 @@ COLOURS = {name: to_rgb(colour) for name, colour in labels.COLOURS.items()}
 
 
 def style():
-    """Set a style that is readable at column width without scaling."""
+    """Set a style that is readable at column width without scaling, whatever the user's own."""
+    plt.rcdefaults()
     sns.set_theme(style="ticks", context="paper", font_scale=0.9, palette="colorblind")
     plt.rcParams.update({"figure.constrained_layout.use": True, "legend.frameon": False, "savefig.dpi": 200})
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})

@@ -47,6 +47,7 @@ def numbers(card: Path) -> dict[str, Any]:
     small, wide = (sweep(card, name) for name in (SMALL, WIDE))
     loop_one = small.loc[1, list(LOOPS)].min()
     most = int(small.index.max())
+    call = read(card, "sweep").set_index(["workload", "precision", "method", "networks"]).loc[SMALL, "TF32", OURS, most]
     found = {
         "card": about["card"],
         "driver": about["driver"],
@@ -62,6 +63,8 @@ def numbers(card: Path) -> dict[str, Any]:
         "graph_one_ms": 1000 * small.loc[1, GRAPH],
         "in_time_of_one": int(small.index[small[OURS] <= loop_one].max()),
         "most_over_loop_one": small.loc[most, OURS] / loop_one,
+        "call_over_loop_one": call.wall_per_step / loop_one,  # with the checks and copies of a call of `fit`
+        "call_steps": int(call.steps),
     }
     found["in_time_ms"] = 1000 * small.loc[found["in_time_of_one"], OURS]
     found["in_time_over_loop_one"] = found["in_time_ms"] / found["loop_one_ms"]

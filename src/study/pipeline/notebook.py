@@ -81,9 +81,9 @@ def run(stage, variant=None, *, root="."):
         raise ValueError(f"params.yaml lacks the notebook's {', '.join(missing)}; it sets {present}.")
     for name, value in values.items():
         if not _fits(value, cell[name]):
-            advice = "a number has a point before its exponent, 1.0e-3, for YAML"
+            advice = ": a number has a point before its exponent, 1.0e-3, for YAML" if isinstance(value, str) else ""
             raise ValueError(
-                f"params.yaml sets {name} of {stage} to {value!r}, such as {cell[name]!r} is right: {advice}."
+                f"params.yaml sets {name} of {stage} to {value!r}, such as {cell[name]!r} is right{advice}."
             )
     folder = root / "build/run" / stage / (variant or "")
     shutil.rmtree(folder, ignore_errors=True)

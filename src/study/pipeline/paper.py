@@ -94,7 +94,7 @@ def render(
     """
     kwargs = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(**kwargs, keep_trailing_newline=True, autoescape=False)
-    environment.filters |= {"digits": reports.number, "percent": _percent}
+    environment.filters |= {"digits": _digits, "percent": _percent}
     sources = {name: environment.from_string(template.read_text()) for name, template in templates.items()}
     numbers, texts = _Numbers({}), {}
     for folder in (None, latex):  # the first round assigns the numbers that the second one mentions
@@ -237,6 +237,12 @@ def _links(stage, files):
 def _anchor(number, name):
     """Make an anchor such as figure-mnist-losses or table-data, which differs from all anchors of headings."""
     return f"{number.split()[0].lower()}-{name}".replace("/", "-").replace("_", "-")
+
+
+def _digits(value, digits=3):
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # which raises
+    return reports.number(value, digits)
 
 
 def _percent(share, decimals=1):

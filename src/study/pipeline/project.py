@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+BY_HAND = "reports/benchmark", "reports/gpu", "reports/peers"  # made by no stage
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 
@@ -30,23 +31,34 @@ def check_known(what, name, known):
 
 
 def copy_study(root, folder, size):
-    """Make `folder` afresh as a DVC project: the study of `root` at one of the sizes in its params.yaml."""
+    """Make `folder` a DVC project: the study of `root` at one of the sizes in its params.yaml.
+
+    What an earlier copy has made there stays, for `repro` to keep what has not changed; without the folder all is anew.
+    """
     root, folder = Path(root).resolve(), Path(folder)
     params = read(root / "params.yaml")
     sizes = params.pop("sizes", None) or {}
     params = overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
-    shutil.rmtree(folder, ignore_errors=True)
     rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for name in ("src", "notebooks"):
+        shutil.rmtree(folder / name, ignore_errors=True)
         shutil.copytree(root / name, folder / name, ignore=rubbish)
-    (folder / ".dvc").mkdir()
+    (folder / ".dvc").mkdir(exist_ok=True)
     for name in ("CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config"):
         shutil.copy(root / name, folder / name)
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    # Results of `make bench` and `make peers`, and committed results for stages that cannot run.
+    # Results of `make bench` and others by hand, and at first committed results for stages that cannot run.
     made = shutil.ignore_patterns("executed.ipynb", "*.docx")
-    shutil.copytree(root / "reports", folder / "reports", ignore=made)
+    for source in (root / "reports").iterdir() if not (folder / "reports").exists() else map(root.joinpath, BY_HAND):
+        target = folder / source.relative_to(root)
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target, ignore=made)
+        elif source.suffix != ".docx":
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(source, target)
+    shutil.rmtree(folder / "data/external", ignore_errors=True)
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +71,9 @@ def repro(folder, *arguments, quick=False, **kwargs):
     quick : compile with fewer optimizations, for runs in which compilation takes most of the time
     """
     folder = Path(folder).resolve()
+    alone = folder / ".dvc/config.local"
+    if not alone.exists() and not any((each / ".git").exists() for each in (folder, *folder.parents)):
+        alone.write_text("[core]\n    no_scm = true\n")  # downloaded without git
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "src")}
     if quick:
@@ -82,7 +97,8 @@ def rebuild(folder, targets=(), *arguments, quick=False, **kwargs):
     if done.returncode or targets:
         # DVC does not see that the list of failed stages changes the report.
         forced = ["--force"] if done.returncode else []
-        repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **kwargs)
+        last = repro(folder, "--single-item", "report", *forced, *arguments, quick=quick, **kwargs)
+        return done if done.returncode else last
     return done
 
 

@@ -177,7 +177,8 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
         except TypeError as error:
             optax_schedule = "one of Optax's is lambda epoch, base: base * schedule(epoch)"
             problem = f"A schedule is a function (epoch, base) -> learning rate; {optax_schedule}"
-            raise ValueError(f"{problem}. {function} raised: {first_line(error)}") from error
+            advice = "It is in jax.numpy, with jnp.where in place of if"
+            raise ValueError(f"{problem}. {advice}. {function} raised: {first_line(error)}") from error
         if getattr(value, "shape", None) != ():
             raise ValueError(f"A schedule returns one number; {function} returned {value}.")
     which = jnp.array([functions.index(function) for function in of_members], jnp.int32)

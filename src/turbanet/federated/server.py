@@ -73,6 +73,8 @@ class FederatedHistory(Shown):
         scores = scores if isinstance(scores, dict) else {None: scores}
         if scores.get(metric) is None:
             names = [name for name, values in scores.items() if name and values is not None]
+            if scores.get(None) is not None:
+                raise ValueError("The one metric has no name: leave metric= out.")
             if not names:
                 raise ValueError("There are no scores: train with validation= and metric=.")
             raise ValueError(f"There are no scores of metric={metric!r}, but of {names}: name one of them.")
@@ -283,6 +285,8 @@ def _plan(plan, swarm, sampled):
 def _rows(clients, length):
     """Return (rows, counts) of the clients, checked."""
     try:
+        if not len(clients):
+            raise ValueError("there are no clients")
         rows, counts = check_rows(clients, members=len(clients), length=length)
     except (TypeError, ValueError) as error:
         required = "clients must be int [client, row], at least one row each, padded at the end with -1 (see ragged)"
@@ -304,6 +308,9 @@ def _layers(swarm, own):
 def _check(clients, sampled, *, proximal, drop_out, clip, noise):
     if sampled > clients:
         raise ValueError(f"sampled must be at most the {clients} clients that there are, got {sampled}.")
+    for name, value in {"proximal": proximal, "drop_out": drop_out, "noise": noise}.items():
+        if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
+            raise ValueError(f"{name} must be a number, 0 for none; got {value!r}.")
     if not 0 <= drop_out < 1:
         raise ValueError(f"drop_out is a probability, at least 0 and below 1, got {drop_out!r}.")
     if not 0 <= proximal < np.inf or not 0 <= noise < np.inf:

@@ -171,7 +171,7 @@ def train_agents(
         raise ValueError("A model came with a swarm, which has its own: leave model out, or give a number of members.")
     elif seed is not None:
         raise ValueError("A seed came with a swarm, which has its own: leave seed out, or give a number of members.")
-    environments.check_sample(env, env_params, members)
+    environments.check_sample(env, environments.observation_shape(env, env_params), members)
     swarm = into_swarm(members, data.x["settings"], config)
     program = learning.learner(
         config,
@@ -236,7 +236,7 @@ def evaluate_agents(
     environments.check(env)
     check_whole(episodes=episodes)
     params, is_own = environments.parameters(env, params, len(check_swarm(swarm)))
-    environments.check_sample(env, _first(params, is_own), swarm)
+    environments.check_sample(env, environments.observation_shape(env, _first(params, is_own)), swarm)
     x = {"params": params, "seed": check_seed(seed)}
     own = {"params": is_own, "seed": False}
     return np.asarray(apply(Play(env, episodes, greedy), swarm, _as_data(x, own, 1), plan))

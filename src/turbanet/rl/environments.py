@@ -60,9 +60,9 @@ def check_types(env: Any, params: Any) -> None:
             raise ValueError(f"{type(env).__name__}: reset returns {first}, step_env {then}: make them equal.")
 
 
-def check_sample(env: Any, params: Any, swarm: Any) -> None:
-    """Raise ValueError for agents that were made for other observations."""
-    shape, made = observation_shape(env, params), getattr(swarm.sample, "shape", None)
+def check_sample(env: Any, shape: tuple[int, ...], swarm: Any) -> None:
+    """Raise ValueError for agents that were made for other observations than those of this `shape`."""
+    made = getattr(swarm.sample, "shape", None)
     if made and made[-len(shape) :] != shape:
         made = made[-len(shape) :]
         raise ValueError(f"{type(env).__name__} gives observations {shape}, the agents were made for {made}.")
@@ -112,8 +112,8 @@ def actions(env: Any, params: Any) -> tuple[int, bool]:
     is_one = not getattr(space, "shape", ()) and not getattr(space, "start", 0)
     if isinstance(getattr(space, "n", None), int | np.integer) and is_one:
         return int(space.n), False
-    if hasattr(space, "low") and len(space.shape) == 1:
-        return space.shape[0], True
+    if hasattr(space, "low") and len(shape := getattr(space, "shape", np.shape(space.low))) == 1:
+        return shape[0], True
     received = f"{type(space).__name__} {getattr(space, 'shape', '')}".strip()
     known = "Actions are numbered from 0, Discrete(n), or a Box of one axis"
     raise ValueError(f"{known}; {type(env).__name__} takes {received}.")
@@ -135,7 +135,7 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
     """
     space = env.action_space(params)
     if hasattr(space, "low"):
-        action = jnp.clip(action, space.low, space.high)
+        action = jnp.clip(action, jnp.asarray(space.low), jnp.asarray(space.high))
     out = jax.vmap(env.step_env, (0, 0, 0, None))(keys, worlds, action, params)
     if len(out) != 5:
         required = "(observation, state, reward, terminated, info), with truncation told by is_truncated"
@@ -150,21 +150,24 @@ def step(env: Any, keys: jax.Array, worlds: Any, action: jax.Array, params: Any)
 
 
 def policy(env: Any, params: Any, out: Any) -> Any:
-    """Return the distribution over actions in a network's output: a policy, or (policy, values).
-
-    Raises ValueError for a distribution over other actions than the environment takes.
-    """
-    is_pair = isinstance(out, tuple) and not hasattr(out, "log_probability")
-    return policy_over(*actions(env, params), out[0] if is_pair else out, type(env).__name__)
+    """Return `policy_over` the actions that the environment takes."""
+    return policy_over(*actions(env, params), out, type(env).__name__)
 
 
 def policy_over(number: int, continuous: bool, out: Any, name: str) -> Any:
-    """Return the distribution in a network's output, over the actions that `actions` told; `name` : who takes them."""
-    policy = distribution(out)
+    """Return the distribution over actions in a network's output, which is a policy or (policy, values).
+
+    number, continuous : what `actions` told; name : who takes them. Raises ValueError for one over other actions.
+    """
+    is_pair = isinstance(out, tuple) and not hasattr(out, "log_probability")
+    policy = distribution(out[0] if is_pair else out)
     mode = jax.eval_shape(policy.mode)
     if continuous != jnp.issubdtype(mode.dtype, jnp.floating):
         required = "a distribution over numbers, such as Gaussian" if continuous else "logits of numbered actions"
         raise ValueError(f"{name} takes {required}; the network returned {type(policy).__name__}.")
+    if mode.ndim != 1 + continuous:
+        advice = "flatten an observation of several axes in the network, and give it as model="
+        raise ValueError(f"{name} takes one action for each observation, the policy is {list(mode.shape)}: {advice}.")
     size = mode.shape[-1] if continuous else getattr(policy, "logits", jnp.zeros(number)).shape[-1]
     if size != number:
         raise ValueError(f"{name} takes {number} action(s), the network's policy is over {size}.")

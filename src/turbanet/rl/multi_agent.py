@@ -16,6 +16,7 @@ from turbanet.core.cache import read
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
 from turbanet.core.plan import LARGEST_BLOCK, dividing
+from turbanet.core.state import check_swarm
 from turbanet.networks.policies import Agent
 from turbanet.ppo import PPOConfig
 from turbanet.rl import environments, learning
@@ -68,16 +69,16 @@ def train_together(
         that contradict one another
     """
     config = as_config(config)
-    check(world)
+    observations = check(world)
     seed = int(check_seed(seed))
     updates = count_updates(config, world.agents if shared else 1)
     check_callbacks((), on_interrupt)
     members = 1 if shared else world.agents
-    observations = jax.eval_shape(world.reset, jax.random.key(0))[0]
     if swarm is None:
-        swarm = new_swarm(model or Agent(world.actions), config, members, observations.shape[1:], seed)
+        swarm = new_swarm(model or Agent(world.actions), config, members, observations, seed)
     elif model is not None:
         raise ValueError("A model came with a swarm, which has its own: leave one of the two out.")
+    environments.check_sample(world, observations, check_swarm(swarm))
     if len(swarm) != members:
         raise ValueError(f"A member is an agent: the swarm has {len(swarm)}, and {members} act in this world.")
     together = Together(learning.learner(config, world), shared)
@@ -194,14 +195,26 @@ class Together:
         return compilation.on_devices(self, function, plan, state, *others, out_shardings=(*shardings, None))
 
 
-def check(world: Any) -> None:
-    """Raise ValueError for an object without the world interface."""
+def check(world: Any) -> tuple[int, ...]:
+    """Return the shape of an agent's observation; ValueError for an object without the world interface."""
     if isinstance(world, type):
         raise ValueError(f"A world is an object; got the class {world.__name__}: make one, {world.__name__}(...).")
     if missing := [name for name in INTERFACE if not hasattr(world, name)]:
         required = f"an object with {', '.join(INTERFACE)}, such as Foraging"
         raise ValueError(f"A world is {required}; {type(world).__name__} has no {', '.join(missing)}.")
     check_whole(**{name: getattr(world, name) for name in ("agents", "actions", "limit")})
+    key, each = jax.random.key(0), (world.agents,)
+    begun: Any = jax.eval_shape(world.reset, key)
+    observed: Any = begun[0] if isinstance(begun, tuple) and len(begun) == 2 else None
+    if getattr(observed, "shape", ())[:1] != each:
+        returned = f"returns {jax.tree.map(jnp.shape, begun)!s:.200}"
+        raise ValueError(f"reset {returned}: it must be (observations [{world.agents}, ...], the world's state).")
+    after: Any = jax.eval_shape(world.step, key, begun[1], jax.ShapeDtypeStruct(each, jnp.int32))
+    kinds = [getattr(part, "shape", None) for part in after] if isinstance(after, tuple) else []
+    if len(kinds) != 3 or kinds[0] != observed.shape or kinds[2] != each:
+        required = f"(observations {list(observed.shape)}, the world's state, rewards [{world.agents}])"
+        raise ValueError(f"step returns {jax.tree.map(jnp.shape, after)!s:.200}: it must be {required}.")
+    return observed.shape[1:]
 
 
 def evaluate_together(
@@ -224,8 +237,10 @@ def play_together(
     world: Any, swarm: TurbaTrainState | None = None, *, episodes: int = 1, greedy: bool = False, seed: int = 0
 ) -> tuple[jax.Array, Any]:
     """Return (returns [agent, episode], states of the world [step, episode, ...]); see `evaluate_together`."""
-    check(world)
+    observations = check(world)
     check_whole(episodes=episodes)
+    if swarm is not None:
+        environments.check_sample(world, observations, check_swarm(swarm))
     if swarm is not None and len(swarm) not in (1, world.agents):
         raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
     if swarm is not None:
@@ -262,7 +277,7 @@ def _play(world, swarm, episodes, greedy, key, fingerprint):
 
 
 def _policy(world, state, x):
-    return environments.policy_over(world.actions, False, member.predict(state, x)[0], type(world).__name__)
+    return environments.policy_over(world.actions, False, member.predict(state, x), type(world).__name__)
 
 
 def _plan(members, devices):

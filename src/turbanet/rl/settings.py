@@ -37,6 +37,8 @@ def count_updates(config: PPOConfig, agents: int = 1) -> int:
         raise ValueError(f"batch_size {config.batch_size} is more than {most}.")
     if config.total_timesteps < transitions:
         raise ValueError(f"total_timesteps {config.total_timesteps} is less than one rollout of {transitions}.")
+    if config.anneal is None or isinstance(config.anneal, str):
+        raise ValueError(f'anneal is a tuple of names, such as ("lr",), or (); got {config.anneal!r}.')
     if unknown := set(config.anneal) - set(OF_MEMBER):
         raise ValueError(f"anneal names {', '.join(sorted(unknown))}; known: {', '.join(OF_MEMBER)}.")
     return config.total_timesteps // transitions
