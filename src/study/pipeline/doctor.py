@@ -34,9 +34,18 @@ def stale(root):
     command = [sys.executable, "-m", "dvc", "repro", "--dry", "--allow-missing"]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if ran.returncode:
-        return f"dvc repro --dry failed: {ran.stderr.strip().splitlines()[0]}"
+        return f"dvc repro --dry failed: {' '.join(ran.stderr.split()):.300}"
     lines = ran.stdout.splitlines()
     return ", ".join(line.split("'")[1] for line in lines if line.startswith("Running stage")) or "none"
+
+
+def not_run(root):
+    """List the stages that have not run here, whose results are the committed ones."""
+    from study.pipeline import rebuild
+
+    if not Path(root, "dvc.yaml").exists():
+        return "no dvc.yaml here"
+    return ", ".join(rebuild.not_run(rebuild.stages(Path(root)))) or "none"
 
 
 def torch_devices():
@@ -59,7 +68,7 @@ def report(root):
         "machine": {**machine(), **torch_devices()},
         "data/external": files or {"": "no data/external here: run this at the root of the repository"},
         "data": sources or {"": "none made yet: make data"},
-        "stages": {"stale, and what uses them": stale(root)},
+        "stages": {"stale, and what uses them": stale(root), "not run here": not_run(root)},
     }
 
 

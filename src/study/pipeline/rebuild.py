@@ -49,10 +49,15 @@ def lines(root: Path, since: datetime.datetime) -> list[str]:
     return found
 
 
-def unmade(known: list[str]) -> list[str]:
-    """Format at most two lines on those stages of `known` that did not run here or failed."""
+def not_run(known: list[str]) -> list[str]:
+    """List those stages of `known` that did not run here or failed."""
     groups = {name.partition("@")[0] for name in known if "@" in name}
-    missing = reports.not_run(name.replace("@", "/") for name in known if name not in groups)
+    return reports.not_run(name.replace("@", "/") for name in known if name not in groups)
+
+
+def unmade(known: list[str]) -> list[str]:
+    """Format at most two lines on the stages that did not run here or failed."""
+    missing = not_run(known)
     others = [name for name in missing if name != "report"]
     found = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
     return found + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
