@@ -208,9 +208,10 @@ def test_copy_study_keeps_what_an_earlier_copy_has_made(study):
     root = study("tiny", "pass")
     fill(root, "src/a.py", "src/b.py", "notebooks/a.ipynb", "CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config")
     by_hand = [f"{name}/x.csv" for name in project.BY_HAND]
-    fill(root, "reports/README.md", "reports/mnist/metrics.json", "data/external/mnist/images.gz", *by_hand)
+    fill(root, "reports/README.md", "reports/mnist/metrics.json", "data/external/mnist/images.gz", "dvc.lock", *by_hand)
     folder = root / "build/smoke"
     project.copy_study(root, folder, "smoke")
+    assert (folder / "dvc.lock").read_text() == "old"  # of the committed results
     made = {"dvc.lock": "made", "reports/mnist/metrics.json": "made", "build/run/mnist/executed.ipynb": "made"}
     for name, text in made.items():
         fill(folder, name)

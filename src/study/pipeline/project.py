@@ -49,6 +49,8 @@ def copy_study(root, folder, size):
     (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     # Results of `make bench` and others by hand, and at first committed results for stages that cannot run.
+    if not (folder / "reports").exists() and (root / "dvc.lock").exists():
+        shutil.copy(root / "dvc.lock", folder)  # with what parameters they were made
     made = shutil.ignore_patterns("executed.ipynb", "*.docx")
     for source in (root / "reports").iterdir() if not (folder / "reports").exists() else map(root.joinpath, BY_HAND):
         target = folder / source.relative_to(root)
