@@ -5,6 +5,7 @@ import operator
 import jax
 import numpy as np
 import optax
+import psutil
 import pytest
 from conftest import DEVICES
 from tiers import first
@@ -37,6 +38,20 @@ def of(members, swarm):
 def equal(one, other):
     for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_losses_of_short_segments_take_no_more_memory_than_their_numbers():
+    """A program returns room for 256 epochs: a training of many members that kept it would hold 256 times as much."""
+    members, epochs = 4000, 40
+    swarm = tn.TurbaTrainState.swarm(tn.MLP((2, 2)), optax.sgd(0.01), members, sample_input=X[:1])
+    bytes_used = []
+
+    def look(view):
+        bytes_used.append(psutil.Process().memory_info().rss)
+
+    tn.fit(swarm, X, Y, tn.softmax_cross_entropy, epochs=epochs, segment=1, callbacks=[look], progress=False)
+    room = 256 * 4 * members
+    assert bytes_used[-1] - bytes_used[4] < (epochs - 5) * room / 4
 
 
 def test_a_callback_is_called_after_each_segment_with_what_is_known_by_then():

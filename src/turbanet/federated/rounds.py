@@ -184,7 +184,7 @@ def run(ready, carry, inputs, rounds, *, progress):
             begin = time.perf_counter()
             carry, metrics = jax.block_until_ready(ready(carry, inputs, first=done, many=many, last=rounds))
             pace = (time.perf_counter() - begin) / many
-            recorded.append(jax.tree.map(lambda leaf, many=many: np.asarray(leaf)[:many], metrics))
+            recorded.append(jax.tree.map(lambda leaf, many=many: np.asarray(leaf)[:many].copy(), metrics))
             _check_finite(recorded[-1], done)
             done += many
             bar.update(many)

@@ -1,6 +1,7 @@
 """The training loop: segments, checkpoints, stopped members, and blocks that fit the memory."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -342,7 +343,7 @@ class Training:
     def _record(self, recorded, epochs):
         """Append the losses and metrics of epochs that have ended."""
         self.steps_done = 0
-        losses = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :epochs], gathered(*recorded))
+        losses = jax.tree.map(partial(_of_first_epochs, epochs), *recorded)
         if self.is_scored_apart:
             losses = (losses[0], *self._scores())
             self._update(*losses[1:])
@@ -482,6 +483,12 @@ def _of_names(state, names):
 def _after_epoch(state, scores):
     """Return one member after an epoch with these scores, {name: value}."""
     return stopping.after_epoch(state, schedules.end_epoch(state, scores[stopping.LOSS]), scores)
+
+
+def _of_first_epochs(epochs, *rounds):
+    """Join losses [member, epoch, ...] of several rounds, without the room for further epochs that programs return."""
+    shards = [sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0) for leaf in rounds]
+    return np.concatenate([np.asarray(shard.data)[:, :epochs] for shard in itertools.chain(*shards)])
 
 
 def _concatenated(*parts):
