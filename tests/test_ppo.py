@@ -46,6 +46,18 @@ def test_compute_gae_equals_a_plain_loop(envs):
     assert isinstance(advantages, np.ndarray) and advantages.flags.writeable
 
 
+def test_compute_gae_of_lists_equals_that_of_arrays():
+    seen, ends, truncated, last = rollout()
+    arrays = {"rewards": seen["rewards"], "dones": ends, "values": seen["values"], "last_values": last}
+    arrays |= {"truncated": truncated, "final_values": seen["final"]}
+    nothing = dict.fromkeys(["observations", "actions", "action_lps", "next_obs"])
+    of_arrays, of_lists = (
+        RolloutBuffer(**nothing, **given).compute_gae(PPOConfig())
+        for given in (arrays, {name: array.tolist() for name, array in arrays.items()})
+    )
+    np.testing.assert_allclose(of_lists, of_arrays, rtol=1e-6)
+
+
 def test_steps_that_were_truncated_are_ends_of_episodes():
     """As Gymnasium gives both apart."""
     seen, ends, truncated, last = rollout()

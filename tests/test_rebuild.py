@@ -58,7 +58,7 @@ def asked(monkeypatch):
 
 
 def test_stages_are_those_with_a_notebook():
-    assert rebuild.stages(ROOT) == KNOWN
+    assert doctor.stages(ROOT) == KNOWN
 
 
 def test_the_whole_study_is_one_repro(asked):
@@ -116,10 +116,10 @@ def test_unmade_names_the_stages_without_a_run_here(tmp_path, monkeypatch):
     ran(tmp_path, "report", 11, 1.0)
     known = ["sweep", "sweep@small", "sweep@large", "mnist", "report"]
     assert rebuild.unmade(known) == ["did not run here, and in the report as committed: sweep/large, mnist"]
-    assert doctor.not_run(tmp_path) == "no dvc.yaml here"
+    assert doctor.report(tmp_path)["stages"]["not run here"] == "no dvc.yaml here"
     stages = {"sweep": {"foreach": {"small": 1, "large": 2}}, "mnist": {}, "report": {}}
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": stages}))
-    assert doctor.not_run(tmp_path) == "sweep/large, mnist"
+    assert doctor.report(tmp_path)["stages"]["not run here"] == "sweep/large, mnist"
     (tmp_path / "reports/report/executed.ipynb").unlink()
     assert rebuild.unmade(known)[1:] == ["the report could not be made: what is there is an earlier one"]
 

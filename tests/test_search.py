@@ -1,5 +1,6 @@
 """Grids, draws and halving."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -27,6 +28,8 @@ def test_none_and_whole_numbers_stay_what_they_are():
 
 def test_a_random_search_draws_and_repeats():
     ranges = {"learning_rate": loguniform(1e-4, 1e-1), "weight_decay": [0.0, 0.1]}
+    with pytest.raises(ValueError, match="seed must be one int from 0 to"):
+        tn.draw(50, seed=jax.random.key(3), **ranges)
     arrays, table = tn.draw(50, seed=3, **ranges)
     assert ((arrays["learning_rate"] > 1e-4) & (arrays["learning_rate"] < 1e-1)).all() and len(table) == 50
     np.testing.assert_array_equal(arrays["learning_rate"], tn.draw(50, seed=3, **ranges)[0]["learning_rate"])

@@ -126,10 +126,11 @@ class RolloutBuffer(NamedTuple):
             if self.final_values is None:
                 raise ValueError("Truncated episodes go on in value: give final_values, of their last observations.")
             truncated = jnp.asarray(self.truncated, bool)
-            following = jnp.where(truncated, self.final_values, following)
+            following = jnp.where(truncated, jnp.asarray(self.final_values), following)
             terminated, dones = dones & ~truncated, dones | truncated
-        advantages = gae(self.rewards, self.values, following, terminated, dones, cfg.gamma, cfg.gae_lambda)
-        returns = advantages + self.values
+        rewards, values = jnp.asarray(self.rewards), jnp.asarray(self.values)
+        advantages = gae(rewards, values, following, terminated, dones, cfg.gamma, cfg.gae_lambda)
+        returns = advantages + values
         is_numpy = isinstance(self.rewards, np.ndarray)
         return (np.array(advantages), np.array(returns)) if is_numpy else (advantages, returns)
 

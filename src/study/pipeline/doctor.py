@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
+from study.pipeline import reports
+
+INPUTS = ("code", "source", "data")  # quick stages that the report needs beside existing results
+
 
 def linked(root):
     """List the user's own files by data set: {set: [file names]} of `root`/data/external/<set>/."""
@@ -39,13 +45,19 @@ def stale(root):
     return ", ".join(line.split("'")[1] for line in lines if line.startswith("Running stage")) or "none"
 
 
-def not_run(root):
-    """List the stages that have not run here, whose results are the committed ones."""
-    from study.pipeline import rebuild
+def stages(root):
+    """List the stages of `root`/dvc.yaml that run a notebook; a group (sweep) before its stages (sweep@small)."""
+    found = []
+    for name, stage in yaml.safe_load(Path(root, "dvc.yaml").read_text())["stages"].items():
+        if name not in INPUTS:
+            found += [name, *(f"{name}@{item}" for item in stage.get("foreach", ()))]
+    return found
 
-    if not Path(root, "dvc.yaml").exists():
-        return "no dvc.yaml here"
-    return ", ".join(rebuild.not_run(rebuild.stages(Path(root)))) or "none"
+
+def not_run(known):
+    """List those stages of `known` that did not run here or failed."""
+    groups = {name.partition("@")[0] for name in known if "@" in name}
+    return reports.not_run(name.replace("@", "/") for name in known if name not in groups)
 
 
 def torch_devices():
@@ -64,11 +76,14 @@ def report(root):
     sources = {
         name: ", ".join(f"{key} {value}" for key, value in facts.items()) for name, facts in provenance(root).items()
     }
+    missing = "no dvc.yaml here"
+    if Path(root, "dvc.yaml").exists():
+        missing = ", ".join(not_run(stages(root))) or "none"
     return {
         "machine": {**machine(), **torch_devices()},
         "data/external": files or {"": "no data/external here: run this at the root of the repository"},
         "data": sources or {"": "none made yet: make data"},
-        "stages": {"stale, and what uses them": stale(root), "not run here": not_run(root)},
+        "stages": {"stale, and what uses them": stale(root), "not run here": missing},
     }
 
 

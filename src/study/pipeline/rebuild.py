@@ -7,22 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-
-from study.pipeline import doctor, project, reports
+from study.pipeline import doctor, project
 from study.pipeline.paths import repository
 
-INPUTS = ("code", "source", "data")  # quick stages that the report needs beside existing results
 BACK = "To get the committed reports back: git checkout -- reports dvc.lock"
-
-
-def stages(root: Path) -> list[str]:
-    """List the stages of `root`/dvc.yaml that run a notebook; a group (sweep) before its stages (sweep@small)."""
-    found = []
-    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
-        if name not in INPUTS:
-            found += [name, *(f"{name}@{item}" for item in stage.get("foreach", ()))]
-    return found
 
 
 def targets(stage: str | None, known: list[str]) -> list[str]:
@@ -34,7 +22,7 @@ def targets(stage: str | None, known: list[str]) -> list[str]:
         return []
     if stage not in known:
         raise ValueError(f"Unknown stage {stage!r}; known: {', '.join(known)}.")
-    return [*INPUTS] if stage == "report" else [stage, *INPUTS]
+    return [*doctor.INPUTS] if stage == "report" else [stage, *doctor.INPUTS]
 
 
 def lines(root: Path, since: datetime.datetime) -> list[str]:
@@ -49,15 +37,9 @@ def lines(root: Path, since: datetime.datetime) -> list[str]:
     return found
 
 
-def not_run(known: list[str]) -> list[str]:
-    """List those stages of `known` that did not run here or failed."""
-    groups = {name.partition("@")[0] for name in known if "@" in name}
-    return reports.not_run(name.replace("@", "/") for name in known if name not in groups)
-
-
 def unmade(known: list[str]) -> list[str]:
     """Format at most two lines on the stages that did not run here or failed."""
-    missing = not_run(known)
+    missing = doctor.not_run(known)
     others = [name for name in missing if name != "report"]
     found = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
     return found + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
@@ -80,7 +62,7 @@ def main(arguments=None):
     begin, since = time.perf_counter(), datetime.datetime.now(datetime.UTC)
     try:
         root = repository()
-        known = stages(root)
+        known = doctor.stages(root)
         todo = targets(options.stage, known)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)

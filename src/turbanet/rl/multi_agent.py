@@ -237,13 +237,12 @@ def play_together(
     world: Any, swarm: TurbaTrainState | None = None, *, episodes: int = 1, greedy: bool = False, seed: int = 0
 ) -> tuple[jax.Array, Any]:
     """Return (returns [agent, episode], states of the world [step, episode, ...]); see `evaluate_together`."""
-    observations = check(world)
+    shape = check(world)
     check_whole(episodes=episodes)
     if swarm is not None:
-        environments.check_sample(world, observations, check_swarm(swarm))
-    if swarm is not None and len(swarm) not in (1, world.agents):
-        raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
-    if swarm is not None:
+        environments.check_sample(world, shape, check_swarm(swarm))
+        if len(swarm) not in (1, world.agents):
+            raise ValueError(f"{world.agents} agents act in this world, by a network each or by one; got {len(swarm)}.")
         swarm = swarm.replace(loss_fn=None, sample=None)
     fingerprint = read(check, world, getattr(swarm, "apply_fn", None))
     return _play(world, swarm, episodes, greedy, jax.random.key(check_seed(seed)), fingerprint)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from turbanet.core import extras
-from turbanet.core.arrays import as_array, check_whole
+from turbanet.core.arrays import as_array, check_seed, check_whole
 from turbanet.core.state import check_swarm
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -57,7 +57,7 @@ def draw(members: int, *, seed: int = 0, **distributions: Any) -> tuple[dict[str
 
     check_whole(members=members)
     check_no_range(distributions)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(int(check_seed(seed)))
     table = pd.DataFrame(index=pd.RangeIndex(members, name="member"))
     for name, values in distributions.items():
         if hasattr(values, "rvs"):
