@@ -68,7 +68,7 @@ def served(tmp_path_factory):
     for each in jobs:
         each.model.share_memory()
         each.order = each.order.share_memory_()
-    records = [group.allocated(each) for each in jobs]
+    records = [workers.room(each.order) for each in jobs]
     addresses = [f"file://{folder}/{number}" for number in range(len(jobs))]
     started = multiprocessing.get_context("spawn").Value("d", 0.0)
     workers.spawn(several, jobs, records, addresses, started, count=3)

@@ -19,7 +19,6 @@ X = torch.linspace(-1, 1, 12)[:, None]
 Y = 2 * X + 1
 SQUARED = nn.MSELoss()
 SGD = partial(torch.optim.SGD, lr=0.1)
-PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
 def line():
@@ -48,49 +47,6 @@ def test_steps_are_those_of_gradient_descent_by_hand():
     np.testing.assert_allclose(record[:, workers.LOSS], losses, rtol=1e-5)
     np.testing.assert_allclose([model.weight.item(), model.bias.item()], [slope, height], rtol=1e-5)
     assert (np.diff(record[:, workers.SECONDS]) > 0).all() and (record[:, workers.BEHIND] == 0).all()
-
-
-def test_rows_of_any_dataset_are_read():
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(X)
-
-        def __getitem__(self, row):
-            return X[row], Y[row]
-
-    order = torch.arange(12).reshape(1, 3, 4)
-    ends = []
-    for dataset in (Rows(), torch.utils.data.TensorDataset(X, Y)):
-        model = line()
-        workers.train(model, dataset, order, criterion=SQUARED, optimizer=SGD, record=room(order))
-        ends.append((model.weight.item(), model.bias.item()))
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "rates"),
-    [
-        (partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), [0.1, 0.05, 0.025]),
-        (partial(PLATEAU, factor=0.1, patience=0, threshold=9.0, threshold_mode="abs"), [0.1, 0.1, 0.01]),
-    ],
-)
-def test_schedulers_step_once_an_epoch(scheduler, rates):
-    order = torch.arange(12).reshape(1, 3, 4).repeat(3, 1, 1)
-    optimizer = None
-
-    def make(parameters):
-        nonlocal optimizer
-        optimizer = SGD(parameters)
-        return optimizer
-
-    seen = []
-
-    def after(step):
-        seen.append(optimizer.param_groups[0]["lr"])
-
-    how = {"criterion": SQUARED, "optimizer": make, "scheduler": scheduler, "record": room(order)}
-    workers.train(line(), torch.utils.data.TensorDataset(X, Y), order, after=after, **how)
-    np.testing.assert_allclose(seen[::3], rates)
 
 
 def test_updates_of_others_during_a_step_are_counted():

@@ -60,7 +60,7 @@ def train(job: Job):
     """
     job.model.share_memory()
     job.order = job.order.share_memory_()
-    record = allocated(job)
+    record = workers.room(job.order)
     started = multiprocessing.get_context("spawn").Value("d", 0.0)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -73,13 +73,6 @@ def _local(rank, job, record, address, started):
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=job.processes, timeout=PATIENCE)
     _work(rank, job, record, started)
     dist.destroy_process_group()
-
-
-def allocated(job):
-    """Allocate the workers' record in shared memory: float64 [worker, step, 3]."""
-    count, *steps, _ = job.order.shape
-    record = torch.full((count, steps[0] * steps[1], len(workers.COLUMNS)), torch.nan, dtype=torch.float64)
-    return record.share_memory_()
 
 
 def _work(rank, job, record, started):

@@ -1,7 +1,6 @@
 """One network, many workers: every method to train it from the same weights, with its time and scores."""
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,16 +10,17 @@ import joblib
 import numpy as np
 import optax
 import torch
+from sklearn.metrics import accuracy_score, recall_score
 
 import turbanet as tn
 from study.baselines import trainers
 from study.baselines.layers import tensor
-from study.data_parallel import group, workers
-from study.data_parallel.hogwild import DistributedTester, DistributedTrainer
+from study.data_parallel import group, hogwild, workers
 from study.figures.labels import DDP, DILOCO, DOWNPOUR, HOGWILD, LOCAL, SERIAL, SERIAL_ONE, SHARED
 from study.measurement.machine import utilisation
 from turbanet.data.sampling import deal
 
+ROWS_AT_ONCE = 1000  # of a test set
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)  # DiLoCo's (Douillard et al. 2023)
 
 
@@ -58,9 +58,15 @@ class Task:
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self.optimizer]
         return partial(kind, lr=self.learning_rate, fused=True, **own)
 
-    def dataset(self):
-        """Return the rows as a PyTorch dataset."""
-        return torch.utils.data.TensorDataset(tensor(self.x), tensor(self.y).long())
+    def torch_job(self, workers):
+        """Return what `workers.train` takes for so many workers: {"dataset", "order", "criterion", "optimizer"}."""
+        order = deal(rows=len(self.x), workers=workers, epochs=self.epochs, batch_size=self.batch_size, seed=self.seed)
+        return {
+            "dataset": torch.utils.data.TensorDataset(tensor(self.x), tensor(self.y).long()),
+            "order": torch.from_numpy(order).long(),
+            "criterion": torch.nn.CrossEntropyLoss(),
+            "optimizer": self.torch_optimizer(),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +100,13 @@ class Run:
         return float(self.use.filter(like="core_").to_numpy().mean() / 100)
 
     def score(self, x, y):
-        """Score the network on x [row, ...], y [row]: (accuracy, table of classes)."""
-        rows = torch.utils.data.TensorDataset(tensor(x), tensor(y).long())
-        return DistributedTester(torch.utils.data.DataLoader(rows, batch_size=1000))(self.network)[:2]
+        """Score the network on x [row, ...], y [row]: (accuracy, accuracy on the rows of each class [class])."""
+        self.network.eval()
+        with torch.no_grad():
+            logits = torch.cat([self.network(rows) for rows in tensor(x).split(ROWS_AT_ONCE)])
+        chosen, classes = logits.argmax(-1).numpy(), np.arange(logits.shape[1])
+        by_class = recall_score(y, chosen, labels=classes, average=None, zero_division=np.nan)
+        return accuracy_score(y, chosen), by_class
 
 
 def run(method: str, task: Task, *, count: int | None = None) -> Run:
@@ -117,30 +127,19 @@ def run(method: str, task: Task, *, count: int | None = None) -> Run:
 
 
 def _serial(task, network, count, threads):
-    order = deal(rows=len(task.x), workers=1, epochs=task.epochs, batch_size=task.batch_size, seed=task.seed)
-    order = torch.from_numpy(order).long()
-    record = torch.empty((1, order.shape[1] * order.shape[2], len(workers.COLUMNS)), dtype=torch.float64)
-    loss = torch.nn.CrossEntropyLoss()
-    settings = {"criterion": loss, "optimizer": task.torch_optimizer(), "record": record[0]}
+    job = task.torch_job(1)
+    record = workers.room(job["order"])
     with trainers.torch_threads(threads):
-        workers.train(network, task.dataset(), order[0], **settings)
+        workers.train(network, **job | {"order": job["order"][0]}, record=record[0])
     return workers.table(record), 0.0, network
 
 
 def _hogwild(task, network, count, shared):
-    with tempfile.TemporaryDirectory() as folder:
-        loss = torch.nn.CrossEntropyLoss()
-        train = DistributedTrainer(count, loss, folder, task.batch_size, shared_state=shared, seed=task.seed)
-        trained = train(network, task.dataset(), task.torch_optimizer(), None, task.epochs)
-    return trained.losses, trained.startup_seconds, network
+    return *hogwild.train(network, **task.torch_job(count), shared_state=shared), network
 
 
 def _group(task, network, count, method):
-    order = deal(rows=len(task.x), workers=count, epochs=task.epochs, batch_size=task.batch_size, seed=task.seed)
-    data = {"dataset": task.dataset(), "order": torch.from_numpy(order).long()}
-    kwargs = {"criterion": torch.nn.CrossEntropyLoss(), "optimizer": task.torch_optimizer(), "every": task.every}
-    losses, startup = group.train(group.Job(method, network, **data, **kwargs))
-    return losses, startup, network
+    return *group.train(group.Job(method, network, **task.torch_job(count), every=task.every)), network
 
 
 def _local(task, swarm, count, outer):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import multiprocessing
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 SECONDS, LOSS, BEHIND = range(3)  # of a record: since the start, a batch's loss, others' updates during the step
 COLUMNS = ("seconds", "loss", "behind")
@@ -22,7 +21,6 @@ def train(
     *,
     criterion,
     optimizer,
-    scheduler=None,
     record,
     worker: int = 0,
     others: Callable[[], int] | None = None,
@@ -32,10 +30,10 @@ def train(
 
     Parameters
     ----------
-    dataset : a TensorDataset of (x, y), or any dataset that is indexed by one row
+    dataset : a TensorDataset of (x, y)
     order : int [epoch, step, batch], the rows of each step
     criterion : criterion(prediction, y) -> loss
-    optimizer, scheduler : PyTorch's, or functions that make them from the parameters and from the optimizer
+    optimizer : PyTorch's, or a function that makes one from the parameters
     record : float64 [step, 3], filled with COLUMNS
     worker : its number, for errors
     others : returns the number of the other workers' updates so far
@@ -47,37 +45,27 @@ def train(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model.parameters())
-    if scheduler is not None and not hasattr(scheduler, "step"):
-        scheduler = scheduler(optimizer)
     model.train()
-    step = 0
     begin = time.perf_counter()
-    for batches in order:
-        first = step
-        for rows in batches:
-            before = others() if others else 0
-            x, y = _read(dataset, rows)
-            optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
-            behind = others() - before if others else 0
-            optimizer.step()
-            value = loss.item()
-            record[step] = torch.tensor([time.perf_counter() - begin, value, behind], dtype=torch.float64)
-            if not math.isfinite(value):
-                rate = optimizer.param_groups[0]["lr"]
-                problem = f"The loss of worker {worker} is {value} at step {step}, with learning rate {rate:g}"
-                raise FloatingPointError(f"{problem}: take a smaller one, or fewer workers.")
-            if after:
-                after(step)
-            step += 1
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(record[first:step, LOSS].mean().item())
-        elif scheduler is not None:
-            scheduler.step()
+    for step, rows in enumerate(order.flatten(end_dim=1)):
+        before = others() if others else 0
+        x, y = dataset[rows]
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        behind = others() - before if others else 0
+        optimizer.step()
+        value = loss.item()
+        record[step] = torch.tensor([time.perf_counter() - begin, value, behind], dtype=torch.float64)
+        if not math.isfinite(value):
+            rate = optimizer.param_groups[0]["lr"]
+            problem = f"The loss of worker {worker} is {value} at step {step}, with learning rate {rate:g}"
+            raise FloatingPointError(f"{problem}: take a smaller one, or fewer workers.")
+        if after:
+            after(step)
 
 
-def train_shared(worker, model, dataset, optimizer, scheduler, criterion, order, record, updates, ready, started):
+def train_shared(worker, model, dataset, optimizer, criterion, order, record, updates, ready, started):
     """Run `train` in a process that shares the model's weights with others; each counts its `updates` [worker].
 
     order : int [worker, epoch, step, batch]; record : float64 [worker, step, 3]
@@ -92,11 +80,17 @@ def train_shared(worker, model, dataset, optimizer, scheduler, criterion, order,
     def after(step):
         updates[worker] += 1
 
-    kwargs = {"criterion": criterion, "optimizer": optimizer, "scheduler": scheduler, "record": record[worker]}
+    kwargs = {"criterion": criterion, "optimizer": optimizer, "record": record[worker]}
     ready.wait()
     if worker == 0:
         started.value = time.perf_counter()
     train(model, dataset, order[worker], worker=worker, others=others, after=after, **kwargs)
+
+
+def room(order):
+    """Return room in shared memory for the record of an order [worker, epoch, step, batch]; `table` reads it."""
+    workers, epochs, steps, _ = order.shape
+    return torch.full((workers, epochs * steps, len(COLUMNS)), torch.nan, dtype=torch.float64).share_memory_()
 
 
 def table(record):
@@ -157,9 +151,3 @@ def spawn(work: Callable[..., Any], *arguments: Any, count: int) -> None:
         for process in context.processes:
             if process.is_alive():
                 process.kill()
-
-
-def _read(dataset, rows):
-    if isinstance(dataset, torch.utils.data.TensorDataset):
-        return dataset[rows]
-    return torch.utils.data.default_collate([dataset[int(row)] for row in rows])
