@@ -289,7 +289,6 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
         for method, seconds, ratio, compiled in lines
     ]
     pd.DataFrame(frame).to_csv(folder / "ratios.csv", index=False)
-    lines_of_16 = [line | {"members": 16} for line in frame]
     times = {"turbanet": [1.0, 2.0, 3.0], "torch_loop": [3.0, 6.0, 9.0], "torch_func": [1.0, 1.0, 1.0]}
     repeats = [("lenet", method, i, second) for method, seconds in times.items() for i, second in enumerate(seconds)]
     frame = pd.DataFrame(repeats, columns=["workload", "method", "repeat", "seconds_per_step"])
@@ -308,16 +307,9 @@ def test_what_was_measured_is_read_with_intervals_and_break_even(tmp_path, monke
     assert np.isnan(table.break_even_steps[0])  # 15 and 7.5 s cold, less than as many warm steps: nothing at first
     assert table.break_even_steps[1:].tolist() == [0, np.inf]
     assert table.repeats.tolist() == [3, 3, 3] and table.steps[0] == steps
-    # Of older results: a loop's 8 networks in 2.5 s, multiplied up to 16, where 8 more take half of all warm steps.
-    pd.DataFrame(lines_of_16).to_csv(folder / "ratios.csv", index=False)
-    frame.rename(columns={"seconds": "cold_seconds"}).to_csv(folder / "cold.csv", index=False)
-    older = benchmark_results.read("cpu")[0]
-    was = frame.method == "torch_loop"  # as after `make bench` of some workloads, whose file has both columns
-    both = frame.assign(cold_seconds=frame.seconds.where(was), seconds=frame.seconds.where(~was))
-    both.to_csv(folder / "cold.csv", index=False)
-    assert benchmark_results.read("cpu")[0].cold_seconds.tolist() == older.cold_seconds.tolist()
     frame.assign(seconds=frame.seconds + 6 * steps).to_csv(folder / "cold.csv", index=False)  # 2 and 6 s a step, warm
     at_first = 15 + 6 * steps - 2 * steps, 7.5 + 6 * steps - 6 * steps
     ahead = benchmark_results.read("cpu")[0].break_even_steps[1]
     assert ahead == pytest.approx((at_first[0] - at_first[1]) / (6 - 2))
-    assert older.cold_seconds.tolist() == pytest.approx([15, 7.5 / 2 + steps * 6 / 2, 15])
+    (folder / "cold.csv").unlink()
+    assert benchmark_results.read("cpu")[0].cold_seconds.tolist() == [1, 1, 1]

@@ -82,7 +82,9 @@ def read(name: str):
     table = pd.read_csv(folder / "ratios.csv")
     warm = _runs(folder / "repeats.csv")
     steps = {work.name: work.steps for work in workloads().values()}
-    cold = _first_runs(folder / "cold.csv", table, steps)
+    cold = {(row.workload, row.method): [row.cold_seconds] for row in table.itertuples()}
+    if (folder / "cold.csv").is_file():  # results before it have one run each
+        cold |= _runs(folder / "cold.csv")
     table["cold_seconds"] = [np.median(cold[row.workload, row.method]) for row in table.itertuples()]
     ours = table[table.method == KEYS[OURS]].set_index("workload")
     lines = []
@@ -100,28 +102,6 @@ def read(name: str):
     here = json.loads((folder / "machine.json").read_text())
     table = table.assign(method=table.method.map(NAMES), steps=table.workload.map(steps))
     return table.astype({"repeats": int}), here
-
-
-def _first_runs(file, table, steps):
-    """Read {(workload, method's key): seconds of whole first runs}; older results have one each, in the table.
-
-    Results before 29 November 2026 have `cold_seconds` that were multiplied up from the networks that a loop trained,
-    its start with them.
-    """
-    import pandas as pd
-
-    found = {(row.workload, row.method): [row.cold_seconds] for row in table.itertuples()}
-    older = set(found)
-    for pair, runs in pd.read_csv(file).groupby(["workload", "method"]) if file.is_file() else ():
-        runs = runs.dropna(axis="columns")  # a file may hold workloads of both kinds
-        older -= {pair} if "seconds" in runs else set()
-        found[pair] = runs["seconds" if "seconds" in runs else "cold_seconds"].tolist()
-    for row in table[table.method.isin([KEYS[name] for name in LOOPS])].itertuples():
-        if (pair := (row.workload, row.method)) in older:
-            share = min(1, LOOPED / row.members)
-            others = (1 - share) * steps[row.workload] * row.seconds_per_step
-            found[pair] = [share * one + others for one in found[pair]]
-    return found
 
 
 def _runs(file):

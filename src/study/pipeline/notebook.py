@@ -105,7 +105,7 @@ def run(stage, variant=None, *, root="."):
             progress_bar=False,
             config=ENCRYPTED,
         )
-    _publish(folder, root / "reports", stage, variant)
+    publish(folder, f"{stage}/{variant}" if variant else stage, root=root)
 
 
 def _fits(value, example):
@@ -118,20 +118,19 @@ def _fits(value, example):
 
 
 def publish(folder, name, *, root="."):
-    """Move the results in `folder` to reports/<name>/ of the repository `root` and return that folder."""
-    reports = Path(root) / "reports"
-    _publish(Path(folder), reports, name, None)
-    return reports / name
+    """Move the results in `folder` to reports/<name>/ of the repository `root` and return that folder.
 
-
-def _publish(folder, reports, stage, variant):
-    for new in folder.iterdir():
-        public = stage == "report" and new.name in PUBLIC
-        old = reports / new.name if public else reports / stage / (variant or "") / new.name
+    The report itself goes to reports/.
+    """
+    reports = Path(root, "reports")
+    for new in Path(folder).iterdir():
+        is_public = name == "report" and new.name in PUBLIC
+        old = (reports if is_public else reports / name) / new.name
         old.parent.mkdir(parents=True, exist_ok=True)
         if new.is_dir() and old.exists():
             shutil.rmtree(old)
         new.replace(old)
+    return reports / name
 
 
 def main(arguments=None):

@@ -20,8 +20,7 @@ def targets(stage: str | None, known: list[str]) -> list[str]:
     """
     if stage is None:
         return []
-    if stage not in known:
-        raise ValueError(f"Unknown stage {stage!r}; known: {', '.join(known)}.")
+    project.check_known("stage", stage, known)
     return [*doctor.INPUTS] if stage == "report" else [stage, *doctor.INPUTS]
 
 

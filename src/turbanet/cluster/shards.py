@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import os
 import socket
@@ -107,8 +108,8 @@ def _train(job, folder, number, swarm, data, begin):
     out = folder / f"out-{uuid.uuid4().hex[:8]}"  # one per attempt: an attempt given up with its node may still run
     out.mkdir(parents=True)
     swarm.save(str(out / SWARM))
-    _keep_table(history.frame(), out / LOSSES)
-    _keep_table(scores(history), out / SCORES)
+    for table, name in ((history.frame(), LOSSES), (scores(history), SCORES)):
+        (out / name).write_bytes(table.to_parquet(index=False))
     if inputs is not None:
         predicted = np.asarray(predict(swarm, inputs, per_member=shard_data.own_pair(data)[0]))
         _keep_predictions(predicted, out / PREDICTIONS)
@@ -145,17 +146,11 @@ def scores(history: History) -> Any:
     return history.frame().iloc[last * members + np.arange(members)].reset_index(drop=True)
 
 
-def _keep_table(table, file):
-    with file.open("wb") as opened:
-        table.to_parquet(opened, index=False)
-
-
 def kept_table(file: Any) -> "pd.DataFrame":
     """Read a table that a shard wrote."""
     pd = extras.pandas()
 
-    with file.open("rb") as opened:
-        return pd.read_parquet(opened)
+    return pd.read_parquet(io.BytesIO(file.read_bytes()))
 
 
 def _keep_predictions(values, file):
