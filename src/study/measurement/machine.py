@@ -33,7 +33,7 @@ def machine() -> dict[str, str | int | float]:
         "gpu": ", ".join(names) or "none",
         "os": platform.platform(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
         "jax_backend": jax.default_backend(),
         "jax_devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
     }
@@ -160,10 +160,3 @@ def _cpu():
 def _cores():
     usable = getattr(os, "sched_getaffinity", None)  # not on macOS
     return len(usable(0)) if usable else os.cpu_count()
-
-
-def _version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
