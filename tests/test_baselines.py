@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import mean_pinball_loss
 
 from turbanet.forecasting import Forecaster, scores
-from turbanet.series import baselines
+from turbanet.series import baselines, intervals
 from turbanet.series.intervals import Conformal, check_levels
 
 rng = np.random.default_rng(0)
@@ -125,6 +125,37 @@ def test_a_series_without_early_origins_has_intervals_of_its_own_errors():
     table = pd.DataFrame({"M": np.zeros(3)})
     Conformal(errors).add(table, "M", np.array([60]), np.arange(3), 1)
     np.testing.assert_array_equal(table["M-hi-60"], [3, 7, np.nan])  # ceil(5 * 0.6) and ceil(3 * 0.6)
+
+
+def test_a_new_series_has_intervals_of_all_errors_in_units_of_its_mean_absolute_step():
+    walk = np.array([0.0, 2, 1, 4, 2])  # steps of 2, 1, 3 and 2
+    assert intervals.unit(walk) == 2 and intervals.unit(np.arange(9.0)) == intervals.unit(np.arange(900.0)) == 1
+    assert np.isnan(intervals.unit(np.ones(5))) and np.isnan(intervals.unit(np.ones(1)))
+    errors = np.array([[2.0, 10], [6, 20], [4, 30]])[..., None]  # [cut, series, step]: 1, 3, 2 and 1, 2, 3 units
+    table = pd.DataFrame({"M": np.zeros(3)})
+    known = Conformal(errors, np.array([2.0, 10]))
+    known.add(table, "M", np.array([70]), np.array([0, -1, -1]), 1, np.array([5.0, np.nan]))
+    np.testing.assert_allclose(table["M-hi-70"], [6, 3 * 5, np.nan])  # ceil(4 * .7) of [2, 4, 6], ceil(7 * .7) of all
+    Conformal(errors).add(table, "M", np.array([70]), np.array([0, -1, -1]), 1, np.array([5.0, 5]))
+    np.testing.assert_allclose(table["M-hi-70"], [6, np.nan, np.nan])  # as saved without units
+
+
+def test_intervals_of_new_walks_cover_alike_with_few_rows_and_with_many():
+    rng = np.random.default_rng(0)
+
+    def walks(name, count, length):
+        index = pd.MultiIndex.from_product([[f"{name}{i}" for i in range(count)], range(length)])
+        y = rng.normal(size=(count, length)).cumsum(axis=1).ravel()
+        return pd.DataFrame({"y": y}, index.set_names(["unique_id", "ds"])).reset_index()
+
+    settings = {"h": 1, "input_size": 4, "kind": "global", "calibration": 9, "epochs": 2, "progress": False}
+    forecaster = Forecaster(Still(), **settings).fit(walks("known", 30, 60))
+    new = walks("new", 300, 61)
+    inside = []
+    for length in (5, 60):
+        found = forecaster.predict(df=new[new.ds.between(60 - length, 59)], level=80).merge(new)
+        inside.append(found.y.between(found["Still-lo-80"], found["Still-hi-80"]).mean())
+    np.testing.assert_allclose(inside, 0.8, atol=0.07)
 
 
 @pytest.mark.parametrize(

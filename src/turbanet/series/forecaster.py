@@ -18,7 +18,7 @@ from turbanet.core.plan import Plan, say_once
 from turbanet.loss import mse
 from turbanet.networks.models import LSTM
 from turbanet.series import baselines, calendar as calendars, inputs, networks, panel as panels, settings, tables
-from turbanet.series.intervals import Conformal, check_levels
+from turbanet.series.intervals import Conformal, check_levels, unit
 from turbanet.series.networks import BOTH, GLOBAL, LOCAL, UNKNOWN
 from turbanet.series.panel import Panel
 from turbanet.training.history import History
@@ -196,7 +196,7 @@ class Forecaster(Fitted):
         self._panel = panel.tail(max(self.input_size, self._season or 1))  # what `predict` goes on from
         self._slope = np.array([baselines.slope(y) for y in panel.values(panel.end)])
         self._scaling, self._fitted_shape = trained.scaling[:count], trained.shape
-        self._conformal = Conformal(errors, self._scaling.spread[:, 0])
+        self._conformal = Conformal(errors, np.array([unit(y) for y in panel.values(panel.end)]))
         self._stat: Any = None if stat is None else stat[0]
         self._stat_scale: Any = stat_scale
         self._stat_labels = stat_labels
@@ -218,13 +218,15 @@ class Forecaster(Fitted):
         h : None: the horizon; more only if forecasts are recursive, without quantiles and hist_exog_list
         df : newer rows, at least `input_size` of each series, as `fit` takes them; networks and scaling stay as they
             are; naive forecasts know these rows only. A global network forecasts series that it has not seen, which
-            are scaled by the rows that came. None: the table of `fit`
+            are scaled by the rows that came: of fewer rows than in `fit` a series that wanders has a smaller scale,
+            and quantiles are too narrow. None: the table of `fit`
         futr_df : what is known ahead, `make_future_dataframe()` with the columns of futr_exog_list; of a direct model,
             for its whole horizon
         static_df : stat_exog_list of series that were not there in `fit`; the others keep theirs
         level : coverage in percent of the intervals from NAME-lo-LEVEL to NAME-hi-LEVEL, from the errors of the same
-            series and step in `calibration` (split conformal); of a new series, those of all, in units of its spread.
-            NaN where a series had too few errors, as held-out values that were filled have none
+            series and step in `calibration` (split conformal); of a new series, those of all, in units of the mean
+            absolute step of a series. NaN where a series had too few errors, as held-out values that were filled have
+            none, and for a new one that never changes
         """
         self = self._as_fitted()
         steps = self._check_steps(h)
@@ -260,7 +262,8 @@ class Forecaster(Fitted):
         values = panel.values(panel.end)
         slopes = self._slope if df is None else list(map(baselines.slope, values))
         self._add_forecasts(table, values, slopes, found, self._season)
-        self._conformal.add(table, self.name, levels, number, steps, scaling.spread[:, 0], self._target.least)
+        units = np.array([unit(values[place]) for place in np.flatnonzero(new)])
+        self._conformal.add(table, self.name, levels, number, steps, units, self._target.least)
         return panel.kind.written(table, self.time_col)
 
     def make_future_dataframe(self, h: int | None = None, *, df: Any = None) -> Any:

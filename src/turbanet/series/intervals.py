@@ -30,12 +30,12 @@ def check_levels(level: float | Sequence[float] | None, count: int, steps: int, 
 class Conformal:
     """Absolute errors [cut, series, step] of forecasts by networks that had not seen what they forecast.
 
-    Errors are NaN where a series had too few values. spread : [series], the unit in which the errors of all series are
-    those of a new one; None: none is new
+    Errors are NaN where a series had too few values. unit : `unit` of each series [series], in which the errors of all
+    are those of a new one; None: none is new
     """
 
     errors: np.ndarray
-    spread: np.ndarray | None = None
+    unit: np.ndarray | None = None
 
     def add(
         self,
@@ -44,7 +44,7 @@ class Conformal:
         levels: np.ndarray,
         series: np.ndarray,
         steps: int,
-        spread: np.ndarray | None = None,
+        new_unit: np.ndarray | None = None,
         least: float = -np.inf,
     ) -> None:
         """Add the columns from NAME-lo-LEVEL to NAME-hi-LEVEL, which cover LEVEL percent, to a table of forecasts.
@@ -52,18 +52,28 @@ class Conformal:
         They are NaN for a series that has too few errors for the level.
 
         levels : of `check_levels`
-        series : int [series], the places of those in the table, -1 for new ones of this spread [series]
+        series : int [series], the places of those in the table, -1 for new ones
+        new_unit : `unit` of the new ones [new]
         least : below which no interval reaches
         """
         for level in levels:
             half = _width(self.errors, level)[series]
-            new = series < 0
-            if self.spread is not None and spread is not None and new.any():
-                pooled = (self.errors / self.spread[:, None]).reshape(-1, 1, self.errors.shape[2])
-                half[new] = _width(pooled, level) * spread[new, None]
+            half[series < 0] = np.nan
+            if self.unit is not None and new_unit is not None and len(new_unit):
+                pooled = (self.errors / self.unit[:, None]).reshape(-1, 1, self.errors.shape[2])
+                half[series < 0] = _width(pooled, level) * new_unit[:, None]
             half = half[:, :steps].ravel()
             table[f"{name}-lo-{level:g}"] = np.maximum(table[name] - half, least)
             table[f"{name}-hi-{level:g}"] = table[name] + half
+
+
+def unit(y: np.ndarray) -> float:
+    """Return the mean absolute step from each value of a series to the next; NaN for one that never changes.
+
+    It does not grow with the length of a series that wanders or has a trend, as the standard deviation does.
+    """
+    step = np.abs(np.diff(y)).mean() if len(y) > 1 else 0.0
+    return step if step > 0 else np.nan
 
 
 def _rank(level, count):
