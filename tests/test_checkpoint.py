@@ -392,7 +392,7 @@ def test_another_process_in_the_same_folder_is_told_so(tmp_path):
     holds = f"""
 import fcntl, sys
 file = open({str(tmp_path / checkpoint.LOCK)!r}, "a+")
-fcntl.lockf(file, fcntl.LOCK_SH)  # which only a lock for one alone cannot share
+fcntl.flock(file, fcntl.LOCK_SH)  # which only a lock for one alone cannot share
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -402,13 +402,43 @@ sys.stdin.read()
         half_written = tmp_path / "9.orbax-checkpoint-tmp"  # by the other one
         half_written.mkdir()
         with pytest.raises(
-            ValueError, match=f"Another process keeps a training or a swarm in {tmp_path} now: wait until it has"
+            ValueError, match=f"Another training or process writes to {tmp_path} now: wait until it has"
         ):
             train(made(), tmp_path)
         assert half_written.exists()
         train(made(), tn.Checkpoints(tmp_path, exclusive=False))
         other.stdin.close()
     train(made(), tmp_path)
+
+
+def test_a_folder_is_kept_until_its_training_ends_and_no_longer(tmp_path):
+    """Whatever lets another training of this process in would let another process in."""
+    tries = []
+
+    def train_another(view):
+        with pytest.raises(ValueError, match="Another training or process writes to") as refused:
+            train(made(), tmp_path)
+        tries.append(refused)
+
+    train(made(), tmp_path, callbacks=[train_another])
+    assert len(tries) == 4
+
+    calls = []
+
+    def failing(prediction, y):
+        calls.append(1)
+        if len(calls) > 1:  # after the one before the training
+            raise KeyError("a metric of a user's")
+        return 0.0
+
+    folder = tmp_path / "failed"
+    with pytest.raises(KeyError, match="of a user's") as kept:  # as IPython's sys.last_value keeps it
+        train(made(), folder, metric=failing)
+    train(made(), folder)
+    with pytest.raises(ValueError, match="of another training") as kept_too:
+        train(made(4), folder)
+    train(made(), folder)
+    assert kept.tb and kept_too.tb
 
 
 @pytest.mark.parametrize("kind", [jnp.asarray, np.ndarray.tolist], ids=["JAX", "lists"])

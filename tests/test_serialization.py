@@ -180,7 +180,7 @@ def test_another_process_that_saves_there_is_waited_for(tmp_path):
     holds = """
 import fcntl, sys
 file = open(sys.argv[1] + "/.lock", "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
+fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -189,7 +189,7 @@ sys.stdin.read()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)], **pipes) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="Another process keeps a training or a swarm in .* now: wait until"):
+        with pytest.raises(ValueError, match="Another training or process writes to .* now: wait until"):
             train(swarm).save(tmp_path)
         other.stdin.close()
     train(swarm).save(tmp_path)

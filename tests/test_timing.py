@@ -150,11 +150,24 @@ def test_extrapolate_runs_to_the_end_what_is_short(clock):
     np.testing.assert_allclose(table.seconds, 0.1)
 
 
+@pytest.mark.parametrize(("each", "length"), [(0.2, 4), (1e-4, 100)])
+def test_extrapolate_times_no_compilation_of_a_method_that_compiles_for_each_length(clock, each, length):
+    compiled = {1}
+
+    def run(steps):
+        clock(5.0 * (steps not in compiled) + each * steps)
+        compiled.add(steps)
+
+    table = timing.extrapolate({"scan": run}, 100)
+    np.testing.assert_allclose(table.seconds, each * 100)
+    assert set(table.steps) == {length}
+
+
 def test_extrapolate_takes_turns(clock):
     order = []
     methods = {name: lambda steps, name=name: (order.append(name), clock(steps)) for name in "ab"}
     timing.extrapolate(methods, 2, repeats=2)
-    assert order == ["a", "b", "a", "b"]
+    assert order[-4:] == ["a", "b", "a", "b"]
 
 
 def test_ratio_is_the_geometric_mean_over_pairs():

@@ -62,6 +62,8 @@ def _compare(work, names, precision, repeats):
         )
         pace[name] = run(steps).seconds / steps
     lengths = {name: epoch * max(1, round(TURN / each / epoch)) for name, each in pace.items()}
+    for name, run in runs.items():
+        run(lengths[name])  # a method may compile for each length
     timed: dict[str, list] = {name: [] for name in runs}
     rng = np.random.default_rng(0)
     for _ in range(repeats):

@@ -90,18 +90,24 @@ def extrapolate(
 
 
 def _turn_length(run, steps, turn):
-    """Find the number of steps whose time beyond the first one's is `turn` seconds and twice a call's overhead."""
+    """Find the number of steps whose time beyond the first one's is `turn` seconds and twice a call's overhead.
+
+    Each length is run once before it is timed, as a method may compile for each.
+    """
     length = 2
-    if length >= steps:
-        return steps
-    short = _seconds(run, 1)
     while length < steps:
-        longer = _seconds(run, length) - short
-        overhead = short - longer / (length - 1)
-        if longer >= max(turn, 2 * overhead):
+        short, longer = _seconds(run, 1), _warm_seconds(run, length)
+        overhead = short - (longer - short) / (length - 1)
+        if longer - short >= max(turn, 2 * overhead):
             return length
         length *= 2
+    _warm_seconds(run, steps)
     return steps
+
+
+def _warm_seconds(run, steps):
+    _seconds(run, steps)
+    return _seconds(run, steps)
 
 
 def _seconds(run, steps):

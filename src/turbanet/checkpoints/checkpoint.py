@@ -24,7 +24,7 @@ class Checkpoints:
     With a `share`, a checkpoint after the first is skipped if it would bring the writing above this share of the
     training's seconds: a training that dies loses a little more, any other one runs faster.
 
-    A second process that saves to the same folder at the same time is refused, unless `exclusive` is False, for file
+    A second training that saves to the same folder at the same time is refused, unless `exclusive` is False, for file
     systems that keep the locks of machines that are gone.
 
     `folder` is a path, or an address such as s3://bucket/run (opened with fsspec, which needs s3fs for this one).
@@ -52,7 +52,7 @@ class Folder:
     def __init__(self, folder: str | os.PathLike, keep: int | None, *, what: str, exclusive: bool = False):
         """Open the folder for the last `keep` checkpoints of `what`; None only reads. An address is mirrored.
 
-        exclusive : whether no other process may open the folder so until it is closed
+        exclusive : whether nobody else may open the folder so until it is closed
         """
         import orbax.checkpoint as ocp
 
@@ -60,6 +60,7 @@ class Folder:
             problem = f"{what} cannot be kept by one of the {jax.process_count()} processes of jax.distributed"
             raise ValueError(f"{problem}: leave jax.distributed out, as each process trains members of its own.")
         self.args = ocp.args
+        self.unlock: Any = None
         kwargs = {"max_to_keep": keep, "enable_async_checkpointing": False, "cleanup_tmp_directories": keep is not None}
         try:
             self.mirror = Mirror(folder) if is_address(folder) else None
@@ -67,10 +68,12 @@ class Folder:
             here = self.mirror.here if self.mirror else self.there
             here.mkdir(parents=True, exist_ok=True)
             # Before Orbax removes what is half written, which another process may be writing.
-            lock = _locked(here) if exclusive and not self.mirror else None
-            self.unlock = lock is not None and weakref.finalize(self, os.close, lock)  # where a training fails, too
+            if exclusive and not self.mirror and (lock := _locked(here)) is not None:
+                self.unlock = weakref.finalize(self, _unlocked, lock)  # also where nobody closes it
             self.manager = ocp.CheckpointManager(here, options=ocp.CheckpointManagerOptions(**kwargs))
         except OSError as error:
+            if self.unlock:
+                self.unlock()
             raise OSError(f"{what} cannot be kept in {folder} ({first_line(error)}): name another folder.") from error
 
     def close(self) -> None:
@@ -157,21 +160,32 @@ class Keeper(Folder):
 
 
 def _locked(folder):
-    """Lock a folder for this process, and return the lock's file descriptor; None on Windows."""
+    """Lock a folder, and return the lock's file descriptor; None on Windows.
+
+    The lock is of the open file: it also keeps out another training of this process.
+    """
     try:
         import fcntl
     except ImportError:  # on Windows
         return None
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
-        message = f"Another process keeps a training or a swarm in {folder} now"
+        message = f"Another training or process writes to {folder} now"
         raise ValueError(f"{message}: wait until it has ended, or name another folder.") from None
     except OSError:  # a file system without locks
         pass
     return file
+
+
+def _unlocked(file):
+    """Unlock and close a lock's file, which forked processes may hold open as well."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def named_leaves(arrays: dict, like: Any) -> Any:

@@ -187,9 +187,16 @@ def train_agents(
     segment = 1 if evaluations else max(1, epochs // SEGMENTS)
     options = {"epochs": epochs, "segment": segment, "plan": plan, "checkpoints": checkpoints}
     run = Training(program, start, (data, None), metrics={}, between=None, **options)
-    interrupted = run.finish(
-        lambda: {"return": _last_return(run.losses[-1][2])}, progress=progress, unit="update", units=updates / epochs
-    )
+    try:
+        interrupted = run.finish(
+            lambda: {"return": _last_return(run.losses[-1][2])},
+            progress=progress,
+            unit="update",
+            units=updates / epochs,
+        )
+    except BaseException:
+        run.release()
+        raise
     state = run.end()
     history = _history(run, program, swarm, updates_of_epochs(updates, epochs))
     warn_of_diverged(history, "it stopped with the weights it had before")

@@ -61,6 +61,7 @@ class Record:
             interrupted = run.finish(run.losses_now, progress=progress)
         except (Exception, KeyboardInterrupt) as error:
             if not run.holds_states or run.is_untrained:
+                run.release()
                 raise
             failure = error
         finally:

@@ -82,12 +82,15 @@ class Training:
         compared = swarm.replace(_stopping=None) if stopping.is_by_callbacks(swarm) else swarm
         facts = checkpoints and identity.facts(compared, program, data, metrics)
         self.keeper = checkpoints and checkpoint.Keeper(checkpoints, facts)
-        latest = self.keeper and self.keeper.latest()
         self.requested_block = self.plan.block  # a resumed training keeps its plan if the caller requests the same one
-        if latest:
-            self._resume(*latest, is_given=isinstance(plan, Plan))
-        else:
-            self._place(self.start)
+        try:
+            if latest := self.keeper and self.keeper.latest():
+                self._resume(*latest, is_given=isinstance(plan, Plan))
+            else:
+                self._place(self.start)
+        except BaseException:
+            self.release()
+            raise
 
     @property
     def goes_on(self) -> bool:
@@ -117,14 +120,15 @@ class Training:
 
     def compile(self):
         """Compile the program in a thread, if there is anything to train; this object trains nothing afterwards."""
-        if self.goes_on:
-            try:
-                compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
-            except Exception as error:
-                self._fall_back(error)
-                compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
-        if self.keeper:
-            self.keeper.close()
+        try:
+            if self.goes_on:
+                try:
+                    compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
+                except Exception as error:
+                    self._fall_back(error)
+                    compile_in_thread(self.program, self.current, self.states[0], self.placed[0])
+        finally:
+            self.release()
 
     def finish(self, shown: Callable[[], dict], *, progress: bool, unit: str = "epoch", units: float = 1) -> bool:
         """Train to the end or to Ctrl-C, and return whether Ctrl-C came.
@@ -172,9 +176,13 @@ class Training:
             if self.keeper and self.goes_on and self.is_recorded:
                 self._save(is_due=True)
         finally:
-            if self.keeper:
-                self.keeper.close()
+            self.release()
         return self.last()
+
+    def release(self) -> None:
+        """Release the folder of checkpoints for other trainings."""
+        if self.keeper:
+            self.keeper.close()
 
     def last(self) -> Any:
         """Return all members' states in the original order."""
