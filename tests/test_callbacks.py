@@ -54,6 +54,20 @@ def test_the_losses_of_short_segments_take_no_more_memory_than_their_numbers():
     assert bytes_used[-1] - bytes_used[4] < (epochs - 5) * room / 4
 
 
+def test_losses_are_joined_once_however_many_segments_there_are():
+    """Joined anew in each of n segments they would take the time of n * n."""
+    parts, epochs = [], []
+
+    def look(view):
+        parts.append(len(view._run.losses))
+        epochs.append(len(view.history.train_loss))
+        view.history.train_loss[:] = 0  # a callback's own
+
+    _, history = train(epochs=6, segment=1, callbacks=[look])
+    assert max(parts) == 1 and epochs == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(history.train_loss, train(epochs=6, segment=1)[1].train_loss)
+
+
 def test_a_callback_is_called_after_each_segment_with_what_is_known_by_then():
     seen = []
 

@@ -1,7 +1,9 @@
 """fit against the same networks trained alone, by a plain Optax loop on the plain model."""
 
 import dataclasses
+import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import flax.linen as nn
@@ -14,7 +16,7 @@ from conftest import DEVICES
 from tiers import first
 
 import turbanet as tn
-from turbanet.core import member, memory, plan as plan_module
+from turbanet.core import cache, member, memory, plan as plan_module
 from turbanet.data.examples import placed, prepare
 from turbanet.training import compilation, program
 
@@ -498,8 +500,34 @@ def test_another_precision_compiles_anew(compiled):
     assert len(compiled) == 2
 
 
+def test_trainings_in_several_threads_end_as_one_after_the_other(monkeypatch):
+    """Each with losses of its own, which all threads remember in one cache."""
+    x, y = np.eye(8, dtype=np.float32), np.arange(8) % 2
+
+    def trained(number):
+        out = []
+        for factor in range(6):
+
+            def loss(params, x, y, apply_fn, factor=1.0 + number + 3 * factor):
+                return factor * tn.softmax_cross_entropy(params, x, y, apply_fn)[0], 0
+
+            swarm = tn.TurbaTrainState.swarm(tn.MLP((3, 2)), optax.sgd(1e-3), 2, sample_input=x[:1], seed=number)
+            swarm, _ = tn.fit(swarm, x, y, loss, epochs=2, batch_size=4, progress=False)
+            out.append(jax.tree.leaves(swarm.params))
+        return out
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            together = list(threads.map(trained, range(3)))
+    finally:
+        sys.setswitchinterval(before)
+    jax.tree.map(np.testing.assert_array_equal, together, [trained(number) for number in range(3)])
+
+
 def test_the_last_programs_are_kept(compiled, monkeypatch):
-    monkeypatch.setattr(compilation, "KEPT", 1)
+    monkeypatch.setattr(cache, "KEPT", 1)
     for batch_size in (8, 10):
         train(make(), epochs=1, batch_size=batch_size)
     assert len(compiled) == 2 and len(compilation._programs()) == 1

@@ -189,6 +189,7 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
         (zip(*[iter([])] * 2, strict=True), "a zip can be read once"),
         (iter(list(in_order(10))), "There was no batch in epoch 1: what ends for good"),
         ([], "There was no batch in epoch 0"),
+        (lambda epoch: None, r"batches\(0\) must return an iterable of batches .*; got None: does the function lack"),
         ([(X, Y + 5)], "In epoch 0, among batches 0 to 0: y holds 5 in row 0|y holds 6"),
         ([(X[:10], Y[:10]), (X[:10] * np.nan, Y[:10])], "In epoch 0, among batches 0 to 1: x holds nan in row 10"),
         ([(X[:, :2], Y)], "cannot take x"),

@@ -152,6 +152,29 @@ def test_an_optimizer_receives_the_loss_if_it_takes_it(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
+def test_an_optimizers_own_noise_is_each_members_own():
+    """As of Langevin dynamics: chains that all draw alike are one chain."""
+    optimizer = optax.noisy_sgd(0.1, key=0)
+    swarm = tn.TurbaTrainState.swarm(MODEL, optimizer, 3, sample_input=X[:1], seed=5)
+    still = jax.tree.map(jnp.zeros_like, swarm.params)
+    moved = swarm.apply_gradients(grads=still)
+    for number in range(3):
+        state = swarm.get_state(number)
+        keys = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 5), number)
+        own = jax.tree.map(
+            lambda leaf, keys=keys: keys if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf, state.opt_state
+        )
+        updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, state.params), own, state.params)
+        expected = optax.apply_updates(state.params, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), moved.get_state(number).params, expected)
+    settings = {"epochs": 3, "progress": False}
+    chains, _ = tn.fit(swarm[[1]].copies(4), X, Y, tn.mse, **settings)
+    assert np.ptp(tn.predict(chains, X), axis=0).min() > 0
+    together, _ = tn.fit(swarm, X, Y, tn.mse, **settings)
+    alone, _ = tn.fit(swarm[[2]], X, Y, tn.mse, **settings)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[2], b[0], rtol=1e-5), together.params, alone.params)
+
+
 def test_a_loss_of_whole_numbers_is_refused():
     def wrong(params, x, y, apply_fn):
         prediction = apply_fn({"params": params}, x)

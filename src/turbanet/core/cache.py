@@ -1,6 +1,7 @@
 """The fingerprints of functions that were used before, for as long as nothing in them changes."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
@@ -26,19 +27,26 @@ def read(*functions: Any) -> Fingerprint:
         return _fingerprint(functions)
     if cached and cached.holds():
         return cached
-    if gone := [other for other in cache if _strongly(other) is None]:  # whose loss nobody has any more
+    # A copy, as other threads may add to the cache.
+    entries = [(other, _strongly(other), before) for other, before in list(cache.items())]
+    if gone := [other for other, found, _ in entries if found is None]:  # whose loss nobody has any more
         for other in gone:
-            del cache[other]
+            cache.pop(other, None)
         jax.clear_caches()  # what is no longer remembered could change unseen
-    changed = {other: _fingerprint(_strongly(other)) for other, before in cache.items() if not before.holds()}
-    if any(cache[other] != now for other, now in changed.items()):
+    stale = [entry for entry in entries if entry[1] is not None and not entry[2].holds()]
+    changed = {other: _fingerprint(found) for other, found, _ in stale}
+    if any(changed[other] != before for other, _, before in stale):
         jax.clear_caches()  # JAX would reuse old traces of loops and inner jitted functions
     cache |= changed
-    if key not in cache:
-        cache[key] = _fingerprint(functions)
-        if len(cache) > KEPT:
-            del cache[next(iter(cache))]
-    return cache[key]
+    return remembered(cache, key, partial(_fingerprint, functions))
+
+
+def remembered(cache: dict, key: Any, make: Callable) -> Any:
+    """Return cache[key], which is `make()` if it is not there, and forget the oldest entry if there are above KEPT."""
+    found = cache[key] if key in cache else cache.setdefault(key, make())
+    if len(cache) > KEPT:
+        cache.pop(next(iter(list(cache))), None)
+    return found
 
 
 @lru_cache

@@ -12,6 +12,8 @@ import optax
 from flax import struct
 from flax.training.train_state import TrainState
 
+from turbanet.core.arrays import is_jax_key
+
 
 class State(TrainState):
     """The fields of a swarm that training, scoring and saving share; users work with the subclass `TurbaTrainState`.
@@ -49,13 +51,19 @@ class State(TrainState):
     def apply_gradients(self, *, grads: Any, value: Any = None, **kwargs: Any) -> Self:
         """Make one optimizer update by `grads`; on a swarm, of each member by itself.
 
-        `value` is the loss, for optimizers that use it; `kwargs` are fields to replace in the same step.
+        `value` is the loss, for optimizers that use it; `kwargs` are fields to replace in the same step. Random keys in
+        the optimizer's state, as `optax.noisy_sgd` has, become the member's own by its seed and id.
         """
         if jnp.ndim(self.step) > 0:
             return jax.vmap(lambda s, g, v, k: s.apply_gradients(grads=g, value=v, **k))(self, grads, value, kwargs)
-        updates, opt_state = updated(self.tx, grads, self.opt_state, self.params, value)
+        opt_state = jax.tree.map(self._with_own_key, self.opt_state)
+        updates, opt_state = updated(self.tx, grads, opt_state, self.params, value)
         params = optax.apply_updates(self.params, updates)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
+
+    def _with_own_key(self, leaf):
+        is_one = jnp.ndim(leaf) == 0 and is_jax_key(leaf)
+        return jax.random.fold_in(jax.random.fold_in(leaf, self.seed), self.id) if is_one else leaf
 
     def get_state(self, index: int) -> Self:
         """Return the member at position `index` as one network, without the member axis."""

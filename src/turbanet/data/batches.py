@@ -104,6 +104,9 @@ class Batches:
     def _batches(self, epoch):
         """Yield the batches of an epoch, each as (x, y, rows or None)."""
         source = self.source(epoch) if callable(self.source) else self.source
+        if not hasattr(source, "__iter__"):
+            problem = f"batches({epoch}) must return an iterable of batches (x, y)"
+            raise ValueError(f"{problem}; got {source!r:.60}: does the function lack a return or a yield?")
         _check_ends(source)
         for number, batch in enumerate(source):
             yield self._checked(batch, f"Batch {number} of epoch {epoch}")

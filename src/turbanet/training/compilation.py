@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from turbanet.core import cache
-from turbanet.core.cache import KEPT, read
+from turbanet.core.cache import read
 from turbanet.data.examples import join, split
 from turbanet.training.program import Train
 
@@ -68,7 +68,7 @@ def compile_in_thread(program, plan, state, data) -> Future[Compiled]:
     key = identity(program, plan, state, data)
     before = _programs().get(key)
     if before and before.done() and before.exception():  # such as too little memory, which may be free by now
-        del _programs()[key]
+        _programs().pop(key, None)
     state = state.replace(loss_fn=None, sample=None)  # which no program reads
     build = partial(_compile_in_thread, all_members, plan, (state, data), names, isinstance(program, Train))
     return remembered(key, build)
@@ -137,14 +137,9 @@ def identity(program: Any, plan: Any, state: Any, others: Any) -> tuple:
     return kind, str(found), tree, types, plan, *settings
 
 
-def remembered(key: Any, make: Callable, cache: dict | None = None) -> Any:
-    """Return `make()`, from a cache of the last KEPT keys, that of programs by default, if this key is in it."""
-    cache = _programs() if cache is None else cache
-    if key not in cache:
-        cache[key] = make()
-        if len(cache) > KEPT:
-            del cache[next(iter(cache))]
-    return cache[key]
+def remembered(key: Any, make: Callable, entries: dict | None = None) -> Any:
+    """Return `cache.remembered` of these entries, by default of the programs."""
+    return cache.remembered(_programs() if entries is None else entries, key, make)
 
 
 def forget():

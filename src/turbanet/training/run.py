@@ -65,7 +65,7 @@ class Training:
         self.between = between
         self.done = 0
         self.steps_done = 0  # of the current epoch, if epochs are trained in parts
-        self.losses = []  # of each segment: (training loss, validation loss, {name: metric}) [epoch, member]
+        self.losses = []  # parts of (training loss, validation loss, {name: metric}) [epoch, member]
         self.compile_seconds = 0.0
         self.steady_seconds = 0.0
         self.training = np.arange(len(swarm))  # positions of the members that have not stopped
@@ -105,8 +105,9 @@ class Training:
 
     def losses_so_far(self):
         """Return (training loss, validation loss or None, {name: metric}) so far, each [epoch, member]."""
-        none = np.zeros((0, len(self.start)), np.float32)
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *self.losses or [(none, None, {})])
+        if self.losses[1:]:  # joined once, as callbacks ask after each segment
+            self.losses = [_joined(self.losses)]
+        return _joined(self.losses or [(np.zeros((0, len(self.start)), np.float32), None, {})])
 
     @property
     def is_between(self) -> bool:
@@ -491,6 +492,10 @@ def _of_names(state, names):
 def _after_epoch(state, scores):
     """Return one member after an epoch with these scores, {name: value}."""
     return stopping.after_epoch(state, schedules.end_epoch(state, scores[stopping.LOSS]), scores)
+
+
+def _joined(losses):
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *losses)
 
 
 def _of_first_epochs(epochs, *rounds):
