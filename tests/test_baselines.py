@@ -98,6 +98,17 @@ def test_models_are_scored_on_the_same_rows(caplog):
     assert scores(rows.assign(M=[7.0, 0.0]), table, by_step=False).MASE[0] == (1 + 8) / 2
 
 
+def test_series_without_a_scale_are_named(caplog):
+    sold = pd.DataFrame({"unique_id": "sold", "ds": range(12), "y": np.arange(12.0) % 3})
+    table = pd.concat([sold, sold.assign(unique_id="new item", y=np.r_[np.zeros(10), 5, 5])])
+    rows = table[table.ds > 9].assign(cutoff=9, Naive=0.0)
+    found = scores(rows, table, by_step=False)
+    assert "MASE leaves out 1 of 2 series, such as new item: they never changed before an origin" in caplog.text
+    pd.testing.assert_frame_equal(found, scores(rows[rows.unique_id == "sold"], table, by_step=False))
+    assert np.isnan(scores(rows, table, by_step=False, season=12).MASE[0])
+    assert "MASE leaves out 2 of 2 series" in caplog.text
+
+
 def test_tables_without_the_columns_of_scores_are_refused():
     table = pd.DataFrame({"unique_id": "a", "ds": range(9), "y": 1.0})
     ahead = table.rename(columns={"y": "M"})

@@ -304,6 +304,13 @@ def test_balanced_classes_weigh_the_rare_ones_up():
     np.testing.assert_allclose(balanced.predict_proba(x), by_hand.predict_proba(x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("weight", [-2, np.nan, np.inf])
+def test_a_weight_of_a_class_is_finite_and_not_negative(weight):
+    x, y = np.eye(6, 3), ["a", "b"] * 3
+    with pytest.raises(ValueError, match="class_weight must be finite numbers of at least 0, got {'a': "):
+        TurbaClassifier(2, epochs=1, class_weight={"a": weight}).fit(x, y)
+
+
 @pytest.mark.parametrize(
     ("weight", "message"),
     [([1.0] * 39 + [-1.0], "[Nn]egative"), ([0.0] * 40, "at least one non-zero"), ([1.0] * 39, "sample_weight.shape")],

@@ -162,7 +162,7 @@ def compared(losses: Mapping[str, np.ndarray], pairs, *, horizon: int) -> pd.Dat
 
     losses : {forecast: [day]}, means over tickers, as tickers of one day are not independent. dm is the classical p
     with Newey and West's errors of `horizon` lags, corrected as by Harvey, Leybourne and Newbold (1997). On few days
-    with overlapping targets it rejects too often. So p uses the equal-weighted periodogram's errors and degrees of
+    with overlapping targets it rejects too often. So p uses the equal-weighted cosines' errors and degrees of
     freedom (Lazarus, Lewis, Stock and Watson 2018); holm is Holm's correction of p for all pairs.
     """
     lines = []

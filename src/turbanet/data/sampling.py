@@ -122,7 +122,7 @@ def shards(seed: int | jax.Array, *, labels: Any, clients: int, per_client: int 
 
 @seeded
 def dirichlet(seed: int | jax.Array, *, labels: Any, clients: int, alpha: float) -> jax.Array:
-    """Divide the rows of each class among clients by shares drawn from a Dirichlet distribution (Hsu 2019).
+    """Divide the rows of each class among clients by shares drawn from a Dirichlet distribution (Yurochkin 2019).
 
     Parameters
     ----------

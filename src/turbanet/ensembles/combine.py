@@ -197,7 +197,8 @@ def score_interval(
     """Percentile bootstrap intervals, over rows, of the `scores` averaged over members.
 
     An interval tells how far the score would move on another test set of this size (Efron and Tibshirani 1993, section
-    13.3).
+    13.3). It is too narrow with a handful of errors, or of rows of a class, and has no width without any: for an
+    accuracy near 1 take Wilson's.
 
     Parameters
     ----------

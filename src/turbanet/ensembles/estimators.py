@@ -131,6 +131,8 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
         if self.class_weight is not None:
             y = labels if balanced_by is None else balanced_by
             of_class = compute_class_weight(self.class_weight, classes=classes, y=y).astype(np.float32)
+            if not (np.isfinite(of_class) & (of_class >= 0)).all():
+                raise ValueError(f"class_weight must be finite numbers of at least 0, got {self.class_weight!r}.")
             weight = of_class[encoded] if weight is None else weight * of_class[encoded]
         if not (self.loss is None or callable(self.loss)):
             raise ValueError(f"loss is None, for the cross-entropy, or a function; got {self.loss!r}.")
@@ -178,9 +180,10 @@ class TurbaRegressor(MultiOutputMixin, RegressorMixin, SwarmEstimator):
         """Return bounds (low, high) in y's unit, each of `predict`'s shape, that contain `level` of new targets.
 
         The bounds are the mean plus or minus as many standard deviations over members as cover `level` of the training
-        rows, each predicted by its out-of-bag members (jackknife+ after bootstrap, Kim et al. 2020, with normalised
-        scores). Each target is calibrated by itself, and rows are not weighted. This needs `oob_score=True`, about 20
-        members or more, and new rows from the distribution of the training rows.
+        rows, each predicted by its out-of-bag members (out-of-bag residuals, after Kim et al. 2020). Each target is
+        calibrated by itself, and rows are not weighted. This needs `oob_score=True`, about 20 members or more, and new
+        rows from the distribution of the training rows. With few members the bounds hold more than `level`, as a
+        training row is predicted by fewer of them than a new one.
         """
         if not hasattr(self, "oob_deviations_"):
             raise ValueError("predict_interval is calibrated on out-of-bag rows: fit with oob_score=True.")

@@ -108,7 +108,8 @@ def scores(
 
     Parameters
     ----------
-    forecasts : what `cross_validation` returned; columns such as LSTM-q0.9 are quantiles
+    forecasts : what `cross_validation` returned, all rows of it, as the step ahead is the position within an origin;
+        columns such as LSTM-q0.9 are quantiles
     table : the series that were forecast, whose values up to each cutoff scale the errors
     season : steps of the naive forecast that MASE divides by (Hyndman and Koehler 2006); 1: as the last value
     by_step : False: one row a model, whose standard error is that of the series' means over steps
@@ -118,7 +119,8 @@ def scores(
     Returns
     -------
     A table of model, step (with `by_step`), MASE (mean over series and origins), its standard error over series, and
-    pinball, the mean pinball loss over the quantile levels of the model, in the unit of y (NaN where it has none).
+    pinball, the mean pinball loss over the quantile levels of the model, in the unit of y (NaN where it has none). MASE
+    leaves out a series that never changed before an origin, or has no more values than a season; such are named.
 
     Examples
     --------
@@ -159,7 +161,10 @@ def scores(
         before = values[name].loc[(values[name][time_col] <= cutoff).to_numpy(), target_col].to_numpy(np.float64)
         change = np.abs(before[season:] - before[:-season])
         scale[places] = np.nanmean(change) if np.isfinite(change).any() else np.nan
-    scale = np.where(scale > 0, scale, np.nan)  # a series that never changed has no scale
+    scale = np.where(scale > 0, scale, np.nan)
+    if len(unscaled := rows[id_col][np.isnan(scale)].unique()):
+        which = f"{len(unscaled)} of {rows[id_col].nunique()} series, such as {unscaled[0]}"
+        say_once(f"MASE leaves out {which}: they never changed before an origin, or are no longer than a season.")
     y = rows[target_col].to_numpy(np.float64)
     lacks = {model: np.isnan(rows[model].to_numpy(np.float64)) & ~np.isnan(y) for model in models}
     lacks = {model: lacking for model, lacking in lacks.items() if lacking.any() and not lacking[~np.isnan(y)].all()}
