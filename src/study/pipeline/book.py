@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import turbanet
+from study.pipeline import doctor
 from study.pipeline.paths import repository
 from turbanet import estimators, forecasting
 
@@ -52,7 +53,7 @@ def reference() -> dict[str, list[str]]:
 
 
 def assemble(root: Path, folder: Path) -> list[str]:
-    """Write the site's pages into `folder`, made afresh, and return the notebooks that were not executed here.
+    """Write the site's pages into `folder`, made afresh, and return the stages' notebooks that were not executed here.
 
     Pages keep their paths in the repository, so that links stay valid. Executed notebooks replace those without
     outputs.
@@ -64,12 +65,16 @@ def assemble(root: Path, folder: Path) -> list[str]:
     for file in (file for kind in kinds for file in (root / "reports").rglob(kind)):
         if file.suffix != ".html" or not file.with_suffix(".md").exists():  # mkdocs makes a page of that name
             _copy(file, folder / file.relative_to(root))
+    for tables in (folder / "reports").rglob("tables"):  # which the report links to
+        links = "".join(f"- [{file.name}]({file.name})\n" for file in sorted(tables.glob("*.csv")))
+        (tables / "index.md").write_text(f"# Tables of {tables.parent.relative_to(folder / 'reports')}\n\n{links}")
+    stages = {name.partition("@")[0] for name in doctor.stages(root)}
     bare = []
     for notebook in sorted((root / "notebooks").glob("*.ipynb")):
         stage = notebook.stem
         executed = [root / "reports" / name / "executed.ipynb" for name in (stage, f"{stage}/small")]
         found = next((file for file in executed if file.exists()), None)
-        bare += [] if found else [notebook.name]
+        bare += [notebook.name] if stage in stages and not found else []
         text = re.sub(r"\]\(([\w./-]+)\.(?:ipynb|md)\)", r"](\1.html)", (found or notebook).read_text())
         (page := folder / notebook.relative_to(root)).parent.mkdir(exist_ok=True)
         page.write_text(text)  # mkdocs mends links in Markdown, not in notebooks

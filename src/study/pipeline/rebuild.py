@@ -77,7 +77,8 @@ def main(arguments=None):
         print(f"stale, and in the report as they were: {doctor.stale(root)}")
     for line in unmade(known):
         print(line)
-    print(BACK)
+    if (root / ".git").exists():
+        print(BACK)
     return status
 
 
