@@ -226,7 +226,8 @@ def predict(
 
     Parameters
     ----------
-    swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows
+    swarm, x, per_member, plan : as `fit` takes them; x may be a list of each member's own rows. Where only some arrays
+        of a tree x are the members' own, per_member is the pair (tree of bool, False)
     rows : int [member, row]
     """
     data = prepare(swarm, x, rows=rows, per_member=per_member, is_predicted=True)
