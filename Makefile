@@ -35,7 +35,7 @@ lab: .venv/.installed ## JupyterLab on localhost; it prints its address with the
 	$(IN_VENV) jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 data: .venv/.installed ## look again for the data sets, first in data/external/
-	$(IN_VENV) dvc repro --force --single-item code@study data@mnist data@cifar10 data@stocks $(ARGS)
+	$(IN_VENV) dvc repro --force --keep-going --single-item code@study data@mnist data@cifar10 data@stocks $(ARGS)
 
 bench: .venv/.installed ## the whole benchmark suite into reports/benchmark/, alone on the machine; ARGS=--quick for minutes
 	$(IN_VENV) python -m study.baselines.benchmark $(ARGS)

@@ -286,6 +286,8 @@ def test_equal_calls_compile_once():
         ({"params": Params(limit=np.arange(2))}, r"params.limit must be of shape \(\), or \(3,\)"),
         ({"params": {"limit": 3}}, "params are Params"),
         ({"solved": 3.0}, "give evaluations="),
+        ({"solved": np.array([1.0, 2.0]), "evaluations": 2}, "solved is one mean return, for all members, or None"),
+        ({"solved": float("nan"), "evaluations": 2}, "solved is one mean return, for all members, or None"),
         ({"evaluations": 11}, "There are 10 updates"),
         ({"plan": "auto"}, "plan must be a Plan"),
         ({"on_interrupt": "stop"}, "on_interrupt must be"),

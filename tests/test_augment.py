@@ -209,3 +209,17 @@ def test_bad_numbers_are_refused(make, said):
 def test_what_is_no_loss_or_no_augmentation_is_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_nested_augmentations_are_a_chain_with_draws_of_their_own():
+    """By one key two flips would undo one another in every row."""
+    flips = tn.augmented(tn.augmented(tn.mse, tn.RandomFlip()), tn.RandomCrop(1))
+    assert flips == tn.augmented(tn.mse, tn.Chain(tn.RandomCrop(1), tn.RandomFlip()))
+    drawn = tn.augmented(tn.augmented(tn.mse, tn.RandomFlip()), tn.RandomFlip()).augment.draw(jax.random.key(0), 64)
+    assert 0 < (drawn[0] != drawn[1]).sum() < 64
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan"), "a", [0.1, 0.2]])
+def test_the_probability_of_a_flip_is_one_number(probability):
+    with pytest.raises(ValueError, match="probability must be one number in 0..1, got"):
+        tn.RandomFlip(probability)

@@ -15,7 +15,7 @@ import papermill
 import pytest
 import yaml
 
-from study.pipeline import notebook, project
+from study.pipeline import doctor, notebook, project
 from study.sources import store
 
 ROOT = Path(__file__).parents[1]
@@ -207,6 +207,13 @@ def test_used_refuses_a_package_that_is_handed_on():
 def test_dependencies_are_folders_but_for_the_study():
     found = dependencies("from turbanet.core import plan\nfrom study.pipeline.paths import repository")
     assert found == {f"{COPY}/turbanet/backend.py", f"{COPY}/turbanet/core", f"{COPY}/study/pipeline/paths.py"}
+
+
+def test_the_report_depends_on_what_every_stage_makes():
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    names = [name.replace("@", "/") for name in doctor.stages(ROOT) if name not in ("sweep", "report")]
+    made = {f"reports/{name}/{part}" for name in names for part in ("metrics.json", "tables", "figures")}
+    assert made <= set(stages["report"]["deps"])
 
 
 @pytest.mark.parametrize("stage", RUNS)

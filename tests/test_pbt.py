@@ -162,6 +162,11 @@ def test_agents_are_tuned_while_they_learn():
     assert (history.values["ent_coef"][-1] != 0.01).any()
 
 
+def test_a_limit_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="-np.inf and np.inf for none; got .1e-05, None. for learning_rate"):
+        run(values={"learning_rate": np.full(6, 0.1)}, limits={"learning_rate": (1e-5, None)}, rounds=2)
+
+
 def test_limits_may_be_the_values_own():
     limits = {"learning_rate": (np.float64(0.1), np.float64(0.1))}
     values = {"learning_rate": np.full(6, np.float32(0.1))}  # which is above 0.1

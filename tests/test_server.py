@@ -471,6 +471,12 @@ def test_what_is_no_number_is_refused(name, value):
         tn.federated.train(line(), X, Y, tn.mse, clients=RAGGED, **JOB | {name: value})
 
 
+@pytest.mark.parametrize("value", ["a", [0.1], 0])
+def test_a_clip_is_a_number_above_0(value):
+    with pytest.raises(ValueError, match="clip must be a number"):
+        tn.federated.train(line(), X, Y, tn.mse, clients=RAGGED, **JOB | {"clip": value})
+
+
 def test_no_clients_are_refused():
     with pytest.raises(ValueError, match="clients must be int .client, row., .*: there are no clients"):
         tn.federated.train(line(), X, Y, tn.mse, clients=np.zeros((0, 3), int), **JOB)

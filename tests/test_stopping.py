@@ -129,11 +129,11 @@ def test_members_with_random_keys_in_the_optimizer_are_set_aside():
     np.testing.assert_array_equal(trained.id, swarm.id)
     steps = 3 * history.epochs  # of each member; a step draws a new key
     np.testing.assert_array_equal(trained.opt_state[0].count, steps)
-    expected = [jax.random.key(3)]
-    for _ in range(max(steps)):
-        expected.append(jax.random.split(expected[-1])[0])
-    for key, number in zip(trained.opt_state[0].rng_key, steps, strict=True):
-        assert key == expected[number]
+    for key, id, count in zip(trained.opt_state[0].rng_key, swarm.id, steps, strict=True):
+        expected = jax.random.key(3)
+        for _ in range(count):  # made the member's own before each draw
+            expected = jax.random.split(jax.random.fold_in(jax.random.fold_in(expected, 0), id))[0]
+        assert key == expected
 
 
 def test_min_delta_is_what_counts_as_better():

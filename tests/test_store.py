@@ -340,6 +340,13 @@ def test_prepare_stocks_stops_at_a_bad_price_and_leaves_nothing(tmp_path, price)
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("volume", ["1,000", "12.3M", "-5", "inf"])
+def test_prepare_stocks_stops_at_a_bad_volume_and_takes_none(tmp_path, volume):
+    prices_file(tmp_path, {"A": range(1, 9)}, edit=lambda frame: frame.assign(volume=["", "7", volume, *"12345"]))
+    with pytest.raises(ValueError, match=f"a volume of at least 0, or none; .* line 4: .* volume '{volume}'"):
+        panel(tmp_path, source="auto")
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

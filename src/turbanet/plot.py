@@ -210,7 +210,7 @@ def ensemble_size(logits: ArrayLike, y: ArrayLike, *, seed: Any = 0, orders: int
     curve = np.asarray(accuracy_by_size(logits, y, seed=seed, orders=orders))
     size = 1 + np.arange(curve.shape[1])
     with _axes(ax) as ax:
-        (line,) = ax.plot(size, curve.mean(0), label="ensemble")
+        (line,) = ax.plot(size, curve.mean(0), marker="." if len(size) == 1 else "", label="ensemble")
         ax.fill_between(size, curve.min(0), curve.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
         ax.axhline(np.mean(accuracy(logits, y)), color=line.get_color(), linestyle=":", label="average member")
         ax.set(xlabel="members", ylabel="accuracy")

@@ -103,11 +103,11 @@ def runs(
         SCAN_ALL: partial(in_jax, swarm_trainers.train_scan, devices=plan.devices),
         SCAN_PROCESSES: scan_in_processes,
         STEPS: partial(in_jax, swarm_trainers.train_steps),
-        FUNC: partial(pytorch, trainers.train_func, threads=threads),
-        COMPILED: partial(pytorch, train_compiled, threads=threads),
+        FUNC: partial(pytorch, trainers.train_func, threads=threads, fused=True),
+        COMPILED: partial(pytorch, train_compiled, threads=threads, fused=True),
         LOOP: partial(pytorch, trainers.train_loop, threads=threads),
         FUSED: partial(pytorch, trainers.train_loop, threads=threads, fused=True),
-        PROCESSES: partial(pytorch, processes.train_processes),
+        PROCESSES: partial(pytorch, processes.train_processes, fused=True),
     }
     if order is not None and loss == "cross_entropy" and _known_to_sklearn(swarm):
         table[SKLEARN] = sklearn

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from study.baselines.trainers import check
 from turbanet.core.member import train_step
+from turbanet.core.plan import Plan
 
 
 def train_sklearn(swarm, x, y, *, order, epochs: int, learning_rate: float) -> np.ndarray:
@@ -73,7 +74,8 @@ def train_scan(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_m
     """Train as one writes it in plain JAX: a jitted `lax.scan` over the steps of `jax.vmap` over the networks.
 
     With several `devices`, each has as many networks (`jax.shard_map`). Data, order, losses and errors as in
-    `train_loop`. The step is `fit`'s, of the same Flax model: blocks and placement are what `fit` adds.
+    `train_loop`. The step and the compiler's options are `fit`'s, of the same Flax model: blocks and placement are what
+    `fit` adds.
     Returns (swarm, losses float64 [epoch, member]).
     """
     x, y = np.asarray(x), np.asarray(y)
@@ -106,7 +108,8 @@ def _scanned(loss_fn, devices, steps, per_member):
     member, shared = PartitionSpec("member"), PartitionSpec()
     data = member if per_member else shared
     specs = {"in_specs": (member, member, data, data), "out_specs": member, "check_vma": False}
-    return jax.jit(jax.shard_map(every, mesh=Mesh(np.array(devices), ("member",)), **specs))
+    mapped = jax.shard_map(every, mesh=Mesh(np.array(devices), ("member",)), **specs)
+    return jax.jit(mapped, compiler_options=Plan(devices).compiler_options)
 
 
 def shares(swarm, x, y, loss_fn: Callable, *, order=None, epochs: int, per_member: bool = False) -> list[bytes]:

@@ -61,7 +61,11 @@ def from_file(folder: Path, *, tickers: int, days: int, **_: Any) -> Panel:
             "ticker": frame["ticker"].replace("", None),
         }
     )
-    volume = pd.to_numeric(frame["volume"], errors="coerce") if "volume" in frame else np.nan
+    volume = np.nan
+    if "volume" in frame:
+        volume = pd.to_numeric(frame["volume"], errors="coerce")
+        bad = (frame["volume"] != "") & ~volume.between(0, np.inf, inclusive="left")
+        _first_bad(path, frame, bad, "a volume of at least 0, or none", "volume")
     bad = prices.isna().any(axis=1) | ~(prices["close"] > 0) | np.isinf(prices["close"])
     _first_bad(path, frame, bad, "a date YYYY-MM-DD, a close above 0 and a ticker")
     _first_bad(path, frame, prices.duplicated(["date", "ticker"]), "one row per date and ticker")
@@ -156,14 +160,12 @@ def embedded(*, tickers: int, days: int, seed: int = 0, **_: Any) -> Panel:
     return arrays, facts
 
 
-def _first_bad(path, frame, bad, expected):
+def _first_bad(path, frame, bad, expected, *more):
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        date, close, ticker = frame.loc[row, ["date", "close", "ticker"]]
-        raise ValueError(
-            f"{path} must hold {expected}; {int(bad.sum())} rows do not, the first is line {row + 2}: "
-            f"date {date!r}, close {close!r}, ticker {ticker!r}."
-        )
+        found = ", ".join(f"{name} {frame.loc[row, name]!r}" for name in ("date", "close", "ticker", *more))
+        first = f"{int(bad.sum())} rows do not, the first is line {row + 2}"
+        raise ValueError(f"{path} must hold {expected}; {first}: {found}.")
 
 
 def _select(wide, tickers, days, origin):

@@ -55,8 +55,8 @@ class Cluster:
         history's seconds are sums over the workers.
         """
         check_swarm(swarm)
-        arguments.pop("progress", None)  # the cluster has its own
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        settings["progress"] = arguments.pop("progress", True) and self.progress
         settings["shard"] = self.shard and min(self.shard, len(swarm))
         _, data, fit_kwargs = validation.split_arguments((x, y), arguments)
         identity = fingerprint([validation.FORMAT, swarm, data, loss_fn, fit_kwargs, settings["shard"], versions()])

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import jax
@@ -43,8 +44,8 @@ class RandomFlip:
     probability: float = 0.5
 
     def __post_init__(self):
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must lie in 0..1, got {self.probability!r}.")
+        if not isinstance(self.probability, Real) or not 0 <= self.probability <= 1:
+            raise ValueError(f"probability must be one number in 0..1, got {self.probability!r}.")
 
     def draw(self, key: jax.Array, rows: int) -> jax.Array:
         """Draw which of `rows` images are mirrored: bool [row]."""
@@ -149,4 +150,6 @@ def augmented(loss_fn: Callable, augment: Any) -> Augmented:
     if not callable(loss_fn):
         raise ValueError(f"augmented takes the loss first, such as turbanet.mse, and then the change; got {loss_fn!r}.")
     _check_change(augment)
+    if isinstance(loss_fn, Augmented):  # one key serves both
+        return Augmented(loss_fn.loss_fn, Chain(augment, loss_fn.augment))
     return Augmented(loss_fn, augment)

@@ -146,8 +146,9 @@ def population_based(
     if unknown := limits.keys() - initial.keys():
         raise ValueError(f"limits name {', '.join(sorted(unknown))}; the values are {', '.join(initial)}.")
     for name, pair in limits.items():
-        if np.shape(pair) != (2,) or not pair[0] <= pair[1]:
-            raise ValueError(f"limits are (least, most) of a hyperparameter, got {pair!r} for {name}.")
+        if np.shape(pair) != (2,) or np.asarray(pair).dtype.kind not in "iuf" or not pair[0] <= pair[1]:
+            wanted = "(least, most) of a hyperparameter, numbers, -np.inf and np.inf for none"
+            raise ValueError(f"limits are {wanted}; got {pair!r} for {name}.")
         least, most = map(float, pair)  # which NumPy compares in the values' precision
         if (initial[name] < least).any() or (initial[name] > most).any():
             raise ValueError(f"{name} begins outside of its limits {pair!r}: {values[name]!r:.80}.")

@@ -70,7 +70,7 @@ def local_sgd(
     """Train ONE network by a swarm of parallel workers (local SGD: Stich 2019).
 
     Each worker trains a copy of the network, with an optimizer state of its own, on its own rows. Every few steps the
-    copies' weights and collections are averaged; optimizer states are not.
+    copies' weights and collections are averaged; optimizer states are not until the end.
 
     Parameters
     ----------

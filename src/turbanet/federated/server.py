@@ -136,8 +136,9 @@ def train(
     own : names in `params` of layers that each client keeps for itself from round to round (FedPer: Arivazhagan et
         al. 2019); running statistics are averaged all the same
     drop_out : probability that a client's change of a round is lost
-    clip : norm to which each client's change is clipped, all its weights as one vector; clients then count equally, as
-        differential privacy requires (McMahan et al. 2018). None: no clipping
+    clip : norm to which each client's change is clipped, all its weights as one vector; clients then count equally, and
+        their sum is divided by `sampled` also where changes are lost, as differential privacy requires (McMahan et al.
+        2018). None: no clipping
     noise : standard deviation of the noise on the sum of the changes, in units of `clip`: see `client_epsilon`. It
         protects the network; the losses of the history are not private
     validation : (x, y) that the server's network is scored on
@@ -308,9 +309,11 @@ def _layers(swarm, own):
 def _check(clients, sampled, *, proximal, drop_out, clip, noise):
     if sampled > clients:
         raise ValueError(f"sampled must be at most the {clients} clients that there are, got {sampled}.")
-    for name, value in {"proximal": proximal, "drop_out": drop_out, "noise": noise}.items():
+    given = {"proximal": proximal, "drop_out": drop_out, "noise": noise} | ({} if clip is None else {"clip": clip})
+    for name, value in given.items():
         if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
-            raise ValueError(f"{name} must be a number, 0 for none; got {value!r}.")
+            none = "None" if name == "clip" else "0"
+            raise ValueError(f"{name} must be a number, {none} for none; got {value!r}.")
     if not 0 <= drop_out < 1:
         raise ValueError(f"drop_out is a probability, at least 0 and below 1, got {drop_out!r}.")
     if not 0 <= proximal < np.inf or not 0 <= noise < np.inf:

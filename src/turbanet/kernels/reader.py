@@ -39,6 +39,7 @@ NAMES = {
     "dynamic_slice": "a slice whose start is data",
     "threefry2x32": "random numbers, as dropout does",
     "reduce_window_max": "pooling",
+    "reduce_or": "any() of a mask, as weighted losses and cross_entropy do",
 }
 
 

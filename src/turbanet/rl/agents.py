@@ -1,6 +1,7 @@
 """Train and evaluate a swarm of PPO agents, each in environments of its own, as one compiled program."""
 
 import dataclasses
+from numbers import Real
 from typing import Any
 
 import jax
@@ -152,6 +153,8 @@ def train_agents(
     check_callbacks((), on_interrupt)
     if solved is not None and not evaluations:
         raise ValueError(f"solved={solved} needs evaluations, got {evaluations=}: give evaluations= of at least 1.")
+    if not (solved is None or (isinstance(solved, Real) and solved == solved)):
+        raise ValueError(f"solved is one mean return, for all members, or None; got {solved!r}.")
     check_whole(episodes=episodes)
     if evaluations:
         check_whole(evaluations=evaluations)
