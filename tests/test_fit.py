@@ -500,7 +500,7 @@ def test_another_precision_compiles_anew(compiled):
     assert len(compiled) == 2
 
 
-def test_trainings_in_several_threads_end_as_one_after_the_other(monkeypatch):
+def test_trainings_in_several_threads_end_as_one_after_the_other():
     """Each with losses of its own, which all threads remember in one cache."""
     x, y = np.eye(8, dtype=np.float32), np.arange(8) % 2
 
