@@ -64,6 +64,12 @@ def test_whole_numbers_outside_of_int32_are_refused(number):
         as_array(np.array([0, number]), "y")
 
 
+def test_floats_beyond_float32_are_refused():
+    with pytest.raises(ValueError, match=r"x holds numbers up to 1e\+39, JAX computes in float32: scale them"):
+        as_array(np.array([np.inf, -1e39, 1]), "x")
+    np.testing.assert_array_equal(as_array(np.array([np.nan, np.inf, 3e38]), "x"), np.float32([np.nan, np.inf, 3e38]))
+
+
 def test_the_ends_of_int32_are_kept():
     ends = [-(2**31), 2**31 - 1]
     assert as_array(ends, "y").tolist() == ends

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from tiers import first
 
+import turbanet as tn
 from turbanet.kernels import emitter, reader
 
 pytestmark = pytest.mark.cpu  # interpreted; test_kernel.py trains in the kernels of a GPU
@@ -41,8 +42,20 @@ def binary(prediction, y):
     return optax.sigmoid_binary_cross_entropy(prediction[:, 0], (y > 0).astype(prediction.dtype)).mean()
 
 
+def weighted(prediction, y):
+    y = y, (y > 0) * 0.5  # rows of weight 0 among them
+    return tn.weighted(tn.softmax_cross_entropy)({}, prediction, y, lambda _, x: x)[0]
+
+
+def probabilities(prediction, y):
+    hot = (y[:, None] == jnp.arange(prediction.shape[1])).astype(prediction.dtype)
+    return tn.cross_entropy({}, prediction, hot, lambda _, x: nn.softmax(x))[0]
+
+
 LOSSES = {
     "classes": cross_entropy,
+    "weighted": weighted,
+    "probabilities": probabilities,
     "squares": lambda prediction, y: ((prediction - y[:, None]) ** 2).mean(),
     "binary": binary,
 }
@@ -118,9 +131,11 @@ def lowered(step, state, data, **kwargs):
 @pytest.mark.parametrize(
     "widths, features, rows, activation, loss, optimizer",
     first(
-        4,
+        6,
         [
             ((12, 3), 5, 17, "every", "classes", "adamw"),
+            ((9, 3), 5, 17, "relu", "weighted", "adam"),
+            ((4, 11), 3, 9, "relu", "probabilities", "adam"),
             ((18, 1), 10, 16, "tanh", "squares", "clipped"),
             ((3, 5, 1), 1, 2, "gelu", "binary", "momentum"),
             ((1, 3), 4, 9, "relu", "classes", "own rate"),
@@ -145,7 +160,7 @@ def test_kernel_trains_as_vmap_and_scan_do(widths, features, rows, activation, l
     st.sampled_from(sorted(OPTIMIZERS)),
 )
 def test_any_kernel_trains_as_vmap_and_scan_do(widths, features, rows, activation, loss, optimizer):
-    classes = 3 if loss == "classes" else 1
+    classes = 3 if loss in ("classes", "weighted", "probabilities") else 1
     step, state, data = problem((*widths, classes), features, rows, 2, activation, loss, optimizer)
     assert_close(kernel(step, most_epochs=8)(state, data, 8), usual(step, state, data, 8))
 
@@ -259,6 +274,11 @@ def test_in_float32_products_have_a_short_side():
 @pytest.mark.parametrize("activation", first(1, sorted(ACTIVATIONS, key=lambda name: name != "every")))
 def test_activations_lower_for_an_h100(activation):
     assert "__gpu$xla.gpu.triton" in lowered(*problem(activation=activation, loss="binary"))
+
+
+@pytest.mark.parametrize("loss", ["weighted", "probabilities"])
+def test_losses_lower_for_an_h100(loss):
+    assert "__gpu$xla.gpu.triton" in lowered(*problem(widths=(6, 11), loss=loss))
 
 
 @pytest.mark.parametrize("optimizer", first(3, ["adamw", "clipped", "own rate", "adam", "momentum"]))

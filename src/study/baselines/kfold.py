@@ -15,6 +15,7 @@ from study.baselines.methods import restored
 from study.figures.labels import OURS, PROCESSES, SERIAL, SERIAL_ONE
 from study.measurement.compilation import cold
 from study.measurement.machine import utilisation
+from study.measurement.timing import orders
 
 FEW = 2  # networks for warm-up and, of a serial method, under `utilisation`
 
@@ -160,10 +161,10 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
     members = len(first[OURS][3])
     lines = []
     results = {}
-    for repeat in range(repeats):
-        for name, run in runs.items():
+    for repeat, order in enumerate(orders(runs, repeats)):
+        for name in order:
             count = 1 if name in (SERIAL, SERIAL_ONE) else None  # networks cost the same
-            results[name] = run(epochs=timed_epochs, members=count)
+            results[name] = runs[name](epochs=timed_epochs, members=count)
             each = results[name][3]
             seconds = _total_seconds(name, each, members) * epochs / timed_epochs
             lines.append((name, repeat, seconds, first[name][-1], len(each)))

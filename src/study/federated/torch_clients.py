@@ -55,6 +55,13 @@ def _work(rank, job, sums, ticks, barrier):
     processes = len(sums)
     sampled = job.order.shape[1]
     server = list(job.model.parameters())
+
+    def step(rows):
+        optimizer.zero_grad()
+        loss_fn(model(job.x[rows]), job.y[rows]).backward()
+        optimizer.step()
+
+    step(job.order[0, 0, 0])  # a warm-up, outside the time: each client starts from the server's weights
     barrier.wait()
     if rank == 0:
         ticks[0] = time.perf_counter()
@@ -64,9 +71,7 @@ def _work(rank, job, sums, ticks, barrier):
         for client in range(rank, sampled, processes):
             vector_to_parameters(start.clone(), model.parameters())
             for rows in job.order[number, client]:
-                optimizer.zero_grad()
-                loss_fn(model(job.x[rows]), job.y[rows]).backward()
-                optimizer.step()
+                step(rows)
             sums[rank] += parameters_to_vector(model.parameters()).detach() - start
         barrier.wait()
         if rank == 0:

@@ -33,7 +33,7 @@ def interleave(
         for _ in range(warmup):
             jax.block_until_ready(method())
     seconds = {name: [] for name in methods}
-    for order in _orders(methods, repeats):
+    for order in orders(methods, repeats):
         for name in order:
             calls = []
             while not calls or sum(calls) < least:
@@ -46,8 +46,8 @@ def interleave(
     return seconds
 
 
-def _orders(names, repeats):
-    """Draw the order of `names` in each turn."""
+def orders(names, repeats: int) -> list[list]:
+    """Draw the order of `names` in each turn, [repeat][name]."""
     names, rng = list(names), np.random.default_rng(0)
     return [[names[place] for place in rng.permutation(len(names))] for _ in range(repeats)]
 
@@ -78,7 +78,7 @@ def extrapolate(
 
     lengths = {name: _turn_length(run, steps, turn) for name, run in methods.items()}
     rows = []
-    for repeat, order in enumerate(_orders(methods, repeats)):
+    for repeat, order in enumerate(orders(methods, repeats)):
         for name in order:
             run, length = methods[name], lengths[name]
             seconds = _seconds(run, length)

@@ -22,13 +22,18 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
     NumPy arrays, numbers, lists, and whatever else has `__array__` or `__dlpack__` become NumPy arrays (bfloat16
     tensors become JAX arrays) of this machine's byte order, without a copy where the type allows. With JAX in 32 bits,
     its default, int64 and float64 become int32 and float32. Raises ValueError for data that are not numbers, and for
-    integers outside of int32.
+    numbers beyond those types.
     """
     if isinstance(value, jax.Array):
         return value
     array = as_numpy(value, name)
     dtype = array.dtype
-    converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
+    try:
+        with np.errstate(over="raise"):
+            converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
+    except FloatingPointError:
+        received = f"numbers up to {np.abs(array[np.isfinite(array)]).max():.4g}, JAX computes in float32"
+        raise ValueError(f"{name} holds {received}: scale them, or set jax_enable_x64.") from None
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         received = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
         raise ValueError(f"{name} holds {received}: make them smaller, or floats, or set jax_enable_x64.")

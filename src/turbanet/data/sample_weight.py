@@ -130,11 +130,13 @@ def only(counts: jax.Array, tree: Any) -> Any:
 
     counts : bool [batch]
     """
+    number = jnp.arange(len(counts))
+    is_first = number == jnp.where(counts, number, len(counts)).min()  # compared, not gathered: a kernel takes it
 
     def filled(leaf):
         leaf = jnp.asarray(leaf)
-        some = jnp.where(counts.any(), leaf[jnp.argmax(counts)], jnp.zeros((), leaf.dtype))
-        return jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, some)
+        first, counted = (rows.reshape(-1, *[1] * (leaf.ndim - 1)) for rows in (is_first, counts))
+        return jnp.where(counted, leaf, jnp.where(first, leaf, 0).sum(axis=0).astype(leaf.dtype))
 
     return jax.tree.map(filled, tree)
 

@@ -298,6 +298,15 @@ def _reduce(program, op, x):
     return _blocks(x.shape[: len(kept)], reduced)
 
 
+def _any(program, op, x):
+    """Return any() as a sum of ones above 0; Triton has no rule for it."""
+    before, after = (Value(value.shape, np.dtype(np.int32)) for value in (*op.inputs, *op.outputs))
+    params = {"axes": op.params["axes"], "out_sharding": None}
+    ones = _blocks(x.shape, lambda i: x[i].astype(np.int32))
+    total = _reduce(program, Operation(lax.reduce_sum_p, params, [before], [after]), ones)
+    return _blocks(total.shape, lambda i: total[i] > 0)
+
+
 def _broadcast_in_dim(program, op, x):
     return _spread(program, op.inputs[0], x, op.params["shape"], op.params["broadcast_dimensions"])
 
@@ -425,6 +434,7 @@ def _concatenate(program, op, *inputs):
 EMIT = {
     "div": _divide,
     **dict.fromkeys(COMBINE, _reduce),
+    "reduce_or": _any,
     "broadcast_in_dim": _broadcast_in_dim,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
     "transpose": _transpose,

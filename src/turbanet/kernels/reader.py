@@ -18,17 +18,17 @@ SHORT = 8, 4, 2, 1  # axes of at most so many numbers are held number by number:
 MOST_BLOCKS = 16  # ... no array takes more than so many blocks
 DTYPES = "float32", "int32", "uint32", "bool"
 CALLS = "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"
-IDENTITY = "copy", "copy_p", "stop_gradient"
+IDENTITY = "copy", "copy_p", "reshard", "stop_gradient"
 ELEMENTWISE = """
     abs add add_any and ceil clamp convert_element_type cos div eq exp exp2 expm1 floor ge gt integer_pow is_finite le
     log log1p logistic lt max min mul ne neg not one_minus_square or pow rem rsqrt select_n sign sin sqrt square sub tan
     tanh xor
 """
 MOVES = """
-    broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_sum reshape slice split
-    squeeze transpose
+    broadcast_in_dim concatenate dot_general expand_dims iota pad reduce_max reduce_min reduce_or reduce_sum reshape
+    slice split squeeze transpose
 """
-WHOLE = "dot_general", "reduce_max", "reduce_min", "reduce_sum", "transpose"
+WHOLE = "dot_general", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "transpose"
 ALLOWED = frozenset([*IDENTITY, *ELEMENTWISE.split(), *MOVES.split()])
 NAMES = {
     "conv_general_dilated": "a convolution",
@@ -39,7 +39,6 @@ NAMES = {
     "dynamic_slice": "a slice whose start is data",
     "threefry2x32": "random numbers, as dropout does",
     "reduce_window_max": "pooling",
-    "reduce_or": "any() of a mask, as weighted losses and cross_entropy do",
 }
 
 

@@ -153,7 +153,7 @@ def train_agents(
     check_callbacks((), on_interrupt)
     if solved is not None and not evaluations:
         raise ValueError(f"solved={solved} needs evaluations, got {evaluations=}: give evaluations= of at least 1.")
-    if not (solved is None or (isinstance(solved, Real) and solved == solved)):
+    if not (solved is None or (isinstance(solved, Real) and not np.isnan(solved))):
         raise ValueError(f"solved is one mean return, for all members, or None; got {solved!r}.")
     check_whole(episodes=episodes)
     if evaluations:
