@@ -196,6 +196,15 @@ def test_scores_by_scikit_learns_names_are_those_of_its_functions(found):
         assert final.accuracy == pytest.approx((share.argmax(1) == Y[rows]).mean())
 
 
+def test_scores_take_the_names_of_a_mapping_and_ranks_several_labels():
+    labels = np.stack([Y == 0, Y > 0, X[:, 0] > 0], axis=1).astype(np.float32)
+    job = JOB | {"loss": tn.binary_cross_entropy}
+    scored = tn.cross_validate(tn.MLP((3,)), X, labels, folds=3, scoring={"f1": "roc_auc"}, **job)
+    for fold, final in scored.final().iterrows():
+        rows = np.asarray(scored.validation_rows[fold])
+        assert final.f1 == pytest.approx(roc_auc_score(labels[rows], scored.predictions["mlp"][fold]))
+
+
 def test_a_metric_of_ones_own_and_scikit_learns_of_a_regression():
     own = {"largest": lambda prediction, y: abs(prediction - y).max()}
     job = {"loss": tn.mse, "metric": own, "scoring": "neg_mean_absolute_error"}
@@ -350,6 +359,9 @@ BAD = [
     ({"folds": "five"}, "Expected `cv` as an integer"),
     ({"groups": [*GROUPS[:-1].tolist(), None]}, "groups must have a group for each row; row 59 has none"),
     ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
+    ({"scoring": 5}, "such as roc_auc; got 5"),
+    ({"scoring": {"f1": "f1_makro"}}, "such as roc_auc; got 'f1_makro'"),
+    ({"scoring": "f1_macro", "metric": {"f1_macro": tn.accuracy}}, "scoring and metric both have 'f1_macro'"),
     ({"seeds": 0}, "seeds must be a whole number of at least 1"),
     ({"schedules": []}, "at least one"),
     ({"metric": {"fold": tn.accuracy}}, "A metric is called 'fold', as another column"),

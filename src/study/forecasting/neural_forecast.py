@@ -28,7 +28,6 @@ def main(folder, job):
         loss=MSE(),
         max_steps=job["steps"],
         learning_rate=job["learning_rate"],
-        batch_size=table.unique_id.nunique(),
         windows_batch_size=job["batch_size"],
         scaler_type="standard",
         random_seed=job["seed"],

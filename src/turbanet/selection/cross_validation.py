@@ -139,7 +139,7 @@ def cross_validate(
     stratified: bool = False,
     groups: ArrayLike | None = None,
     metric: Callable | Mapping[str, Callable] | None = None,
-    scoring: str | Sequence[str] | None = None,
+    scoring: str | Sequence[str] | Mapping[str, str] | None = None,
     patience: int | None = None,
     augment: Any = None,
     checkpoints: str | Path | Checkpoints | None = None,
@@ -170,7 +170,8 @@ def cross_validate(
     groups : int [row]; rows of one group are in one fold
     metric, patience : as `fit` takes them, of the held-out rows. With patience a member ends with the weights of its
         best epoch on the rows that it is scored on: its scores are too good
-    scoring : names of scikit-learn's scorers, such as "roc_auc" or ["f1_macro", "neg_log_loss"]; the larger, the better
+    scoring : names of scikit-learn's scorers, such as "roc_auc", ["f1_macro", "neg_log_loss"] or {column: name}; the
+        larger, the better
     augment : changes training images only (see `augmented`)
     checkpoints : a folder or `Checkpoints`; each model has a subfolder of its name (see `fit`)
     cluster : a `Cluster` to train the members on, whose folder stores them
@@ -217,7 +218,10 @@ def cross_validate(
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=first, seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedules[number] for number, _, _ in runs])
-    scores = metrics_of(scoring) | (dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {})
+    scores, own = metrics_of(scoring), dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {}
+    if taken := scores.keys() & own.keys():
+        raise ValueError(f"scoring and metric both have {taken.pop()!r}: rename the metric.")
+    scores |= own
     if _has_classes(y, swarms, x):
         unstratified = isinstance(folds, int | np.integer) and not stratified
         advice = "take fewer folds, or stratified=True" if unstratified else CLASSES

@@ -1,25 +1,27 @@
 """Scikit-learn's scorers, by their names, as metrics of one member's predictions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from turbanet.core.metrics import as_classes, as_probabilities, holds_classes
 
 
-def metrics_of(scoring: str | Sequence[str] | None) -> dict[str, Callable]:
+def metrics_of(scoring: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, Callable]:
     """Return {name: metric(prediction, y)} of scikit-learn's scorers of these names: the larger, the better.
 
-    Raises ValueError for a name that scikit-learn does not know.
+    A mapping {column: name} calls them otherwise. Raises ValueError for a name that scikit-learn does not know.
     """
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    names = [scoring] if isinstance(scoring, str) or callable(scoring) else list(scoring or ())
-    if unknown := [name for name in names if name not in get_scorer_names()]:
+    if not isinstance(scoring, Mapping):
+        several = isinstance(scoring, Iterable) and not isinstance(scoring, str)
+        scoring = {name: name for name in (scoring if several else [] if scoring is None else [scoring])}
+    if unknown := [name for name in scoring.values() if name not in get_scorer_names()]:
         raise ValueError(
             f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}: a function "
             "of your own is metric=."
         )
-    return {name: _metric(get_scorer(name)) for name in names}
+    return {column: _metric(get_scorer(name)) for column, name in scoring.items()}
 
 
 def _metric(scorer):
@@ -55,6 +57,7 @@ def _estimator(prediction: Any, y: Any, scorer: Any) -> Any:
         def predict(self, x: Any) -> Any:
             return prediction.reshape(y.shape) if prediction.size == y.size else prediction
 
-    if not holds_classes(y) or scorer._score_func.__module__.endswith("_regression"):
+    ranks = scorer._response_method != "predict" and prediction.size == y.size
+    if scorer._score_func.__module__.endswith("_regression") or not (ranks or holds_classes(y)):
         return Regressor()
     return OneOutput() if prediction.size == y.size else Classifier()

@@ -13,7 +13,7 @@ def main():
     worker = base.Worker(*base.begin(hvd.rank()))
     torch.set_num_threads(1)
     network = resnet_twin(worker.nested()["params"])
-    plain = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=network.named_parameters())
     entropy = torch.nn.CrossEntropyLoss()
 

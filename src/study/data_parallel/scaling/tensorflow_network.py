@@ -41,12 +41,14 @@ class Network:
             x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
             x = tf.nn.conv2d(x, params[f"{layer}/Conv_0/kernel"], stride, "VALID")
             running = [self.stats[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
-            moments = tf.nn.moments(x, [0, 1, 2]) if train else running
+            scale, bias = (params[f"{layer}/BatchNorm_0/{name}"] for name in ("scale", "bias"))
+            given = {"mean": None, "variance": None} if train else dict(zip(("mean", "variance"), running, strict=True))
+            rows = tf.cast(tf.size(x[..., 0]), tf.float32)
+            x, mean, var = tf.compat.v1.nn.fused_batch_norm(x, scale, bias, **given, epsilon=1e-5, is_training=train)
             if train:
+                moments = mean, var * (1 - 1 / rows)  # TensorFlow divides by one less than the number of rows
                 for old, new in zip(running, moments, strict=True):
                     old.assign(0.9 * old + 0.1 * new)
-            bias, scale = params[f"{layer}/BatchNorm_0/bias"], params[f"{layer}/BatchNorm_0/scale"]
-            x = tf.nn.batch_normalization(x, *moments, bias, scale, 1e-5)
             return tf.nn.relu(x) if relu else x
 
         def add(x, out, halves):
