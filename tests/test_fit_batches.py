@@ -177,6 +177,19 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
     equal(train(in_order(10), checkpoints=tmp_path), whole)
 
 
+class Once:
+    """An iterator that does not say that it ends for good."""
+
+    def __init__(self, batches):
+        self.batches = iter(batches)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
@@ -187,7 +200,10 @@ def test_a_training_that_was_interrupted_in_an_epoch_goes_on_at_its_beginning(
         ([(X, Y, np.ones((5, 50)))], "got float64 of shape"),
         ((batch for batch in in_order(10)), "a generator can be read once, and there are 4 epochs; give a function"),
         (zip(*[iter([])] * 2, strict=True), "a zip can be read once"),
-        (iter(list(in_order(10))), "There was no batch in epoch 1: what ends for good"),
+        (itertools.islice([], 3), "a islice can be read once"),
+        (iter([]), "a list_iterator can be read once"),
+        (iter(DataLoader([1])), "a _SingleProcessDataLoaderIter can be read once"),
+        (Once(in_order(10)), "There was no batch in epoch 1: what ends for good"),
         ([], "There was no batch in epoch 0"),
         (lambda epoch: None, r"batches\(0\) must return an iterable of batches .*; got None: does the function lack"),
         ([(X, Y + 5)], "In epoch 0, among batches 0 to 0: y holds 5 in row 0|y holds 6"),
@@ -259,9 +275,8 @@ def test_what_batches_raise_is_raised_and_nothing_goes_on_behind():
 
     with pytest.raises(OSError, match="the disk is gone"):
         train(broken)
-    endless = iter([[*in_order(10)] * 1000])
     with pytest.raises(ValueError, match="Batch 0 of epoch 0"):
-        train(endless)
+        train([[*in_order(10)] * 1000])
     for thread in threading.enumerate():
         if thread.name == "turbanet-batches":
             thread.join(5)
@@ -310,7 +325,7 @@ def test_what_nobody_sees_may_be_anything_and_a_batch_that_a_member_does_not_see
     ill = jax.tree.map(lambda leaf: np.array(leaf), before.params)
     ill["Dense_0"]["bias"][3, 0] = np.inf
     train([(X, Y, nobody)], before.replace(params=ill))
-    assert "Of 5 member(s) 3 diverged" in caplog.text
+    assert "1 of 5 members (3) diverged" in caplog.text
 
 
 def rmse(params, x, y, apply_fn, mask=None):

@@ -129,6 +129,17 @@ def test_what_cannot_be_trained_is_refused_when_the_swarm_is_made(model, optimiz
         tn.TurbaTrainState.swarm(model, optimizer, 2, sample_input=X[:1])
 
 
+@pytest.mark.parametrize("old, new", [(optax.sgd(0.1), optax.adam(0.1)), (optax.adam(0.1), optax.sgd(0.1, 0.9))])
+def test_the_state_of_another_optimizer_is_refused(old, new):
+    swarm = tn.TurbaTrainState.swarm(MODEL, old, 2, sample_input=X[:1]).replace(tx=new)
+    with pytest.raises(ValueError, match=r"another one's, .*: replace opt_state with tx, by jax.vmap\(tx.init\)"):
+        tn.fit(swarm, X, Y, tn.mse, epochs=1, progress=False)
+    right = swarm.replace(opt_state=jax.vmap(new.init)(swarm.params))
+    fresh = tn.TurbaTrainState.swarm(MODEL, new, 2, sample_input=X[:1])
+    ours, expected = (tn.fit(each, X, Y, tn.mse, epochs=1, progress=False)[0].params for each in (right, fresh))
+    jax.tree.map(np.testing.assert_array_equal, ours, expected)
+
+
 VALUED = {
     "sam, which takes no value": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=False),
     "steps over batches of what takes one": lambda: optax.MultiSteps(

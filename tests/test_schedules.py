@@ -109,7 +109,7 @@ def of_two_rates():
 
 
 def test_two_learning_rates_are_told_apart_by_where_they_are():
-    swarm = tn.with_hyperparameters(of_two_rates(), **{"1.head.learning_rate": [1.0, 2.0, 3.0]})
+    swarm = tn.with_hyperparameters(of_two_rates(), **{"head.learning_rate": [1.0, 2.0, 3.0]})
     found = {name: value.tolist() for name, value in tn.hyperparameters(swarm).items()}
     assert found == {"1.head.learning_rate": [1.0, 2.0, 3.0], "1.body.learning_rate": pytest.approx([0.1] * 3)}
 

@@ -44,12 +44,13 @@ def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     present = hyperparameters(swarm)
     new = {}
     for name, new_value in values.items():
-        if name not in present:
-            several = [known for known in present if known.endswith(f".{name}")]
+        several = [name] if name in present else [known for known in present if known.endswith(f".{name}")]
+        if len(several) != 1:
             which = "give one of these" if present else ADVICE
             which = f"; say which, by **{{{several[0]!r}: ...}}" if several else f"; {which}"
             has = "several hyperparameters" if several else "no hyperparameter"
             raise ValueError(f"The optimizer has {has} {name!r}; it has {sorted(several or present)}{which}.")
+        name = several[0]
         value = as_array(new_value, name)
         if value.ndim and value.shape != jnp.shape(swarm.step):
             numbers = f"one number or {len(swarm)} of them" if jnp.ndim(swarm.step) else "one number, of one network"

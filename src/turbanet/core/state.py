@@ -101,6 +101,10 @@ def _as_before(new, old):
 
 def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
     """Return an optimizer's (updates, state) of one network; one that takes `value`, the loss, receives it."""
+    own: Any = jax.tree.structure(jax.eval_shape(tx.init, params))
+    if own != jax.tree.structure(opt_state):
+        advice = "replace opt_state with tx, by jax.vmap(tx.init)(swarm.params)"
+        raise ValueError(f"The state of the optimizer is another one's, or of other parameters: {advice}.")
     try:
         known = inspect.signature(tx.update).parameters.values()
         takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)

@@ -4,7 +4,7 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 2**20  # of a chunk, about
 MOST_BATCHES = 256  # of a chunk
 AHEAD = 2  # chunks in the queue
 POLL_SECONDS = 0.1  # between two checks whether the other side has given up
-ONCE = Generator, map, zip, filter, enumerate  # iterators that do not start again
+ONCE = "builtins", "itertools", "torch.utils.data.dataloader"  # modules whose iterators do not start again
 JOIN_SECONDS = 1.0  # to wait for the thread to end its last read
 
 
@@ -68,7 +68,7 @@ class Batches:
         if not callable(source) and not hasattr(source, "__iter__"):
             valid = "an iterable of batches (x, y), such as a DataLoader, or a function of the epoch that returns one"
             raise ValueError(f"batches must be {valid}; got {source!r:.60}.")
-        if epochs > 1 and isinstance(source, ONCE):
+        if epochs > 1 and isinstance(source, Iterator) and type(source).__module__ in ONCE:
             problem = f"a {type(source).__name__} can be read once, and there are {epochs} epochs"
             raise ValueError(f"batches: {problem}; give a function of the epoch that returns a new one.")
         self.source = source

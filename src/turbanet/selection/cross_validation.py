@@ -218,10 +218,11 @@ def cross_validate(
         swarms[name] = TurbaTrainState.swarm(model, optimizer, len(runs), sample_input=first, seed=seed)
         if set(schedules) != {"constant"}:
             swarms[name] = with_schedule(swarms[name], [schedules[number] for number, _, _ in runs])
-    scores, own = metrics_of(scoring), dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {}
-    if taken := scores.keys() & own.keys():
+    metrics = dict(metric) if isinstance(metric, Mapping) else {ONE: metric} if metric else {}
+    scores = metrics_of(scoring)
+    if taken := scores.keys() & metrics.keys():
         raise ValueError(f"scoring and metric both have {taken.pop()!r}: rename the metric.")
-    scores |= own
+    scores |= metrics
     if _has_classes(y, swarms, x):
         unstratified = isinstance(folds, int | np.integer) and not stratified
         advice = "take fewer folds, or stratified=True" if unstratified else CLASSES

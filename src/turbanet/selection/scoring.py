@@ -13,15 +13,14 @@ def metrics_of(scoring: str | Sequence[str] | Mapping[str, str] | None) -> dict[
     """
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    if not isinstance(scoring, Mapping):
-        several = isinstance(scoring, Iterable) and not isinstance(scoring, str)
-        scoring = {name: name for name in (scoring if several else [] if scoring is None else [scoring])}
-    if unknown := [name for name in scoring.values() if name not in get_scorer_names()]:
+    names: Any = [scoring] if isinstance(scoring, str) or not isinstance(scoring, Iterable) else scoring
+    named = scoring if isinstance(scoring, Mapping) else {name: name for name in names if name is not None}
+    if unknown := [name for name in named.values() if name not in get_scorer_names()]:
         raise ValueError(
             f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}: a function "
             "of your own is metric=."
         )
-    return {column: _metric(get_scorer(name)) for column, name in scoring.items()}
+    return {column: _metric(get_scorer(name)) for column, name in named.items()}
 
 
 def _metric(scorer):

@@ -171,9 +171,9 @@ def name_diverged(swarm: Any, history: History, *, restored: bool, by_weights: b
     of_seeds = zip(history.seed[positions].tolist(), ids, strict=True)
     names = [f"{name}" for name in (ids if (history.seed == history.seed[0]).all() else of_seeds)]
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    which = f"Of {len(swarm)} member(s) {', '.join(names[:MAX_NAMED])}{more}"
-    if len(set(zip(history.seed.tolist(), history.member.tolist(), strict=True))) < len(swarm):
-        which = f"{len(positions)} of {len(swarm)} members"  # their names are ambiguous: several trainings in one
+    which = f"{len(positions)} of {len(swarm)} members"
+    if len(set(zip(history.seed.tolist(), history.member.tolist(), strict=True))) == len(swarm):
+        which += f" ({', '.join(names[:MAX_NAMED])}{more})"  # names are ambiguous in several trainings in one
     problem = f"{which} diverged, with a NaN or infinite loss or weight"
     note = "; they have the weights of their best epoch again, or the first ones if none was good" if restored else ""
     advice = "take a smaller learning rate, clip gradients, or leave them out of what follows"
