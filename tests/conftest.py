@@ -42,7 +42,7 @@ if not ON_CPU:
 os.environ["OMP_WAIT_POLICY"] = "passive"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs are started without
 
-PACKAGES = ("dvc", "matplotlib", "nbformat", "papermill", "requests", "torch", "yaml")  # of the extras, in tests
+PACKAGES = "dvc", "evosax", "matplotlib", "nbformat", "papermill", "pyarrow", "requests", "torch", "upath", "yaml"
 HERE = Path(__file__).parent
 MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 8000  # of the process of some tests

@@ -315,6 +315,7 @@ def test_a_table_has_a_line_a_segment():
 
 
 def test_a_plot_shows_the_median_of_what_was_seen(tmp_path):
+    pytest.importorskip("matplotlib")
     plot = tn.LivePlot()
     _, history = train(callbacks=[plot], validation=HELD_OUT, metric=tn.accuracy)
     losses, metric = plot.figure.axes
@@ -326,6 +327,7 @@ def test_a_plot_shows_the_median_of_what_was_seen(tmp_path):
 
 
 def test_nothing_is_shown_that_has_stopped_for_all():
+    pytest.importorskip("matplotlib")
     table, plot = tn.ProgressTable(), tn.LivePlot()
     train(callbacks=[lambda view: view.stop(), table, plot])
     assert table.table.training.tolist() == [0]

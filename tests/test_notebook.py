@@ -177,6 +177,13 @@ def test_main_tells_of_a_failed_cell_in_one_line_and_leaves_reports(study, capsy
     assert tree(root / "reports") == {"sweep/small/figures/old.png", "sweep/small/metrics.json"}
 
 
+def test_results_that_cannot_be_written_are_known_before_the_notebook_runs(study, monkeypatch, capsys):
+    root = study("tiny", "rate = 1.0\nsizes = [3]", "1 / 0")
+    monkeypatch.setattr(notebook.os, "access", lambda folder, mode: folder != root / "reports/tiny")
+    assert notebook.main(["tiny"]) == 1
+    assert "reports/tiny cannot be written: its owner is another user, or" in capsys.readouterr().err
+
+
 def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     root = study("tiny", "pass")
     fill(
@@ -200,7 +207,7 @@ def test_copy_study_overlays_the_size_and_links_the_users_files(study):
     assert tree(folder) == config | committed | {"src/a.py", "notebooks/a.ipynb", "data/external/mnist/images.gz"}
     assert (folder / "data/external/mnist/images.gz").readlink() == root / "elsewhere.gz"
     params = yaml.safe_load((folder / "params.yaml").read_text())
-    assert params["tiny"] == {"rate": 0.5, "sizes": [1, 2]}
+    assert params["tiny"] == {"rate": 0.5, "sizes": [1, 2]} and params["sizes"] == "smoke"
     assert params["sweep"] == {"epochs": 3, "small": {"hidden": [16]}, "large": {"hidden": [2]}}
 
 

@@ -214,6 +214,11 @@ def test_the_report_depends_on_what_every_stage_makes():
     names = [name.replace("@", "/") for name in doctor.stages(ROOT) if name not in ("sweep", "report")]
     made = {f"reports/{name}/{part}" for name in names for part in ("metrics.json", "tables", "figures")}
     assert made <= set(stages["report"]["deps"])
+    read = next(cell.source for cell in nbformat.read(ROOT / "notebooks/report.ipynb", 4).cells if cell.id == "read")
+    assert [name for name in names if f'"{name}"' not in read] == []  # else a stand-in of it is not told
+    text = "".join(file.read_text() for file in (ROOT / "notebooks/report").glob("*.j2"))
+    told = "".join(re.findall(r"as_committed\((.*?)\)", text))
+    assert [name for name in names if f'"{name}"' not in told] == []  # else nobody learns that it failed
 
 
 @pytest.mark.parametrize("stage", RUNS)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import pickle
 import platform
 import subprocess
@@ -212,6 +213,14 @@ def test_use_cores_leaves_a_cache_that_jax_was_told_of(tmp_path, monkeypatch):
     assert told  # tests/conftest.py
     tn.use_cores(2, cache=True)
     assert jax.config.jax_compilation_cache_dir == told and not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="a folder that nobody can write into, as root can others")
+def test_use_cores_says_that_programs_are_not_kept(caplog):
+    told = jax.config.jax_compilation_cache_dir
+    tn.use_cores(2, cache="/proc/self")
+    assert "Compiled programs are not kept, as /proc/self cannot be used" in caplog.text
+    assert jax.config.jax_compilation_cache_dir == told
 
 
 @pytest.mark.cpu

@@ -58,7 +58,8 @@ def assemble(root: Path, folder: Path) -> list[str]:
     Pages keep their paths in the repository, so that links stay valid. Executed notebooks replace those without
     outputs.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     for name in PAGES:
         _copy(root / name, folder / name)
     kinds = ("*.md", "*.png", "*.csv", "*.txt", "*.pdf", "*.html")
@@ -94,7 +95,11 @@ def main(arguments=None):
     """Assemble the site's pages and build them by mkdocs; a broken link is an error."""
     argparse.ArgumentParser(description=main.__doc__).parse_args(arguments)
     root = repository()
-    bare = assemble(root, root / "build/book-pages")
+    try:
+        bare = assemble(root, root / "build/book-pages")
+    except OSError as error:
+        print(f"book: {error}", file=sys.stderr)
+        return 1
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", root / "docs/mkdocs.yml"]
     built = subprocess.run(command, cwd=root / "build")  # mkdocs writes its cache into the working directory
     if built.returncode:

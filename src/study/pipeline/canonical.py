@@ -38,7 +38,8 @@ def canonical(source: str) -> str:
 
 def copy(source: Path, target: Path) -> None:
     """Make `target` afresh: a copy of the tree `source` with canonical code."""
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        shutil.rmtree(target)
     for file in sorted(source.rglob("*")):
         inner = file.relative_to(source)
         if file.is_dir() or set(inner.parts) & RUBBISH:

@@ -85,9 +85,14 @@ def run(stage, variant=None, *, root="."):
             raise ValueError(
                 f"params.yaml sets {name} of {stage} to {value!r}, such as {cell[name]!r} is right{advice}."
             )
-    folder = root / "build/run" / stage / (variant or "")
-    shutil.rmtree(folder, ignore_errors=True)
+    name = f"{stage}/{variant}" if variant else stage
+    folder = root / "build/run" / name
+    project.remove(folder)
     folder.mkdir(parents=True)
+    results = root / "reports" / name
+    results.mkdir(parents=True, exist_ok=True)
+    if not os.access(results, os.W_OK):  # known before the notebook has run
+        raise PermissionError(f"{results} cannot be written: its owner is another user, or it is read-only.")
     settings = {
         "TURBANET_REPORTS": str(folder),
         "TQDM_DISABLE": "1",
@@ -105,7 +110,7 @@ def run(stage, variant=None, *, root="."):
             progress_bar=False,
             config=ENCRYPTED,
         )
-    publish(folder, f"{stage}/{variant}" if variant else stage, root=root)
+    publish(folder, name, root=root)
 
 
 def _fits(value, example):

@@ -38,10 +38,10 @@ def copy_study(root, folder, size):
     root, folder = Path(root).resolve(), Path(folder)
     params = read(root / "params.yaml")
     sizes = params.pop("sizes", None) or {}
-    params = overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}")
+    params = overlay(params, sizes[check_known("size", size, sizes)] or {}, f"sizes.{size}") | {"sizes": size}
     rubbish = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for name in ("src", "notebooks"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        remove(folder / name)
         shutil.copytree(root / name, folder / name, ignore=rubbish)
     (folder / ".dvc").mkdir(exist_ok=True)
     for name in ("CITATION.cff", "dvc.yaml", ".dvcignore", ".dvc/config"):
@@ -55,16 +55,22 @@ def copy_study(root, folder, size):
     for source in (root / "reports").iterdir() if not (folder / "reports").exists() else map(root.joinpath, BY_HAND):
         target = folder / source.relative_to(root)
         if source.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
+            remove(target)
             shutil.copytree(source, target, ignore=made)
         elif source.suffix != ".docx":
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)
-    shutil.rmtree(folder / "data/external", ignore_errors=True)
+    remove(folder / "data/external")
     for file in root.glob("data/external/*/*"):
         link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file.resolve())
+
+
+def remove(folder):
+    """Remove a folder if it is there; an OSError says why it cannot be."""
+    if Path(folder).exists():
+        shutil.rmtree(folder)
 
 
 def repro(folder, *arguments, quick=False, **kwargs):

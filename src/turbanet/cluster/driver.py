@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
-from tqdm.auto import tqdm
 
 from turbanet.checkpoints.checkpoint import Checkpoints
 from turbanet.cluster import engine, shard_data, shards, validation
@@ -20,6 +19,7 @@ from turbanet.cluster.results import ClusterHistory, ClusterResults, ShardsFaile
 from turbanet.core import extras
 from turbanet.core.arrays import check_whole
 from turbanet.core.member import with_constants
+from turbanet.core.progress import progress_bar
 from turbanet.core.storage import place
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _collect(ended, lines, job, members, shards, progress):
     """Fill the lines of the table as shards end, and return {shard: traceback} of those that failed."""
     failed = {}
     done = sum(line["members"] for line in lines.values())
-    with tqdm(total=members, initial=done, unit="member", disable=not progress) as bar:
+    with progress_bar(progress, total=members, initial=done, unit="member") as bar:
         for number, outcome in ended:
             # An earlier attempt, given up with its node, may have finished the shard all the same.
             line = job.result(number) if isinstance(outcome, Exception) else outcome

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -57,11 +58,14 @@ def use_cores(cores: int | None = None, *, cache: bool | str | os.PathLike = Tru
     folder = cache_folder() if cache is True else Path(cache).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # another user's folder may be there
+            pass
+        if cache is True:
+            _complete(folder)
     except OSError as error:
-        say_once(f"Compiled programs are not kept, as {folder} cannot be made ({error.strerror}): set TURBANET_CACHE.")
+        say_once(f"Compiled programs are not kept, as {folder} cannot be used ({error.strerror}): set TURBANET_CACHE.")
         return cores
     if cache is True:
-        _complete(folder)
         jax.config.update("jax_compilation_cache_max_size", MOST_KEPT)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", KEPT_SECONDS)

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from turbanet.core.arrays import check_seed
 from turbanet.core.fingerprint import fingerprint
 from turbanet.core.interrupt import Interrupted
 from turbanet.core.plan import say_once
+from turbanet.core.progress import progress_bar
 from turbanet.core.state import Swarm, check_swarm
 from turbanet.evolution.genealogy import EvolutionHistory, joined
 from turbanet.evolution.genetics import read_fitness
@@ -41,7 +41,7 @@ def generations_of(
     histories = [] if history is None else [history]
     begin = len(history.fitness) if history is not None else 0
     breed = jax.random.fold_in(jax.random.key(check_seed(seed)), BREED)
-    with tqdm(total=generations, unit=unit, disable=not progress) as bar:
+    with progress_bar(progress, total=generations, unit=unit) as bar:
         for generation in range(begin, begin + generations):
             started = time.perf_counter()
             key = jax.random.fold_in(breed, generation)

@@ -12,11 +12,11 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
-from tqdm.auto import tqdm
 
 from turbanet.core import schedules
 from turbanet.core.arrays import floating
 from turbanet.core.interrupt import noted
+from turbanet.core.progress import progress_bar
 from turbanet.core.state import updated
 from turbanet.core.sums import added, zero
 from turbanet.data.examples import Data
@@ -178,7 +178,7 @@ def run(ready, carry, inputs, rounds, *, progress):
     """Call the compiled program until all rounds are done, or Ctrl-C has come: (carry, metrics [round, ...])."""
     recorded = []
     done, many = 0, 1
-    with noted() as interrupted, tqdm(total=rounds, unit="round", disable=not progress) as bar:
+    with noted() as interrupted, progress_bar(progress, total=rounds, unit="round") as bar:
         while done < rounds and not (done and interrupted()):
             many = min(many, CALL_ROUNDS, rounds - done)
             begin = time.perf_counter()

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
 
 from turbanet.core import member
 from turbanet.core.arrays import check_seed, check_whole
@@ -16,6 +15,7 @@ from turbanet.core.cache import read
 from turbanet.core.gather import home
 from turbanet.core.interrupt import Interrupted, noted
 from turbanet.core.plan import LARGEST_BLOCK, dividing
+from turbanet.core.progress import progress_bar
 from turbanet.core.state import check_swarm
 from turbanet.networks.policies import Agent
 from turbanet.ppo import PPOConfig
@@ -93,8 +93,7 @@ def train_together(
     run = together.compiled(plan, state, own, worlds, key)
     compiled = time.perf_counter()
     recorded: list[Any] = []
-    hidden = {} if progress else {"disable": True}  # disable=False would override TQDM_DISABLE
-    with noted() as interrupted, tqdm(range(updates), unit="update", **hidden) as bar:
+    with noted() as interrupted, progress_bar(progress, iterable=range(updates), unit="update") as bar:
         for _ in bar:
             state, worlds, metrics = run(state, own, worlds, key)
             recorded.append(jax.tree.map(np.asarray, metrics))

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
 
 from turbanet.checkpoints import checkpoint, identity
 from turbanet.core import schedules, stopping
@@ -20,6 +19,7 @@ from turbanet.core.interrupt import GivenUpError, noted
 from turbanet.core.memory import fitting, is_out_of_memory
 from turbanet.core.metrics import on_host
 from turbanet.core.plan import Plan, choose, say_once
+from turbanet.core.progress import progress_bar
 from turbanet.core.schedules import hyperparameters, with_hyperparameters
 from turbanet.core.state import State
 from turbanet.data.examples import of_members, placed, targets
@@ -136,9 +136,8 @@ class Training:
 
         A progress bar counts each epoch as `units`, and shows the {name: number} that `shown` returns.
         """
-        hidden = {} if progress else {"disable": True}
         total, done = round(units * self.epochs), round(units * min(self.done, self.epochs))
-        with noted() as interrupted, tqdm(total=total, initial=done, unit=unit, **hidden) as bar:
+        with noted() as interrupted, progress_bar(progress, total=total, initial=done, unit=unit) as bar:
             self.interrupted = interrupted
             self.say = bar.set_postfix_str
             while self.goes_on and not interrupted():
