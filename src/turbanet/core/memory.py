@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import psutil
 
+UNLIMITED = 2**60  # bytes, from which on a control group's limit is none, as version 1 writes it
 HEADROOM = 0.9  # share of an accelerator's free memory that a block may use
 LIMITS = {  # of a control group, by version: file of the limit, file of the use, entry of the file cache in memory.stat
     "": ("memory.max", "memory.current", "inactive_file"),
@@ -49,6 +50,8 @@ def _free(folder, limit, used, cached):
     """Return the free bytes of one control group."""
     try:
         allowed = float((folder / limit).read_text())
+        if allowed >= UNLIMITED:
+            return math.inf
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return allowed - int((folder / used).read_text()) + int(statistics.get(cached, 0))
     except (OSError, ValueError):  # the root group has none of these files, and "max" is no limit
