@@ -203,6 +203,9 @@ def test_scores_take_the_names_of_a_mapping_and_ranks_several_labels():
     for fold, final in scored.final().iterrows():
         rows = np.asarray(scored.validation_rows[fold])
         assert final.f1 == pytest.approx(roc_auc_score(labels[rows], scored.predictions["mlp"][fold]))
+    one_hot = np.eye(3, dtype=np.float32)[Y]  # a softmax's logits are of each row by itself
+    with pytest.raises(ValueError, match="The metric roc_auc cannot score predictions and y"):
+        tn.cross_validate(tn.MLP((3,)), X, one_hot, folds=3, scoring="roc_auc", **JOB)
 
 
 def test_a_metric_of_ones_own_and_scikit_learns_of_a_regression():
@@ -360,6 +363,7 @@ BAD = [
     ({"groups": [*GROUPS[:-1].tolist(), None]}, "groups must have a group for each row; row 59 has none"),
     ({"scoring": "auc_roc"}, "such as roc_auc; got 'auc_roc'"),
     ({"scoring": 5}, "such as roc_auc; got 5"),
+    ({"scoring": [["f1_macro"]]}, r"such as roc_auc; got \['f1_macro'\]"),
     ({"scoring": {"f1": "f1_makro"}}, "such as roc_auc; got 'f1_makro'"),
     ({"scoring": "f1_macro", "metric": {"f1_macro": tn.accuracy}}, "scoring and metric both have 'f1_macro'"),
     ({"seeds": 0}, "seeds must be a whole number of at least 1"),

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from tiers import first
 
 import turbanet as tn
+from turbanet.data import sample_weight
 from turbanet.kernels import emitter, reader
 
 pytestmark = pytest.mark.cpu  # interpreted; test_kernel.py trains in the kernels of a GPU
@@ -40,6 +41,11 @@ def cross_entropy(prediction, y):
 
 def binary(prediction, y):
     return optax.sigmoid_binary_cross_entropy(prediction[:, 0], (y > 0).astype(prediction.dtype)).mean()
+
+
+@pytest.fixture(autouse=True)
+def traced_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(sample_weight, "on_accelerator", lambda: True)
 
 
 def weighted(prediction, y):

@@ -10,6 +10,7 @@ from sklearn.metrics import log_loss, mean_squared_error
 
 import turbanet as tn
 from turbanet import binary_cross_entropy, cross_entropy, l2_loss, mse, softmax_cross_entropy
+from turbanet.data import sample_weight
 
 rng = np.random.default_rng(1)
 X = rng.normal(size=(6, 3)).astype(np.float32)
@@ -150,3 +151,20 @@ def test_rows_of_weight_zero_keep_their_own_predictions_in_scores():
     assert loss[0] == pytest.approx(((np.asarray(prediction)[0, 2:] - 1) ** 2).mean())
     trained, scored, _ = swarm.train(x[None], (y[None], weight[None]), tn.weighted(tn.mse))
     assert scored[0] == pytest.approx(float(loss[0])) and np.isfinite(trained.params["Dense_0"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_rows_that_do_not_count_are_filled_by_the_first_that_does(counts, accelerator, monkeypatch):
+    monkeypatch.setattr(sample_weight, "on_accelerator", lambda: accelerator)
+    counts = np.array(counts, bool)
+    numbers = np.where(counts, [3, 4, 5, 6], 9)
+    rows = {"float": np.where(counts, numbers, np.nan)[:, None].astype(np.float32), "bool": numbers > 4}
+    rows |= {str(kind): numbers.astype(kind) for kind in (np.int32, np.uint8, np.float16)}
+    found = sample_weight.only(jnp.asarray(counts), rows)
+    first = numbers[counts.argmax()] if counts.any() else 0
+    for kind, before in rows.items():
+        fill = first > 4 if kind == "bool" and counts.any() else first
+        expected = np.where(counts.reshape(-1, *[1] * (before.ndim - 1)), before, fill).astype(before.dtype)
+        np.testing.assert_array_equal(found[kind], expected)
+        assert found[kind].dtype == before.dtype

@@ -218,6 +218,7 @@ def test_use_cores_leaves_a_cache_that_jax_was_told_of(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="a folder that nobody can write into, as root can others")
 def test_use_cores_says_that_programs_are_not_kept(caplog):
     told = jax.config.jax_compilation_cache_dir
+    plan_module.say_once.cache_clear()
     tn.use_cores(2, cache="/proc/self")
     assert "Compiled programs are not kept, as /proc/self cannot be used" in caplog.text
     assert jax.config.jax_compilation_cache_dir == told

@@ -168,6 +168,7 @@ def measure(runs, *, epochs, timed_epochs=1, repeats=1, sampled=(PROCESSES,), ra
             each = results[name][3]
             seconds = _total_seconds(name, each, members) * epochs / timed_epochs
             lines.append((name, repeat, seconds, first[name][-1], len(each)))
+    lines.sort(key=lambda line: (line[1], list(runs).index(line[0])))  # of each repeat in the order of `runs`
     use = {}
     for name in sampled:
         with utilisation() as use[name]:

@@ -91,8 +91,9 @@ def run(stage, variant=None, *, root="."):
     folder.mkdir(parents=True)
     results = root / "reports" / name
     results.mkdir(parents=True, exist_ok=True)
-    if not os.access(results, os.W_OK):  # known before the notebook has run
-        raise PermissionError(f"{results} cannot be written: its owner is another user, or it is read-only.")
+    for each in (results, *filter(Path.is_dir, results.iterdir())):  # known before the notebook has run
+        if not os.access(each, os.W_OK):
+            raise PermissionError(f"{each} cannot be written: its owner is another user, or it is read-only.")
     settings = {
         "TURBANET_REPORTS": str(folder),
         "TQDM_DISABLE": "1",

@@ -28,14 +28,15 @@ def as_array(value: Any, name: str) -> jax.Array | np.ndarray:
         return value
     array = as_numpy(value, name)
     dtype = array.dtype
+    computed = jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
     try:
         with np.errstate(over="raise"):
-            converted = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
+            converted = array.astype(computed, copy=False)
     except FloatingPointError:
-        received = f"numbers up to {np.abs(array[np.isfinite(array)]).max():.4g}, JAX computes in float32"
+        received = f"numbers up to {np.abs(array[np.isfinite(array)]).max():.4g}, JAX computes in {computed}"
         raise ValueError(f"{name} holds {received}: scale them, or set jax_enable_x64.") from None
     if dtype.kind in "iu" and not np.array_equal(converted, array):
-        received = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {converted.dtype}"
+        received = f"whole numbers from {array.min()} to {array.max()}, JAX computes in {computed}"
         raise ValueError(f"{name} holds {received}: make them smaller, or floats, or set jax_enable_x64.")
     return converted
 

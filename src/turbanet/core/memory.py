@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import psutil
 
-UNLIMITED = 2**60  # bytes, from which on a control group's limit is none, as version 1 writes it
+UNLIMITED = 2**60  # bytes of a limit that is none: the group's statistics, which take the longest, are not read
 HEADROOM = 0.9  # share of an accelerator's free memory that a block may use
 LIMITS = {  # of a control group, by version: file of the limit, file of the use, entry of the file cache in memory.stat
     "": ("memory.max", "memory.current", "inactive_file"),

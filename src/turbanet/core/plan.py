@@ -1,5 +1,6 @@
 """Plans: how the members of a swarm are split over devices, and into blocks on each device."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -87,7 +88,8 @@ def _complete(folder):
     for program in folder.glob("*-cache"):
         used = program.with_name(program.name.removesuffix("-cache") + "-atime")
         if not used.exists():
-            used.write_bytes(program.stat().st_mtime_ns.to_bytes(8, "little"))
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed the program
+                used.write_bytes(program.stat().st_mtime_ns.to_bytes(8, "little"))
 
 
 @dataclasses.dataclass(frozen=True)

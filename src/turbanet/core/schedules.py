@@ -27,9 +27,9 @@ def hyperparameters(swarm: State) -> dict[str, jax.Array]:
 def with_hyperparameters(swarm: Swarm, **values: Any) -> Swarm:
     """Return the swarm with new hyperparameters of its optimizer: `values` are each a number, or one a member.
 
-    Names are those of `hyperparameters`. A schedule, if the swarm has one, begins anew from a learning rate given here.
-    Raises ValueError for a name that the optimizer does not hold, holds several times or computes itself, for another
-    number of values than members, and for NaN.
+    Names are those of `hyperparameters`, or a single one's end, after a point. A schedule, if the swarm has one, begins
+    anew from a learning rate given here. Raises ValueError for a name that the optimizer does not hold, holds several
+    times or computes itself, for another number of values than members, and for NaN.
 
     Examples
     --------

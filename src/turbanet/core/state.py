@@ -101,10 +101,6 @@ def _as_before(new, old):
 
 def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
     """Return an optimizer's (updates, state) of one network; one that takes `value`, the loss, receives it."""
-    own: Any = jax.tree.structure(jax.eval_shape(tx.init, params))
-    if own != jax.tree.structure(opt_state):
-        advice = "replace opt_state with tx, by jax.vmap(tx.init)(swarm.params)"
-        raise ValueError(f"The state of the optimizer is another one's, or of other parameters: {advice}.")
     try:
         known = inspect.signature(tx.update).parameters.values()
         takes_value = any(each.name == "value" or each.kind is each.VAR_KEYWORD for each in known)
@@ -112,12 +108,19 @@ def updated(tx: Any, grads: Any, opt_state: Any, params: Any, value: Any = None)
         takes_value = False
     given = {"value": value} if takes_value and value is not None else {}
     try:
-        updates, new = tx.update(grads, opt_state, params, **given)
-    except TypeError as error:  # of a part that an optimizer such as optax.chain hands it on to
-        if not given or "unexpected keyword argument 'value'" not in str(error):
+        try:
+            updates, new = tx.update(grads, opt_state, params, **given)
+        except TypeError as error:  # of a part that an optimizer such as optax.chain hands it on to
+            if not given or "unexpected keyword argument 'value'" not in str(error):
+                raise
+            updates, new = tx.update(grads, opt_state, params)
+        return updates, jax.tree.map(_as_before, new, opt_state)
+    except Exception as error:
+        own: Any = jax.tree.structure(jax.eval_shape(tx.init, params))
+        if own == jax.tree.structure(opt_state):
             raise
-        updates, new = tx.update(grads, opt_state, params)
-    return updates, jax.tree.map(_as_before, new, opt_state)
+        advice = "replace opt_state with tx, by jax.vmap(tx.init)(swarm.params)"
+        raise ValueError(f"The state of the optimizer is another one's, or of other parameters: {advice}.") from error
 
 
 def check_swarm(swarm: Swarm) -> Swarm:

@@ -1,6 +1,7 @@
 """Chunks of batches from an iterator, read ahead by a thread; one call of a program trains on one chunk."""
 
 import contextlib
+import itertools
 import queue
 import sys
 import threading
@@ -68,9 +69,10 @@ class Batches:
         if not callable(source) and not hasattr(source, "__iter__"):
             valid = "an iterable of batches (x, y), such as a DataLoader, or a function of the epoch that returns one"
             raise ValueError(f"batches must be {valid}; got {source!r:.60}.")
+        _check_ends(source)
         if epochs > 1 and isinstance(source, Iterator) and type(source).__module__ in ONCE:
-            problem = f"a {type(source).__name__} can be read once, and there are {epochs} epochs"
-            raise ValueError(f"batches: {problem}; give a function of the epoch that returns a new one.")
+            problem = f"batches of type {type(source).__name__} can be read once, and there are {epochs} epochs"
+            raise ValueError(f"{problem}; give a function of the epoch that returns a new one.")
         self.source = source
         self.members = members
         self.check = check
@@ -207,7 +209,7 @@ def _check_ends(source):
     try:
         endless = len(source) == sys.maxsize
     except TypeError as error:
-        endless = "infinite" in str(error)
+        endless = "infinite" in str(error) or isinstance(source, itertools.cycle | itertools.repeat)
     if endless:
         advice = "leave .repeat() out, or say how many: lambda epoch: itertools.islice(stream, 100)"
         raise ValueError(f"These batches have no end, and an epoch goes once through them: {advice}.")

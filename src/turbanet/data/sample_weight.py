@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from turbanet.backend import on_accelerator
 from turbanet.core.member import takes
 from turbanet.data.checks import expects
 
@@ -130,13 +131,17 @@ def only(counts: jax.Array, tree: Any) -> Any:
 
     counts : bool [batch]
     """
-    number = jnp.arange(len(counts))
-    is_first = number == jnp.where(counts, number, len(counts)).min()  # compared, not gathered: a kernel takes it
+
+    def one_that_counts(leaf):
+        if not on_accelerator():
+            return jnp.where(counts.any(), leaf[jnp.argmax(counts)], jnp.zeros((), leaf.dtype))
+        number = jnp.arange(len(counts))  # compared, not gathered: a kernel takes that, and a CPU longer
+        is_first = number == jnp.where(counts, number, len(counts)).min()
+        return jnp.where(is_first.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0).sum(axis=0).astype(leaf.dtype)
 
     def filled(leaf):
         leaf = jnp.asarray(leaf)
-        first, counted = (rows.reshape(-1, *[1] * (leaf.ndim - 1)) for rows in (is_first, counts))
-        return jnp.where(counted, leaf, jnp.where(first, leaf, 0).sum(axis=0).astype(leaf.dtype))
+        return jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one_that_counts(leaf))
 
     return jax.tree.map(filled, tree)
 

@@ -125,7 +125,7 @@ class TurbaClassifier(ClassifierMixin, SwarmEstimator):
             advice = "give the same again, or begin anew"
             raise ValueError(f"Members of the classes {self.classes_} cannot go on with {classes}: {advice}.")
         if len(unknown := np.setdiff1d(labels, classes)):
-            raise ValueError(f"y holds {unknown[:1].tolist()[0]!r}, which is none of the classes {classes}.")
+            raise ValueError(f"y holds {unknown.tolist()[0]!r}, which is none of the classes {classes}.")
         self.classes_ = classes
         encoded = np.searchsorted(classes, labels).astype(np.int32)
         if self.class_weight is not None:

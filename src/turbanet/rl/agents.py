@@ -1,6 +1,7 @@
 """Train and evaluate a swarm of PPO agents, each in environments of its own, as one compiled program."""
 
 import dataclasses
+import math
 from numbers import Real
 from typing import Any
 
@@ -153,7 +154,7 @@ def train_agents(
     check_callbacks((), on_interrupt)
     if solved is not None and not evaluations:
         raise ValueError(f"solved={solved} needs evaluations, got {evaluations=}: give evaluations= of at least 1.")
-    if not (solved is None or (isinstance(solved, Real) and not np.isnan(solved))):
+    if not (solved is None or (isinstance(solved, Real) and not math.isnan(solved))):
         raise ValueError(f"solved is one mean return, for all members, or None; got {solved!r}.")
     check_whole(episodes=episodes)
     if evaluations:

@@ -13,14 +13,15 @@ def metrics_of(scoring: str | Sequence[str] | Mapping[str, str] | None) -> dict[
     """
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    names: Any = [scoring] if isinstance(scoring, str) or not isinstance(scoring, Iterable) else scoring
-    named = scoring if isinstance(scoring, Mapping) else {name: name for name in names if name is not None}
-    if unknown := [name for name in named.values() if name not in get_scorer_names()]:
+    columns: Any = [scoring] if isinstance(scoring, str) or not isinstance(scoring, Iterable) else list(scoring)
+    columns = [] if scoring is None else columns
+    names = list(scoring.values()) if isinstance(scoring, Mapping) else columns
+    if unknown := [name for name in names if name not in get_scorer_names()]:
         raise ValueError(
             f"scoring is names of sklearn.metrics.get_scorer_names(), such as roc_auc; got {unknown[0]!r}: a function "
             "of your own is metric=."
         )
-    return {column: _metric(get_scorer(name)) for column, name in named.items()}
+    return {column: _metric(get_scorer(name)) for column, name in zip(columns, names, strict=True)}
 
 
 def _metric(scorer):
@@ -56,7 +57,10 @@ def _estimator(prediction: Any, y: Any, scorer: Any) -> Any:
         def predict(self, x: Any) -> Any:
             return prediction.reshape(y.shape) if prediction.size == y.size else prediction
 
-    ranks = scorer._response_method != "predict" and prediction.size == y.size
-    if scorer._score_func.__module__.endswith("_regression") or not (ranks or holds_classes(y)):
+    if scorer._score_func.__module__.endswith("_regression"):
         return Regressor()
-    return OneOutput() if prediction.size == y.size else Classifier()
+    if holds_classes(y):
+        return OneOutput() if prediction.size == y.size else Classifier()
+    is_one_hot = y.ndim == 2 and y.shape[1] > 1 and (y.sum(axis=1) == 1).all()  # a softmax is of each row by itself
+    ranks = "decision_function" in scorer._response_method and prediction.size == y.size and not is_one_hot
+    return OneOutput() if ranks else Regressor()

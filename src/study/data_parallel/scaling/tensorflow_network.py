@@ -42,9 +42,9 @@ class Network:
             x = tf.nn.conv2d(x, params[f"{layer}/Conv_0/kernel"], stride, "VALID")
             running = [self.stats[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
             scale, bias = (params[f"{layer}/BatchNorm_0/{name}"] for name in ("scale", "bias"))
-            given = {"mean": None, "variance": None} if train else dict(zip(("mean", "variance"), running, strict=True))
+            mean, var = (None, None) if train else running
             rows = tf.cast(tf.size(x[..., 0]), tf.float32)
-            x, mean, var = tf.compat.v1.nn.fused_batch_norm(x, scale, bias, **given, epsilon=1e-5, is_training=train)
+            x, mean, var = tf.compat.v1.nn.fused_batch_norm(x, scale, bias, mean, var, epsilon=1e-5, is_training=train)
             if train:
                 moments = mean, var * (1 - 1 / rows)  # TensorFlow divides by one less than the number of rows
                 for old, new in zip(running, moments, strict=True):
