@@ -72,6 +72,8 @@ def fit_batches(
     ------
     ValueError : before anything is trained, for what `fit` refuses; when the batch arrives, with its epoch and number,
         for what is no batch, labels outside the model's classes, and NaN
+    Exception : of the batches; its `swarm` and `history` are what was trained, and `swarm.step` counts the steps of an
+        epoch that did not end, too
 
     Examples
     --------
