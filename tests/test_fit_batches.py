@@ -204,6 +204,7 @@ class Once:
         (iter([]), "type list_iterator can be read once"),
         (iter(DataLoader([1])), "type _SingleProcessDataLoaderIter can be read once"),
         (itertools.cycle(in_order(10)), "These batches have no end, and an epoch goes once through them"),
+        (lambda epoch: itertools.repeat((X, Y)), "These batches have no end"),
         (Once(in_order(10)), "There was no batch in epoch 1: what ends for good"),
         ([], "There was no batch in epoch 0"),
         (lambda epoch: None, r"batches\(0\) must return an iterable of batches .*; got None: does the function lack"),
@@ -261,7 +262,9 @@ def test_batches_without_end_are_refused(length):
 
 def test_a_stream_without_end_trains_by_the_batches_that_an_epoch_takes_of_it():
     stream = iter(Repeated(infinite))
-    equal(train(lambda epoch: itertools.islice(stream, 3)), train([(X[:8], Y[:8])] * 3))
+    expected = train([(X[:8], Y[:8])] * 3)
+    equal(train(lambda epoch: itertools.islice(stream, 3)), expected)
+    equal(train(lambda epoch: itertools.repeat((X[:8], Y[:8]), 3)), expected)
 
 
 def test_a_tf_data_pipeline_trains_as_the_list_of_its_batches():

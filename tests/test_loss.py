@@ -162,9 +162,7 @@ def test_rows_that_do_not_count_are_filled_by_the_first_that_does(counts, accele
     rows = {"float": np.where(counts, numbers, np.nan)[:, None].astype(np.float32), "bool": numbers > 4}
     rows |= {str(kind): numbers.astype(kind) for kind in (np.int32, np.uint8, np.float16)}
     found = sample_weight.only(jnp.asarray(counts), rows)
-    first = numbers[counts.argmax()] if counts.any() else 0
     for kind, before in rows.items():
-        fill = first > 4 if kind == "bool" and counts.any() else first
-        expected = np.where(counts.reshape(-1, *[1] * (before.ndim - 1)), before, fill).astype(before.dtype)
-        np.testing.assert_array_equal(found[kind], expected)
+        first = before[counts.argmax()] if counts.any() else np.zeros_like(before[0])
+        np.testing.assert_array_equal(found[kind], [row if own else first for row, own in zip(before, counts)])
         assert found[kind].dtype == before.dtype

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import operator
 import queue
 import sys
 import threading
@@ -209,7 +210,9 @@ def _check_ends(source):
     try:
         endless = len(source) == sys.maxsize
     except TypeError as error:
-        endless = "infinite" in str(error) or isinstance(source, itertools.cycle | itertools.repeat)
+        endless = "infinite" in str(error)
+        if isinstance(source, itertools.cycle | itertools.repeat):
+            endless = operator.length_hint(source, -1) < 0  # repeat(batch, 100) has one
     if endless:
         advice = "leave .repeat() out, or say how many: lambda epoch: itertools.islice(stream, 100)"
         raise ValueError(f"These batches have no end, and an epoch goes once through them: {advice}.")
