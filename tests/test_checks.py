@@ -89,6 +89,7 @@ binary = {"loss": tn.binary_cross_entropy, "outputs": 1}
         ),
         ({"validation": (changed(X, 8, 1, to=np.nan), CLASSES)}, "validation x holds nan in row 8"),
         ({"x": X[:, :2]}, r"rows of shape \(2,\), as the swarm was made for \(3,\)"),
+        ({"x": {"a": X}}, r"rows of shape \{'a': \(3,\)\}, as the swarm was made for \(3,\)"),
         ({"validation": (X, CLASSES[:7])}, "validation x and y must have the same number of rows"),
         ({"validation": 0.2}, r"the pair \(x, y\) of held-out rows, got float 0.2"),
         ({"validation": (X, CLASSES, CLASSES)}, r"the pair \(x, y\) of held-out rows, got 3 of them"),

@@ -175,9 +175,9 @@ def test_fit_takes_pytrees():
     def weighted(params, x, y, apply_fn):
         logits = apply_fn({"params": params}, x["features"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, y["label"])
-        return (loss * y["weight"]).mean(), logits
+        return (loss * x["weight"]).mean(), logits
 
-    x, y = {"features": X}, {"label": Y, "weight": np.ones(30)}
+    x, y = {"features": X, "weight": np.ones(30)}, {"label": Y}
     _, history = tn.fit(make(), x, y, weighted, epochs=4, batch_size=8, progress=False, plan=tn.Plan(DEVICES, 2))
     np.testing.assert_allclose(history.train_loss, train(make())[1].train_loss, rtol=1e-6)
 

@@ -59,15 +59,16 @@ def check_data(
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
     sample_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
     trees: list[Any] = [jax.tree.structure(tree) for tree in (data.x, unfreeze(swarm.sample))]
-    is_alike = shapes == sample_shapes and (loss_fn is not None or trees[0] == trees[1])
-    if check is None and is_alike:
+    same_tree = trees[0] == trees[1]
+    is_alike = shapes == sample_shapes and same_tree
+    if check is None and (is_alike or (loss_fn is not None and not same_tree)):  # a user's loss may take x apart
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
     except (InvalidRngError, member.AlwaysTrains):  # a model that always draws predicts only in a loss
         return
     except Exception as error:
-        if not sample_shapes or is_alike:  # a user's loss may hand it a part of x, or more
+        if not sample_shapes or is_alike:  # a user's loss may hand it more than x
             return
         given, made_for = _listed(data.x, shapes), _listed(swarm.sample, sample_shapes)
         received = f"rows of shape {given}, as the swarm was made for {made_for}"
