@@ -10,6 +10,7 @@ import joblib
 from study.agents import stable_baselines
 from study.figures.labels import OURS
 from study.measurement import timing
+from study.measurement.machine import peak_mib
 from study.pipeline import programs
 from turbanet.ppo import PPOConfig
 
@@ -133,8 +134,6 @@ PARTS = {"agents_methods": methods, "agents_many": many}
 
 def _main(devices, block, members, timesteps, which="cleanrl"):
     """Train, twice at CleanRL's settings, and print the seconds of each run and the process's peak memory as JSON."""
-    import resource
-
     import turbanet as tn
     from turbanet.networks.policies import DualEncoderActorCritic
 
@@ -150,8 +149,7 @@ def _main(devices, block, members, timesteps, which="cleanrl"):
         begin = time.perf_counter()
         tn.rl.train_agents(env, config, members, model=model, plan=tn.Plan(devices, block), progress=False)
         seconds.append(time.perf_counter() - begin)
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"cold": seconds[0], "warm": seconds[-1], "megabytes": megabytes}))
+    print(json.dumps({"cold": seconds[0], "warm": seconds[-1], "megabytes": peak_mib()}))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from study.cluster import idle, suite as cluster_suite
+from study.measurement.machine import peak_mib
 
 BATCH_SIZE, WINDOW = 32, 10  # windows in a step, days that an LSTM sees
 MARKET = {"days": 260, "test_days": 10, "window": WINDOW, "seed": 0}
@@ -39,7 +39,7 @@ def driver(*, members, shard):
     """Measure the line of `costs.memory` for one number of members."""
     import turbanet as tn
 
-    before = _peak_mib()
+    before = peak_mib()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         kwargs = {"shard": shard, "epochs": 1, "batch_size": 8, "plan": tn.Plan(1, block=64), "progress": False}
@@ -47,15 +47,7 @@ def driver(*, members, shard):
         seconds = time.perf_counter() - begin
         assert history.table.members.sum() == members
     line = {"members": members, "shard": int(history.table.members[0]), "shards": len(history.table)}
-    return line | {"seconds": seconds, "before_mib": before, "driver_mib": _peak_mib()}
-
-
-def _peak_mib():
-    """Return this process's peak memory in MiB.
-
-    Linux's VmHWM counts this program only; getrusage also counts the process that it was forked from.
-    """
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+    return line | {"seconds": seconds, "before_mib": before, "driver_mib": peak_mib()}
 
 
 def one_process(*, folder, members, hidden, epochs, block):

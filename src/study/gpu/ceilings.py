@@ -20,11 +20,11 @@ def roofline(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     size = 64 if tiny else 8192
     x = jnp.ones((size, size), jnp.float32)
     rows = [{"what": "launch of an empty kernel", "value": _launch(tiny), "unit": "us"}]
-    seconds = _best(partial(jax.jit(lambda x: x + 1), x))
+    seconds = timing.best(partial(jax.jit(lambda x: x + 1), x), repeats=10)
     rows.append({"what": "memory, read and written", "value": 2 * x.nbytes / seconds / 1e9, "unit": "GB/s"})
     for precision in PRECISIONS:
         with multiplying_in(precision):
-            seconds = _best(partial(jax.jit(lambda x: x @ x), x))
+            seconds = timing.best(partial(jax.jit(lambda x: x @ x), x), repeats=10)
         rows.append({"what": f"products in {precision}", "value": 2 * size**3 / seconds / 1e12, "unit": "TFLOP/s"})
     yield rows
     for name in ("sweep-small", "sweep-large"):
@@ -51,7 +51,3 @@ def _launch(tiny):
         x.item()
         seconds.append(time.perf_counter() - begin)
     return 1e6 * min(seconds) / count
-
-
-def _best(call):
-    return min(timing.interleave({"call": call}, repeats=10)["call"])

@@ -110,16 +110,22 @@ class peak_memory:
         except OSError:
             self.before = float("nan")
         else:
-            self.before = self._high()
+            self.before = peak_mib()
         self.peak = float("nan")
         return lambda: self.peak
 
     def __exit__(self, *failure):
-        self.peak = max(0.0, self._high() - self.before) if self.before == self.before else self.before
+        self.peak = max(0.0, peak_mib() - self.before) if self.before == self.before else self.before
 
-    def _high(self):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return int(found[1]) / 1024 if found else float("nan")
+
+def peak_mib() -> float:
+    """Return this process's peak memory in MiB; NaN off Linux.
+
+    Linux's VmHWM counts this program only; getrusage also counts the process that it was forked from.
+    """
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) / 1024 if found else float("nan")
 
 
 @contextlib.contextmanager

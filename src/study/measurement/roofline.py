@@ -27,7 +27,7 @@ def matmul_peak(size: int = 2048, *, repeats: int = 5, plan: Plan | None = None)
     plan = Plan((plan or Plan()).devices, 1)
     x = plan.place(jnp.ones((len(plan.devices), size, size), jnp.float32))
     run = jax.jit(plan.vectorise(lambda own, _: own @ own), compiler_options=plan.compiler_options)
-    return len(plan.devices) * 2 * size**3 / _best(lambda: run(x, None), repeats)
+    return len(plan.devices) * 2 * size**3 / timing.best(lambda: run(x, None), repeats)
 
 
 def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -> float:
@@ -43,7 +43,7 @@ def bandwidth(megabytes: float, *, repeats: int = 5, plan: Plan | None = None) -
         return jax.lax.fori_loop(0, rounds, lambda i, own: own + i.astype(own.dtype), own)
 
     run = jax.jit(plan.vectorise(one), compiler_options=plan.compiler_options)
-    return rounds * 2 * x.nbytes / _best(lambda: run(x, None), repeats)
+    return rounds * 2 * x.nbytes / timing.best(lambda: run(x, None), repeats)
 
 
 def ceilings() -> dict[str, float]:
@@ -53,10 +53,6 @@ def ceilings() -> dict[str, float]:
         "cache_gbytes_per_second": bandwidth(1) / 1e9,
         "memory_gbytes_per_second": bandwidth(256) / 1e9,
     }
-
-
-def _best(call, repeats):
-    return min(timing.interleave({"call": call}, repeats=repeats)["call"])
 
 
 def _count(jaxpr):

@@ -46,6 +46,11 @@ def interleave(
     return seconds
 
 
+def best(call: Callable[[], Any], repeats: int) -> float:
+    """Return the least seconds of `repeats` calls after one that warms up."""
+    return min(interleave({"call": call}, repeats=repeats)["call"])
+
+
 def orders(names, repeats: int) -> list[list]:
     """Draw the order of `names` in each turn, [repeat][name]."""
     names, rng = list(names), np.random.default_rng(0)
