@@ -115,7 +115,7 @@ def test_unmade_names_the_stages_without_a_run_here(tmp_path, monkeypatch):
     ran(tmp_path, "sweep/small", 11, 1.0)
     ran(tmp_path, "report", 11, 1.0)
     known = ["sweep", "sweep@small", "sweep@large", "mnist", "report"]
-    assert rebuild.unmade(known) == ["did not run here, and in the report as committed: sweep/large, mnist"]
+    assert rebuild.unmade(known) == ["did not run here; in the report, as committed, if at all: sweep/large, mnist"]
     assert doctor.report(tmp_path)["stages"]["not run here"] == "no dvc.yaml here"
     stages = {"sweep": {"foreach": {"small": 1, "large": 2}}, "mnist": {}, "report": {}}
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": stages}))

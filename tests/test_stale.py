@@ -92,5 +92,5 @@ def test_a_stage_that_fails_takes_no_other_with_it(pipeline, monkeypatch, capfd)
     assert rebuild.main([]) != 0
     said = capfd.readouterr().out
     assert {"mnist", "stocks", "report"} <= set(re.findall("^Running stage '(.+)'", said, re.M))
-    assert said.splitlines()[-1] == "did not run here, and in the report as committed: mnist"
+    assert said.splitlines()[-1] == "did not run here; in the report, as committed, if at all: mnist"
     assert any((pipeline / "reports/mnist/figures").iterdir())

@@ -40,7 +40,7 @@ def unmade(known: list[str]) -> list[str]:
     """Format at most two lines on the stages that did not run here or failed."""
     missing = doctor.not_run(known)
     others = [name for name in missing if name != "report"]
-    found = [f"did not run here, and in the report as committed: {', '.join(others)}"] if others else []
+    found = [f"did not run here; in the report, as committed, if at all: {', '.join(others)}"] if others else []
     return found + ["the report could not be made: what is there is an earlier one"] * ("report" in missing)
 
 

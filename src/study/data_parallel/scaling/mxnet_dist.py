@@ -33,45 +33,54 @@ def main():
         value.attach_grad()
         store.init(number, mx.nd.zeros_like(value))
 
+    def conv_norm(x, number, stride, relu):
+        name = f"params/ConvNorm_{number}/Conv_0/kernel"
+        kwargs = {"kernel": (3, 3), "stride": (stride, stride), "pad": (1, 1), "num_filter": values[name].shape[0]}
+        x = mx.sym.Convolution(x, mx.sym.var(name), no_bias=True, **kwargs)
+        own = [mx.sym.var(f"params/ConvNorm_{number}/BatchNorm_0/{name}") for name in ("scale", "bias")]
+        own += [mx.sym.var(f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}") for name in ("mean", "var")]
+        x = mx.sym.BatchNorm(x, *own, eps=1e-5, momentum=0.9, fix_gamma=False)
+        return mx.sym.relu(x) if relu else x
+
+    def add(x, out, halves):
+        if halves:
+            x = mx.sym.slice(x, begin=(None,) * 4, end=(None,) * 4, step=(1, 1, 2, 2))
+            x = mx.sym.concat(x, mx.sym.zeros_like(x), dim=1)
+        return mx.sym.relu(x + out)
+
+    def head(x):
+        kernel, bias = (mx.sym.var(f"params/Dense_0/{name}") for name in ("kernel", "bias"))
+        return mx.sym.broadcast_add(mx.sym.dot(x.mean((2, 3)), kernel), bias)
+
+    graph = base.resnet(mx.sym.var("x").transpose((0, 3, 1, 2)), job["depth"], conv_norm, add, head)
+    hybrid = mx.nd.CachedOp(graph, [("static_alloc", True), ("static_shape", True)])  # Gluon's `hybridize`
+
     def forward(x):
-        def conv_norm(x, number, stride, relu):
-            kernel = params[f"params/ConvNorm_{number}/Conv_0/kernel"]
-            kwargs = {"kernel": (3, 3), "stride": (stride, stride), "pad": (1, 1), "num_filter": kernel.shape[0]}
-            x = mx.nd.Convolution(x, kernel, no_bias=True, **kwargs)
-            own = [values[f"params/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("scale", "bias")]
-            own += [values[f"batch_stats/ConvNorm_{number}/BatchNorm_0/{name}"] for name in ("mean", "var")]
-            x = mx.nd.BatchNorm(x, *own, eps=1e-5, momentum=0.9, fix_gamma=False)
-            return mx.nd.relu(x) if relu else x
+        given = values | {"x": mx.nd.array(x)}
+        return hybrid(*[given[name] for name in graph.list_inputs()])
 
-        def add(x, out, halves):
-            if halves:
-                more = out.shape[1] - x.shape[1]
-                x = x[:, :, ::2, ::2]
-                x = mx.nd.concat(x, mx.nd.zeros((x.shape[0], more, *x.shape[2:])), dim=1)
-            return mx.nd.relu(x + out)
-
-        def head(x):
-            return mx.nd.dot(x.mean((2, 3)), params["params/Dense_0/kernel"]) + params["params/Dense_0/bias"]
-
-        return base.resnet(x.transpose((0, 3, 1, 2)), job["depth"], conv_norm, add, head)
+    last = worker.rates[0]
 
     def step(x, y, rate):
+        nonlocal last
         with mx.autograd.record():
-            scores = forward(mx.nd.array(x))
+            scores = forward(x)
             loss = -mx.nd.pick(mx.nd.log_softmax(scores), mx.nd.array(y)).mean()
         loss.backward()
         for number, value in enumerate(params.values()):
             if several:
                 store.push(number, value.grad, priority=-number)
                 store.pull(number, value.grad, priority=-number)
+        # MXNet's momentum holds the learning rate, which may change.
+        kwargs = {"lr": rate, "momentum": 0.9 * rate / last, "rescale_grad": 1 / job["workers"]}
         for value, momentum in zip(params.values(), momenta.values()):
-            momentum[:] = 0.9 * momentum + value.grad / job["workers"]
-            value[:] = value - rate * momentum
+            mx.nd.sgd_mom_update(value, value.grad, momentum, out=value, **kwargs)
+        last = rate
         mx.nd.waitall()
         return loss.asscalar()
 
     def predict(x):
-        return forward(mx.nd.array(x)).asnumpy()
+        return forward(x).asnumpy()
 
     one = mx.nd.zeros(1)
     store.init(len(params), one)
