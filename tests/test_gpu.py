@@ -112,7 +112,9 @@ def measured(folder, *, networks=(1, 128), loop=1e-3):
             rows += [row | {"method": name, "seconds_per_step": us * 1e-6} for name in (OURS, SCAN, FUNC_GRAPH)]
             each = {LOOP: 2 * loop, FUSED: loop, GRAPH: loop / 10}
             rows += [row | {"method": name, "seconds_per_step": count * each[name]} for name in each]
-    pd.DataFrame(rows).to_csv(folder / "sweep.csv", index=False)
+    table = pd.DataFrame(rows)
+    table = table.assign(low=0.8 * table.seconds_per_step, high=1.25 * table.seconds_per_step)
+    table.to_csv(folder / "sweep.csv", index=False)
     return folder
 
 
@@ -121,7 +123,12 @@ def test_numbers_of_the_chapter_are_ratios_by_hand(tmp_path):
     assert found["networks"] == found["most"] == found["in_time_of_one"] == 128
     assert found["small_loop"] == pytest.approx(128e-3 / 2e-6) and found["wide_graph"] == pytest.approx(12.8e-3 / 2e-6)
     assert found["loop_one_ms"] == pytest.approx(1) and found["most_over_loop_one"] == pytest.approx(2e-3)
-    assert found["call_over_loop_one"] == pytest.approx(6e-3) and found["call_steps"] == 7
+    assert found["call_over_loop_one"] == pytest.approx(6e-3) and found["call_steps"] == found["small_call_steps"] == 7
+    bounds = [found[f"call_over_loop_one_{end}"] for end in ("low", "high")]
+    np.testing.assert_allclose(bounds, [6e-3 / 1.25, 6e-3 / 0.8])
+    assert found["most_over_graph_one"] == pytest.approx(2e-2) and found["small_call_ms"] == pytest.approx(6e-3)
+    np.testing.assert_allclose([found["call_least_ms"], found["call_most_ms"]], [14e-3, 28e-3])  # 2 and 4 us in 7 steps
+    assert found["small_loop_by_call"] == pytest.approx(128e-3 / 6e-6) and found["small_by_hand_by_call"] == 1 / 3
 
 
 def test_a_method_timed_on_one_network_alone_is_multiplied(tmp_path):
@@ -138,11 +145,12 @@ def test_trainings_to_the_end_are_told_where_they_were_measured(tmp_path):
     lstms = [{"method": name, "networks": 5, "seconds": each, "epochs": 7} for name, each in seconds.items()]
     pd.DataFrame(lstms).to_csv(card / "stocks.csv")
     agents = {"networks": [64, 2048], "timesteps": 500, "seconds": [5.0, 26.0], "mean_return": [450.0, 466.0]}
+    agents["solved"] = [0.8, 0.9]
     pd.DataFrame(agents).to_csv(card / "agents.csv")
     pd.DataFrame({"rounds": [100], "sampled": [50], "seconds": [1.7]}).to_csv(card / "federated.csv")
     found = chapter.numbers(card)
     assert [found[f"lstms_{name}"] for name in ("seconds", "graph", "loop", "epochs")] == [3, 60, 900, 7]
-    assert [found[name] for name in ("agents", "agents_seconds", "agents_return")] == [2048, 26, 466]
+    assert [found[f"agents{name}"] for name in ("", "_seconds", "_return", "_solved")] == [2048, 26, 466, 0.9]
     assert (found["rounds"], found["rounds_seconds"]) == (100, 1.7)
 
 
@@ -181,7 +189,8 @@ def test_a_card_that_measured_the_small_networks_alone_has_numbers_and_a_table_o
     table[table.workload == chapter.SMALL].to_csv(card / "sweep.csv", index=False)
     found = chapter.numbers(card)
     assert found["small_by_hand"] == 1 and "wide_ms" not in found
-    assert set(chapter.tables(card)["gpu-card-sweep"].network) == {"2-16-2"}
+    table = chapter.tables(card)["gpu-card-sweep"]
+    assert set(table.network) == {"2-16-2"} and table[chapter.CALL].tolist() == pytest.approx([3, 6])
 
 
 def test_what_a_kernel_gains_is_a_ratio_of_the_same_training(tmp_path):
@@ -202,6 +211,7 @@ def test_the_figure_has_three_lines_with_their_names(tmp_path):
     figures.growth(ax, tmp_path / "card")
     assert [text.get_text().split("\n")[0] for text in ax.texts] == ["PyTorch's loop", "PyTorch,", "TurbaNet"]
     np.testing.assert_allclose(ax.lines[2].get_ydata(), [1024e-6, 2048e-6])
+    np.testing.assert_allclose(ax.lines[3].get_ydata(), [3 * 1024e-6, 6 * 1024e-6])
     table = pd.read_csv(tmp_path / "card/sweep.csv")
     table.loc[table.method == SCAN, "seconds_per_step"] *= 2
     table.to_csv(tmp_path / "card/sweep.csv", index=False)

@@ -260,7 +260,7 @@ def test_no_type_is_smaller_than_seven_points_at_print_size():
 def test_roofline_draws_each_workload_under_both_ceilings(ax):
     table = pd.DataFrame({"workload": ["mnist", "own"], "operations_per_byte": [1.0, 30.0], "gflops": [5.0, 90.0]})
     plots.roofline(ax, table, peak=100, bandwidths={"cache": 40, "memory": 10})
-    assert labels(ax) == ["MNIST", "own", "cache, 40 GB/s", "memory, 10 GB/s"]
+    assert labels(ax) == ["MNIST", "own", "cache, 40 GB/s", "memory, 10 GB/s (dashed)"]
     cache, memory, *points = (line.get_xydata() for line in ax.lines)
     np.testing.assert_allclose([(xy[0, 1], xy[-1, 1]) for xy in (cache, memory)], [(40 / 3, 100), (10 / 3, 100)])
     np.testing.assert_array_equal(np.concatenate(points), [[1, 5], [30, 90]])

@@ -331,8 +331,9 @@ def test_bibtex_is_of_the_citation_file():
         "version": "1.2.0",
         "date-released": "2026-11-27",
     }
-    lines = reports.bibtex(cited).splitlines()
+    lines = reports.bibtex(cited, "0123abcdef").splitlines()
     assert lines[0] == "@software{turbanet," and lines[-1] == "}"
+    assert "  note = {Software and reproducible study, results 0123abcdef}," in lines
     assert {"  author = {The A and B},", "  version = {1.2.0},", "  year = {2026},"} <= set(lines)
 
 

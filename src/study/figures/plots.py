@@ -151,9 +151,8 @@ def roofline(ax, table, *, peak, bandwidths):
     few, many = table.operations_per_byte.min() / 3, table.operations_per_byte.max() * 3
     intensity = np.geomspace(few, many)
     for (name, speed), line in zip(bandwidths.items(), ("-", "--"), strict=True):
-        ax.plot(
-            intensity, np.minimum(peak, intensity * speed), line, color="0.4", lw=1, label=f"{name}, {speed:.0f} GB/s"
-        )
+        label = f"{name}, {speed:.0f} GB/s{' (dashed)' if line == '--' else ''}"
+        ax.plot(intensity, np.minimum(peak, intensity * speed), line, color="0.4", lw=1, label=label)
     for row, marker in zip(table.itertuples(), itertools.cycle("osD^v<>P")):
         label = labels.WORKLOADS.get(row.workload, row.workload)
         ax.plot(row.operations_per_byte, row.gflops, marker, ms=4, label=label)

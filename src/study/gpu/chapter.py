@@ -11,6 +11,7 @@ from study.figures.labels import FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, USU
 LOOPS = (LOOP, FUSED)
 ONE_BY_ONE = (*LOOPS, GRAPH)
 EPOCHS = 1024  # of the published sweep, of one step each
+CALL = f"{OURS}, whole call"  # with the checks and copies at its start and end
 SMALL, WIDE = "sweep-small", "sweep-large"
 
 
@@ -34,11 +35,23 @@ def sweep(card: Path, workload: str, precision: str = "TF32") -> Any:
     """Tabulate seconds per step of all networks, [networks, method]; serial methods are scaled from one network."""
     table = read(card, "sweep")
     table = table[(table.workload == workload) & (table.precision == precision)]
-    wide = table.pivot(index="networks", columns="method", values="seconds_per_step")
+    wide = _wide(table, "networks")
     for name in ONE_BY_ONE:
         if name in wide:
             wide[name] = wide[name].fillna(wide.index.to_series() * wide[name].iloc[0])
     return wide
+
+
+def _wide(table, index):
+    wide = table.pivot(index=index, columns="method", values="seconds_per_step")
+    return wide.assign(**{CALL: table[table.method == OURS].set_index(index).wall_per_step})
+
+
+def calls(card: Path) -> Any:
+    """Select the small sweep's calls of `fit`, by networks; `more`: seconds of a call's checks and copies."""
+    table = read(card, "sweep").query("workload == @SMALL and precision == 'TF32' and method == @OURS")
+    more = (table.wall_per_step - table.seconds_per_step) * table.steps
+    return table.assign(more=more).set_index("networks")
 
 
 def numbers(card: Path) -> dict[str, Any]:
@@ -47,7 +60,10 @@ def numbers(card: Path) -> dict[str, Any]:
     small, wide = (sweep(card, name) for name in (SMALL, WIDE))
     loop_one = small.loc[1, list(LOOPS)].min()
     most = int(small.index.max())
-    call = read(card, "sweep").set_index(["workload", "precision", "method", "networks"]).loc[SMALL, "TF32", OURS, most]
+    table = read(card, "sweep").query("workload == @SMALL and precision == 'TF32' and networks == 1")
+    loop = table[table.method.isin(LOOPS)].sort_values("seconds_per_step").iloc[0]
+    every_call = calls(card)
+    call = every_call.loc[most]
     found = {
         "card": about["card"],
         "driver": about["driver"],
@@ -63,7 +79,10 @@ def numbers(card: Path) -> dict[str, Any]:
         "graph_one_ms": 1000 * small.loc[1, GRAPH],
         "in_time_of_one": int(small.index[small[OURS] <= loop_one].max()),
         "most_over_loop_one": small.loc[most, OURS] / loop_one,
-        "call_over_loop_one": call.wall_per_step / loop_one,  # with the checks and copies of a call of `fit`
+        "most_over_graph_one": small.loc[most, OURS] / small.loc[1, GRAPH],
+        "call_over_loop_one": call.wall_per_step / loop_one,
+        "call_over_loop_one_low": call.wall_per_step / loop.high,  # the least and greatest of the loop's turns
+        "call_over_loop_one_high": call.wall_per_step / loop.low,
         "call_steps": int(call.steps),
     }
     found["in_time_ms"] = 1000 * small.loc[found["in_time_of_one"], OURS]
@@ -80,6 +99,11 @@ def numbers(card: Path) -> dict[str, Any]:
         found[f"{name}_by_hand"] = row[SCAN] / row[OURS]
         growth = EPOCHS * (row - table.loc[1]) / (found["networks"] - 1)  # seconds per network, as published
         found |= {f"{name}_growth": growth[OURS], f"{name}_loop_growth": growth[list(LOOPS)].min()}
+    found |= {"call_least_ms": 1000 * every_call.more.min(), "call_most_ms": 1000 * every_call.more.max()}
+    call = every_call.loc[found["networks"]]
+    share = call.seconds_per_step / call.wall_per_step
+    found |= {f"small_{name}_by_call": found[f"small_{name}"] * share for name in ("loop", "graph", "func", "by_hand")}
+    found |= {"small_call_ms": 1000 * call.wall_per_step, "small_call_steps": int(call.steps)}
     return found | _kernel(card) | _mnist(card) | _trained(card)
 
 
@@ -141,7 +165,7 @@ def _trained(card):
     if (table := read(card, "agents")) is not None:
         most = table.loc[table.networks.idxmax()]
         found |= {"agents": int(most.networks), "agents_seconds": most.seconds, "agents_return": most.mean_return}
-        found |= {"agents_steps": int(most.timesteps)}
+        found |= {"agents_steps": int(most.timesteps), "agents_solved": most.solved}
     if (table := read(card, "federated")) is not None:
         found |= {name: int(table[name].iloc[0]) for name in ("rounds", "sampled")}
         found |= {"rounds_seconds": table.seconds.iloc[0]}
@@ -153,7 +177,7 @@ def tables(card: Path) -> dict[str, Any]:
     import pandas as pd
 
     found = {}
-    columns = [OURS, SCAN, FUNC_GRAPH, GRAPH, FUSED, LOOP]
+    columns = [OURS, CALL, SCAN, FUNC_GRAPH, GRAPH, FUSED, LOOP]
     parts = []
     for name, network in ((SMALL, "2-16-2"), (WIDE, "2-256-256-2")):
         if not len(part := sweep(card, name)):
@@ -167,7 +191,7 @@ def tables(card: Path) -> dict[str, Any]:
     suite = read(card, "suite")
     if suite is not None:
         each = ["workload", "networks"]
-        wide = suite.pivot(index=each, columns="method", values="seconds_per_step").reset_index()
+        wide = _wide(suite, each).reset_index()
         wide = wide.replace({"workload": WORKLOADS})
         for name in columns:
             if name in wide:

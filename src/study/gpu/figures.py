@@ -25,6 +25,8 @@ def growth(ax, card: Path):
         ax.loglog(table.index, y, color=colours[name], marker="o", ms=3, lw=2 if name == OURS else 1.2)
         end = table.index[-1], y.iloc[-1]
         ax.annotate(label, end, (7, 0), textcoords="offset points", va="center", color=colours[name], fontsize=8)
+    calls = STEPS * chapter.calls(card).wall_per_step
+    ax.loglog(calls.index, calls, color=colours[OURS], lw=1.2, ls="--")
     one = table[list(chapter.LOOPS)].min(axis=1).iloc[0]
     ax.axhline(one, color=COLOURS[LOOP], lw=0.6, ls=":")
     ax.set(xlabel="number of 2-16-2 networks", ylabel=f"seconds for {STEPS:,} steps")
@@ -39,8 +41,11 @@ def draw(card: Path) -> None:
     growth(ax, card)
     report = Report("gpu")
     report.folder = card
+    steps = chapter.calls(card).steps
     note = (
-        "One network's time times their number where they train one after the other; the dotted line is one network's"
+        "One network's time times their number where they train one after the other; the dotted line is one network's. "
+        "TurbaNet: its compiled program; dashed: with the start and the end of the measured calls, of "
+        f"{steps.max():,} to {steps.min()} steps"
     )
     report.figure(fig, "growth", f"{note}. Warm, medians of five turns; {chapter.numbers(card)['measured']}.")
     plt.close(fig)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import turbanet as tn
+from study.agents.suite import CARTPOLE, CLEANRL
 from study.baselines import twins
 from study.baselines.workloads import Workload, workloads
 from study.figures.labels import FUNC, FUNC_GRAPH, FUSED, GRAPH, LOOP, OURS, SCAN, STACKED, STEPS, USUAL
@@ -163,11 +164,8 @@ def agents(budget: Budget, *, tiny: bool = False) -> Iterator[list[dict]]:
     """Train CartPole agents by PPO at CleanRL's settings, 500 000 timesteps each."""
     import gymnax
 
-    env, _ = gymnax.make("CartPole-v1")
-    config = tn.rl.PPOConfig(
-        lr=2.5e-4, n_steps=128, n_envs=4, batch_size=128, n_epochs=4, ent_coef=0.01, total_timesteps=500_000
-    )
-    config = config._replace(total_timesteps=2048) if tiny else config
+    env, _ = gymnax.make(CARTPOLE)
+    config = CLEANRL._replace(total_timesteps=2048) if tiny else CLEANRL
     for members, seconds in ((2, 0),) if tiny else ((64, 20), (2048, 38)):
         if budget.allows(f"{members} agents", seconds):
             swarm, history = tn.rl.train_agents(env, config, members, progress=False)

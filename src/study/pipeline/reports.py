@@ -172,11 +172,11 @@ def results_hash(root):
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def bibtex(cited):
-    """Format the content of CITATION.cff as a BibTeX entry."""
+def bibtex(cited, results):
+    """Format the content of CITATION.cff as a BibTeX entry; `results` identifies them."""
     lines = {"title": cited["title"], "author": " and ".join(one["name"] for one in cited["authors"])}
     lines |= {"version": cited["version"], "year": str(cited["date-released"])[:4]}
-    lines["note"] = "Software and reproducible study"
+    lines["note"] = f"Software and reproducible study, results {results}"
     return "@software{turbanet,\n" + "".join(f"  {name} = {{{value}}},\n" for name, value in lines.items()) + "}"
 
 
