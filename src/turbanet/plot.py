@@ -142,7 +142,7 @@ def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> 
     if missing := {by, score} - set(table):
         raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")
     types = pandas.api.types
-    are_numbers = types.is_numeric_dtype(table[by]) and not types.is_bool_dtype(table[by])
+    are_numbers = types.is_numeric_dtype(table[by]) and not types.is_bool_dtype(table[by]) and table[by].notna().all()
     if not are_numbers:
         table = table.copy()
         table[by] = table[by].map(str)
@@ -226,6 +226,8 @@ def decision_regions(swarm: Any, x: ArrayLike, y: ArrayLike, *, points: int = 20
     x = np.asarray(x, np.float32)
     if x.ndim != 2 or x.shape[1] != 2:
         raise ValueError(f"decision_regions takes x [row, 2]; got {list(x.shape)}.")
+    if not np.isfinite(x).all():
+        raise ValueError("decision_regions takes finite x: leave out the rows with NaN or infinite numbers.")
     margin = 0.05 * np.ptp(x, axis=0)
     (left, low), (right, high) = x.min(0) - margin, x.max(0) + margin
     grid = np.meshgrid(np.linspace(left, right, points), np.linspace(low, high, points))

@@ -66,10 +66,13 @@ class MeanOverSpace(nn.Module):
 
 
 class ChannelsFirst(nn.Module):
-    """PyTorch's axis order: x [batch, height, width, channel] -> [batch, channel, height, width]."""
+    """PyTorch's axis order: x [batch, height, width, channel] -> [batch, channel, height, width].
+
+    In memory the channels stay last, which convolutions on CPU cores are faster with.
+    """
 
     def forward(self, x):
-        return x.movedim(-1, 1).contiguous()
+        return x.movedim(-1, 1)
 
 
 def make_conv(layer, stride=1, *, depthwise=False, padding=0):

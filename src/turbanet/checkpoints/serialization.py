@@ -12,7 +12,7 @@ from flax.core import freeze, unfreeze
 
 from turbanet.checkpoints import checkpoint, identity
 from turbanet.checkpoints.describe import model
-from turbanet.core.arrays import as_arrays
+from turbanet.core.arrays import as_arrays, without_x64
 from turbanet.core.optimizers import has_averages
 from turbanet.core.plan import say_once
 from turbanet.core.schedules import PLATEAU, SCHEDULES, Schedule, learning_rates
@@ -185,7 +185,8 @@ def _check(folder, like, about, check):
         if (is_code and not check) or (like.tx is INFERENCE_ONLY and name.startswith(FOR_TRAINING)):
             continue
         if not is_code or old == new:
-            advice = "give what it was saved with" + ", or check=False if both compute the same" * is_code
+            advice = without_x64(other) * (not is_code) or "give what it was saved with"
+            advice += ", or check=False if both compute the same" * is_code
             if name == "optimizer":
                 advice += "; numbers such as a learning rate stay those saved, and with_hyperparameters sets others"
             raise ValueError(f"The swarm in {folder} is another one: {other}; {advice}.")

@@ -66,7 +66,10 @@ class ClusterResults:
     like: TurbaTrainState
 
     def scores(self) -> "pd.DataFrame":
-        """Return each member's last epoch: seed, member, epoch, train_loss, validation_loss, metrics."""
+        """Return each member's last epoch: seed, member, epoch, train_loss, validation_loss, metrics.
+
+        With `patience` the weights are those of the best epoch, which is in `history.whole().best()`.
+        """
         return _concatenate(self, shards.SCORES)
 
     def predictions(self) -> np.ndarray:

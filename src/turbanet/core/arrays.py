@@ -130,6 +130,12 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def without_x64(types: str) -> str:
+    """Return the advice for types such as "float64[3]" in a process that lacks them; else an empty string."""
+    lacks = jnp.result_type(float) != jnp.float64 and any(name in types for name in ("float64", "int64"))
+    return 'call jax.config.update("jax_enable_x64", True) first, as where it was made' if lacks else ""
+
+
 def floating(tree: Any) -> tuple[list, Callable]:
     """Return a tree's floating-point leaves, and a function that puts others in their place.
 

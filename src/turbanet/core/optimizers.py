@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from turbanet.core.arrays import first_line
+from turbanet.core.plan import say_once
 from turbanet.core.state import State, updated
 
 
@@ -27,15 +28,20 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
     def step(params):
         state = optimizer.init(params)
         updated(optimizer, params, state, params, jnp.float32(0))
-        return evaluation_params(state, params)
+        held = [values for _, values in optax.tree.get_all_with_path(state, "hyperparams")]
+        return evaluation_params(state, params), held
 
     try:
-        scored_by = jax.eval_shape(step, params)
+        scored_by, held = jax.eval_shape(step, params)
     except Exception as error:  # an optimizer may raise anything
         needs = "with gradients, parameters and the loss's value alone, as optax.adam(0.001) does"
         raise ValueError(f"The optimizer must make a step {needs}; this one raises: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, scored_by) != jax.tree.map(jnp.shape, params):
         raise ValueError("evaluation_params must return parameters of the model's structure and shapes.")
+    for name, leaf in ((name, leaf) for values in held for name, leaf in values.items()):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+            advice = "give optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)"
+            say_once(f"The optimizer holds {name} in {leaf.dtype}, in which 0.999 is 1 or near it: {advice}.")
 
 
 def check_outer(optimizer: optax.GradientTransformation, params: Any, name: str) -> None:

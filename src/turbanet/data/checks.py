@@ -58,9 +58,9 @@ def check_data(
     check = getattr(unwrapped, "check", None)
     shapes = [leaf.shape[own + 1 :] for leaf, own in zip(jax.tree.leaves(data.x), data.is_own, strict=False)]
     sample_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
-    same_tree = jax.tree.structure(data.x) == jax.tree.structure(unfreeze(swarm.sample))
-    is_alike = shapes == sample_shapes and same_tree
-    if check is None and (is_alike or (loss_fn is not None and not same_tree)):  # a user's loss may take x apart
+    trees: list[Any] = [jax.tree.structure(tree) for tree in (data.x, unfreeze(swarm.sample))]
+    is_alike = shapes == sample_shapes and trees[0] == trees[1]
+    if check is None and (is_alike or (loss_fn is not None and trees[0] != trees[1])):  # a user's loss may take x apart
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)

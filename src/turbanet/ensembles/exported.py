@@ -17,7 +17,7 @@ import numpy as np
 from flax.core import unfreeze
 from flax.errors import ScopeParamShapeError
 
-from turbanet.core.arrays import as_arrays, check_whole, first_line, floating
+from turbanet.core.arrays import as_arrays, check_whole, first_line, floating, without_x64
 from turbanet.core.gather import resized
 from turbanet.core.member import ROWS, predict
 from turbanet.core.state import State, check_swarm
@@ -79,7 +79,8 @@ class Exported:
         lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
         if jax.tree.map(_of_rows, x) != self.signature or len(lengths) != 1 or () in lengths or (0,) in lengths:
             got = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", x)
-            raise ValueError(f"This program takes x as {self.signature}, at least one row, got {got}: convert it.")
+            advice = without_x64(str(self.signature)) or "convert it"
+            raise ValueError(f"This program takes x as {self.signature}, at least one row, got {got}: {advice}.")
         (length,) = lengths.pop()
         size = self.rows or min(length, ROWS)
         chunks = (jax.tree.map(itemgetter(slice(start, start + size)), x) for start in range(0, length, size))

@@ -40,8 +40,9 @@ from turbanet.turba_train_state import TurbaTrainState
 # Pickles of version 0.5 name these modules, which have since moved into folders.
 sys.modules.update({"turbanet.fit": fit_module, "turbanet.models": models, "turbanet.convnets": convnets})
 
-# One object for all estimators, so that it is fingerprinted once. Its numbers are data: a search compiles once.
-ADAM = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0, weight_decay=0.0)
+# One object for all estimators, so that it is fingerprinted once. Its numbers are data: a search compiles once. They
+# stay float32 where a model's weights are not: in bfloat16 Adam's b2 would be 1.
+ADAM = optax.inject_hyperparams(optax.adamw, hyperparam_dtype=jnp.float32)(learning_rate=0.0, weight_decay=0.0)
 _weighted = cache(weighted)
 ACTIVATIONS = {"relu": nn.relu, "tanh": jnp.tanh, "logistic": nn.sigmoid, "identity": jnp.asarray}  # of scikit-learn
 

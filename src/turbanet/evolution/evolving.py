@@ -37,7 +37,8 @@ def evolve(
         Children inherit what it trains
     rule : `Genetic`; a function (key, swarm, fitness) -> swarm, or (swarm, parents), with fitness as a NumPy array,
         float64 [member], and parents the ids that weights come from, int [member] or [member, 2]; without them a
-        member that keeps its id is its own parent, and one with a new id has none; or an evosax strategy (an object
+        member that keeps its id is its own parent, and one with a new id has none (`swarm.copies` numbers its members
+        from 0: return the parents, too); or an evosax strategy (an object
         with init, ask and tell) of one population, whose size is the number of members. A strategy minimises, so it
         receives the negative fitness. A distribution-based one starts at the weights of the first member; the returned
         swarm is the population that it last asked for, its solution is in `history.state`

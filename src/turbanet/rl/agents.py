@@ -114,7 +114,7 @@ def train_agents(
     model : a Flax network, x [..., feature] -> (policy, values [...]), where the policy is logits or a distribution
         (see `networks.policies`); None: `Agent`, for the actions that the environment takes
     params : the environment's parameters; None: its `default_params`. An array [member] in place of a number of
-        `env.default_params` gives each member its own
+        `env.default_params` gives each member its own; an environment without these has one value for all
     evaluations : evaluations of each agent during training, evenly spaced, the last one at the end; if they do not
         divide the updates, the first intervals are one update shorter
     episodes : greedy episodes of an evaluation

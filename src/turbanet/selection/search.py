@@ -14,6 +14,7 @@ import numpy as np
 
 from turbanet.core import extras
 from turbanet.core.arrays import as_array, check_seed, check_whole
+from turbanet.core.plan import say_once
 from turbanet.core.state import check_swarm
 from turbanet.turba_train_state import TurbaTrainState
 
@@ -100,8 +101,9 @@ def halving(
     Parameters
     ----------
     swarm : of n members
-    train : train(swarm, rung) -> (swarm, score [member]), the lower the better; it trains on many machines where it
-        calls `Cluster.fit` instead of `fit`
+    train : train(swarm, rung) -> (swarm, score [member]), the lower the better, such as history.best().validation_loss
+        (the last epoch's is NaN where `patience` has stopped a member); it trains on many machines where it calls
+        `Cluster.fit` instead of `fit`
     rungs : number of calls of `train`
     keep : after each rung but the last the best ceil(keep n) members are kept, of those with a finite score
 
@@ -131,6 +133,11 @@ def halving(
         if not finite.any():
             problem = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
             raise ValueError(f"{problem}, so none can continue: use smaller learning rates.")
+        if not finite.all():
+            ids = swarm.id[~finite]
+            more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+            advice = "with patience, return history.best().validation_loss"
+            say_once(f"The score of member {ids[0]}{more} is NaN or infinite: it does not go on; {advice}.")
         if rung < rungs - 1:
             survivors = min(int(np.ceil(round(keep * len(swarm), 9))), finite.sum())
             best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:survivors]
