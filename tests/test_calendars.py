@@ -319,6 +319,31 @@ def test_series_of_another_rhythm_than_the_calendar_are_refused():
         Forecaster(**HOW).fit(pd.concat([numbers, pd.DataFrame({"unique_id": "a", "ds": range(60), "y": 1.0})]))
 
 
+@pytest.mark.parametrize("open_on", [range(5), range(6)])
+def test_a_series_without_a_weekday_that_its_calendar_has_is_refused(open_on):
+    def rows(name, lacking=(), days=range(7)):
+        ds = pd.date_range("2024-01-01", periods=91)
+        ds = ds[ds.day_of_week.isin(days)].delete(lacking)
+        return pd.DataFrame({"unique_id": name, "ds": ds, "y": np.sin(np.arange(len(ds)))})
+
+    table = pd.concat([rows("office", days=open_on), rows("mall")])
+    for call in (Forecaster(**HOW).fit, Forecaster(**HOW).cross_validation):
+        with pytest.raises(ValueError, match="Series office goes on from .* of their own"):
+            call(table)
+    Forecaster(**HOW).fit(pd.concat([rows("shop", [69, 76, 80, 86]), rows("mall")]))  # two Mondays of five are missing
+
+
+def test_hours_and_weeks_that_rows_lack_are_not_those_of_the_calendar():
+    weeks = pd.date_range("2020-01-06", periods=150, freq="W-MON").delete(
+        [5, 6, 31, 32, 33, 57, 58, 83, 84, 85, 109, 110, 111, 135, 136, 137, 138]
+    )
+    assert calendar.learned(weeks).season == 52
+    rng = np.random.default_rng(50)
+    hours = pd.date_range("2024-01-01", periods=200, freq="h")[rng.random(200) > 0.1]
+    found = calendar.learned(hours)
+    assert found is None or found.after(hours[-1], 24).equals(pd.date_range(hours[-1], periods=25, freq="h")[1:])
+
+
 @pytest.mark.parametrize(
     "months, change, said",
     [
@@ -427,9 +452,11 @@ def test_fill_makes_a_grid():
     days = pd.date_range("2024-01-01", periods=6)
     table = pd.DataFrame({"unique_id": "a", "ds": days, "y": [1, np.nan, 3, 4, 5, 6.0]}).drop([3, 4])
     columns = Columns(futr=("promo",))
+    begins = pd.DataFrame({"unique_id": "a", "ds": [days[0] - pd.Timedelta(days=1)], "y": [np.nan]})
     ends = pd.DataFrame({"unique_id": "a", "ds": [days[-1] + pd.Timedelta(days=1)], "y": [np.nan]})
     for fill, expected in (("forward", [1, 1, 3, 3, 3, 6]), (0, [1, 0, 3, 0, 0, 6])):
-        panel = read(pd.concat([table, ends]).assign(promo=True), columns, "D", fill)  # nothing follows the last value
+        # Nothing comes before the first value or follows the last.
+        panel = read(pd.concat([begins, table, ends]).assign(promo=True), columns, "D", fill)
         np.testing.assert_array_equal(panel.truth, [1, np.nan, 3, np.nan, np.nan, 6])
         assert panel.y.tolist() == expected
         assert panel.ds.tolist() == days.tolist()
@@ -437,10 +464,18 @@ def test_fill_makes_a_grid():
     for change, freq, fill, message in (
         ({}, None, 0, 'no step came: name it, such as freq="D"'),
         ({}, "D", "backward", 'must be "forward", a number or None'),
-        ({"y": table.y.where(table.y > 1)}, "D", "forward", "begins with a missing value"),
     ):
         with pytest.raises(ValueError, match=message):
             read(table.assign(**change), Columns(), freq, fill)
+
+
+@pytest.mark.parametrize("index", ["ds", "unique_id", ["unique_id", "ds"]])
+def test_times_and_names_may_be_the_index(index):
+    days = pd.date_range("2024-01-01", periods=30)
+    table = pd.DataFrame({"unique_id": "a", "ds": days, "y": np.arange(30.0)})
+    expected = read(table, Columns())
+    found = read(table.set_index(index), Columns())
+    assert found.ids.tolist() == ["a"] and found.ds.equals(expected.ds) and found.y.tolist() == expected.y.tolist()
 
 
 def test_freq_names_the_periods_or_is_refused():

@@ -122,6 +122,7 @@ def test_futures_that_do_not_fit_are_refused():
         (pd.concat([future, future[:1]]), "futr_df has two rows for series shop 0"),
         (future.assign(ds=future.ds + pd.Timedelta(hours=1)), "has no row for series shop 0 at 2023-05-02 00:00:00"),
         (future.assign(ds=future.ds.dt.tz_localize("UTC")), "futr_df has times in the zone UTC"),
+        (future.assign(ds=future.ds.dt.to_period("D")), "futr_df has times that are periods of D, .* have no periods"),
         (future.drop(columns="promo"), "futr_df needs the columns unique_id, ds, promo"),
         (future.assign(promo=pd.Categorical([True] * 4)), "columns beside the series are others than in fit"),
         (future.assign(promo="yes"), "promo must be numbers, bool or a category"),
@@ -159,7 +160,7 @@ def test_what_never_changes_is_seen_of_new_series_too():
     assert (found.LSTM - found.Naive).item() > 0.3  # a window of one value, less that value, says nothing
     for static_df, message in (
         (None, "static_df with unique_id, slope is missing"),
-        (STATIC[:1], "static_df has no row for series new"),
+        (STATIC[:1], r"static_df has no row for series 'new' \(its first is 'down'\)"),
         (pd.concat([STATIC, STATIC]), "static_df has two rows for series down"),
         (STATIC.assign(slope=np.nan), "static_df has a missing value for series new"),
     ):

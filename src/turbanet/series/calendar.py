@@ -84,7 +84,8 @@ class Weekly:
 
     @property
     def season(self) -> int:
-        return len(self.clock) if len(self.clock) > 1 else len(self.days)
+        steps = len(self.clock) if len(self.clock) > 1 else len(self.days)
+        return steps if steps > 1 else SEASONS["W"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,6 +330,10 @@ def _week(wall):
     days = tuple(sorted(int(day) for day in per_day.index[per_day >= per_day.max() / 2]))
     per_time = pd.Series(wall - dates).value_counts()
     clock = tuple(sorted(per_time.index[per_time >= per_time.max() / 2]))
+    kept = pd.TimedeltaIndex(clock).asi8
+    other = np.searchsorted(kept, per_time.index[(per_time > 1) & ~per_time.index.isin(clock)].asi8)
+    if ((kept[other % len(kept)] - kept[other - 1] - 1) % DAY.value < DAY.value / 2).any():
+        return None  # rows lack times by day, and not the calendar by night
     regular = np.isin(wall.day_of_week, days) & (wall - dates).isin(clock)
     span = pd.date_range(dates[0], dates[-1])
     left_out = [day for day in range(5) if day not in days]

@@ -318,6 +318,8 @@ class Forecaster(Fitted):
         names = [models] if isinstance(models, str) else models
         further = {name: baselines.model(name, self.input_size) for name in names}
         times = panel.times
+        if calendar := self._calendar(times, panel.kind):
+            panels.check_rhythm(panel, calendar)
         origins = [len(times) - 1 - steps - step * number for number in reversed(range(n_windows))]
         trained_at = [origins[number - number % every] for number in range(n_windows)]
         earlier = [self.h * number for number in range(1, 1 + self.calibration)] if len(levels) else []

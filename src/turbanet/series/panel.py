@@ -13,7 +13,7 @@ from turbanet.series import calendar as calendars, tables
 from turbanet.series.tables import Columns, Kind
 
 FORWARD = "forward"
-RHYTHM_ROWS = 20  # the last ones of a series, which tell its rhythm
+RHYTHM_ROWS = 30  # the last ones of a series, which tell its rhythm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,8 @@ def read_static(table: Any, columns: Columns, ids: pd.Index) -> tuple[np.ndarray
         raise ValueError(f"static_df has two rows for series {table[columns.ids][twice].iloc[0]}: keep one of them.")
     positions = tables.located(ids.tolist(), table[columns.ids].tolist())
     if (positions < 0).any():
-        raise ValueError(f"static_df has no row for series {ids[int((positions < 0).argmax())]}: give it one.")
+        problem = f"static_df has no row for series {ids.tolist()[int((positions < 0).argmax())]!r}"
+        raise ValueError(f"{problem} (its first is {table[columns.ids].tolist()[0]!r}): give it one.")
     values, labels, plain = tables.encoded(table, columns.stat)
     if np.isnan(values[positions]).any():
         raise ValueError(
@@ -151,6 +152,9 @@ def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Inde
     if (twice := given.duplicated() & (given.get_level_values(0) >= 0)).any():
         time = kind.shown(ds[twice][0])
         raise ValueError(f"futr_df has two rows for series {ids[twice].iloc[0]} at {time}: keep one of them.")
+    if kind.period != panel.kind.period:
+        kinds = [f"periods of {each.period}" if each.period else "no periods" for each in (kind, panel.kind)]
+        raise ValueError("futr_df has times that are {}, the series have {}: give the same.".format(*kinds))
     names = np.repeat(np.arange(len(coming)), list(map(len, coming)))
     times = coming[0].append(coming[1:])
     zone = getattr(ds, "tz", None)
@@ -192,13 +196,23 @@ def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
     for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
         pairs = list(pairwise(panel.ds[max(begin, end - RHYTHM_ROWS) : end]))
         off = [pair for pair in pairs if not leads(*pair)]
-        if len(pairs) >= 4 and 2 * len(off) > len(pairs):  # fewer may be those of a holiday
+        is_other = 2 * len(off) > len(pairs) or _lacks(calendar, panel.ds[begin:end][-RHYTHM_ROWS:], off)
+        if len(pairs) >= 4 and is_other:  # fewer may be those of a holiday
             time, following = off[-1]
             expected = calendar.after(time, 1)[0]
             time, following, expected = map(panel.kind.shown, (time, following, expected))
             problem = f"Series {name} goes on from {time} with {following}, its calendar with {expected}"
             advice = "give series of another rhythm a Forecaster of their own, or fill missing rows by fill= and freq="
             raise ValueError(f"{problem}: {advice}.")
+
+
+def _lacks(calendar, ds, off):
+    """Whether a series never has a weekday, or a time of day, with which its calendar goes on at least three times."""
+    if len(off) < 3 or not isinstance(ds, pd.DatetimeIndex) or calendar.after(ds[0], 1)[0] - ds[0] > 3 * calendars.DAY:
+        return False
+    expected = pd.DatetimeIndex([calendar.after(time, 1)[0] for time, _ in off])
+    kinds = [(times.day_of_week, times - times.normalize()) for times in (expected, ds)]
+    return any((~each.isin(there)).sum() >= 3 for each, there in zip(*kinds, strict=True))
 
 
 def _filled(panel, freq, fill):
@@ -215,7 +229,10 @@ def _filled(panel, freq, fill):
         there = np.flatnonzero(~np.isnan(panel.y[begin:end]))
         if not len(there):
             raise ValueError(f"Series {name} has no value: leave it out.")
-        end = begin + there[-1] + 1  # nothing is filled after the last value
+        begin, end = (
+            begin + there[0],
+            begin + there[-1] + 1,
+        )  # nothing is filled beyond
         ds = panel.ds[begin:end]
         grid = _grid_of(calendar, ds)
         if len(off := ds.difference(grid)):
@@ -225,8 +242,6 @@ def _filled(panel, freq, fill):
         y = np.where(positions < 0, np.nan, panel.y[begin:end][positions])
         missing = np.isnan(y)
         y = pd.Series(y).ffill().to_numpy() if fill == FORWARD else np.where(np.isnan(y), fill, y)
-        if np.isnan(y).any():
-            raise ValueError(f"Series {name} begins with a missing value, which nothing before fills: leave it out.")
         parts.append((grid, y, missing, np.where(positions[:, None] < 0, np.nan, panel.exog[begin:end][positions])))
     grids = [part[0] for part in parts]
     y, filled, exog = (np.concatenate([part[column] for part in parts]) for column in (1, 2, 3))

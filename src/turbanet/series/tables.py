@@ -120,7 +120,8 @@ def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tupl
 def as_pandas(table, columns):
     """Return a table as a pandas one, and its `Kind`."""
     if isinstance(table, pd.DataFrame):
-        return table.reset_index(drop=True), Kind()
+        index = [name for name in table.index.names if name in (columns.ids, columns.time) and name not in table]
+        return table.reset_index(index).reset_index(drop=True), Kind()
     narwhals = needed("narwhals", "forecast")
     try:
         frame = narwhals.from_native(table, eager_only=True)
