@@ -216,7 +216,7 @@ def softmax_cross_entropy(params: Any, x: Any, y: jax.Array, apply_fn: Callable)
         target_logit = jnp.sum(jnp.where(is_target, classes_first, 0), axis=0)
         target_logit = jnp.where((y >= 0) & (y < np.int32(len(classes_first))), target_logit, jnp.nan)
         return jax.nn.logsumexp(classes_first, axis=0) - target_logit, logits
-    _check(logits, y, ", or of classes give y.squeeze(-1)")
+    _check(logits, y, ", or of classes give y.squeeze()")
     _check_outputs(logits)
     y, log_probability = jnp.moveaxis(y, -1, 0), jax.nn.log_softmax(classes_first, axis=0)
     return -jnp.sum(jnp.where(y != 0, y * log_probability, 0), axis=0), logits  # 0 x -inf is 0

@@ -145,7 +145,7 @@ def read_future(table: Any, columns: Columns, panel: Panel, coming: list[pd.Inde
         raise ValueError(f"{what}: fill make_future_dataframe() with them.")
     table, kind = tables.as_pandas(table, columns)
     tables.check_columns(table, (columns.ids, columns.time, *columns.futr), "futr_df")
-    ids, ds, _ = tables.keys(table, columns, kind)
+    ids, ds, kind = tables.keys(table, columns, kind)
     values, labels, _ = tables.encoded(table, columns.futr)
     tables.check_labels(labels, panel.names[panel.hist :])
     given = pd.MultiIndex.from_arrays([tables.located(ids.tolist(), panel.ids.tolist()), ds])
@@ -208,7 +208,9 @@ def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
 
 def _lacks(calendar, ds, off):
     """Whether a series never has a weekday, or a time of day, with which its calendar goes on at least three times."""
-    if len(off) < 3 or not isinstance(ds, pd.DatetimeIndex) or calendar.after(ds[0], 1)[0] - ds[0] > 3 * calendars.DAY:
+    if len(off) < 3 or not isinstance(calendar, calendars.Offset | calendars.Weekly):
+        return False
+    if calendar.after(ds[0], 1)[0] - ds[0] > 3 * calendars.DAY:
         return False
     expected = pd.DatetimeIndex([calendar.after(time, 1)[0] for time, _ in off])
     kinds = [(times.day_of_week, times - times.normalize()) for times in (expected, ds)]
@@ -229,10 +231,7 @@ def _filled(panel, freq, fill):
         there = np.flatnonzero(~np.isnan(panel.y[begin:end]))
         if not len(there):
             raise ValueError(f"Series {name} has no value: leave it out.")
-        begin, end = (
-            begin + there[0],
-            begin + there[-1] + 1,
-        )  # nothing is filled beyond
+        begin, end = begin + there[0], begin + there[-1] + 1  # nothing is filled beyond
         ds = panel.ds[begin:end]
         grid = _grid_of(calendar, ds)
         if len(off := ds.difference(grid)):
