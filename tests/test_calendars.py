@@ -331,6 +331,10 @@ def test_a_series_without_a_weekday_that_its_calendar_has_is_refused(open_on):
         with pytest.raises(ValueError, match="Series office goes on from .* of their own"):
             call(table)
     Forecaster(**HOW).fit(pd.concat([rows("shop", [69, 76, 80, 86]), rows("mall")]))  # two Mondays of five are missing
+    hours = pd.date_range("2024-01-01", periods=300, freq="h")
+    some = hours.delete([-3, -6, -9, -27, -30, -33])  # three hours, each missing twice in the last rows
+    table = pd.concat([pd.DataFrame({"unique_id": name, "ds": ds, "y": 1.0}) for name, ds in zip("ab", (hours, some))])
+    Forecaster(**HOW).fit(table)
 
 
 def test_hours_and_weeks_that_rows_lack_are_not_those_of_the_calendar():

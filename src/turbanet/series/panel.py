@@ -214,7 +214,7 @@ def _lacks(calendar, ds, off):
         return False
     expected = pd.DatetimeIndex([calendar.after(time, 1)[0] for time, _ in off])
     kinds = [(times.day_of_week, times - times.normalize()) for times in (expected, ds)]
-    return any((~each.isin(there)).sum() >= 3 for each, there in zip(*kinds, strict=True))
+    return any(each[~each.isin(there)].value_counts().max() >= 3 for each, there in zip(*kinds, strict=True))
 
 
 def _filled(panel, freq, fill):
