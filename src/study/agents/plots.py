@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.animation import FuncAnimation
 from matplotlib.patches import Rectangle
@@ -14,12 +15,14 @@ from study.figures.plots import COLOURS, SMALL
 def learning(ax, steps, returns, band):
     """Plot returns [update, member] against steps: the interquartile mean in its band, over the middle 80 % of members.
 
+    Updates in which fewer than half of the members end an episode are left out: short episodes end first.
+
     band : (mean, low, high) [update]
     """
-    mean, low, high = band
-    some = np.isfinite(returns).any(axis=1)  # no episode ends in the first updates
-    most = np.nanpercentile(returns[some], (10, 90), axis=1)
-    ax.fill_between(np.asarray(steps)[some], *most, color=COLOURS["member"], alpha=0.3, lw=0)
+    some = np.isfinite(returns).mean(axis=1) >= 0.5
+    steps, returns, (mean, low, high) = np.asarray(steps)[some], returns[some], np.asarray(band)[:, some]
+    most = pd.DataFrame(returns).quantile([0.1, 0.9], axis=1).to_numpy()
+    ax.fill_between(steps, *most, color=COLOURS["member"], alpha=0.3, lw=0)
     ax.fill_between(steps, low, high, color=COLOURS[OURS], alpha=0.3, lw=0)
     ax.plot(steps, mean, color=COLOURS[OURS], lw=1.5)
     ax.set(xlabel="steps in the environment", ylabel="return")
