@@ -330,11 +330,20 @@ def test_a_series_without_a_weekday_that_its_calendar_has_is_refused(open_on):
     for call in (Forecaster(**HOW).fit, Forecaster(**HOW).cross_validation):
         with pytest.raises(ValueError, match="Series office goes on from .* of their own"):
             call(table)
-    Forecaster(**HOW).fit(pd.concat([rows("shop", [69, 76, 80, 86]), rows("mall")]))  # two Mondays of five are missing
+    for lacking in ([69, 76, 80, 86], [63, 70, 77, 84]):  # two Mondays of five, the last four
+        Forecaster(**HOW).fit(pd.concat([rows("shop", lacking), rows("mall")]))
     hours = pd.date_range("2024-01-01", periods=300, freq="h")
-    some = hours.delete([-3, -6, -9, -27, -30, -33])  # three hours, each missing twice in the last rows
-    table = pd.concat([pd.DataFrame({"unique_id": name, "ds": ds, "y": 1.0}) for name, ds in zip("ab", (hours, some))])
-    Forecaster(**HOW).fit(table)
+
+    def beside_all(ds):
+        return pd.concat([pd.DataFrame({"unique_id": len(each), "ds": each, "y": 1.0}) for each in (hours, ds)])
+
+    Forecaster(**HOW).fit(beside_all(hours.delete([-3, -6, -9, -27, -30, -33, -51, -75])))  # hours with holes
+    for some in (hours[(hours.hour >= 6) & (hours.hour < 22)], hours[hours.hour != 3]):
+        with pytest.raises(ValueError, match="goes on from .*, its calendar with"):
+            Forecaster(**HOW).fit(beside_all(some))
+    hours = pd.date_range("2024-01-01", periods=24 * 30, freq="h")
+    with pytest.raises(ValueError, match="2024-01-26 23:00:00 with 2024-01-29 00:00:00, its calendar"):
+        Forecaster(**HOW).fit(beside_all(hours[hours.day_of_week < 5]))
 
 
 def test_hours_and_weeks_that_rows_lack_are_not_those_of_the_calendar():
@@ -346,6 +355,10 @@ def test_hours_and_weeks_that_rows_lack_are_not_those_of_the_calendar():
     hours = pd.date_range("2024-01-01", periods=200, freq="h")[rng.random(200) > 0.1]
     found = calendar.learned(hours)
     assert found is None or found.after(hours[-1], 24).equals(pd.date_range(hours[-1], periods=25, freq="h")[1:])
+    days = pd.date_range("2024-01-01", periods=120)
+    shop = pd.DatetimeIndex([day + pd.Timedelta(hours=hour) for day in days for hour in range(7, 22)])
+    found = calendar.learned(shop.union(days[[40, 80]] + pd.Timedelta(hours=22)))  # two late evenings
+    assert found == calendar.Weekly(tuple(range(7)), tuple(pd.Timedelta(hours=hour) for hour in range(7, 22)))
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,20 @@ def test_a_sample_in_a_container_that_the_model_does_not_take_is_named(sample):
         tn.TurbaTrainState.swarm(tn.MLP((2,)), optax.sgd(0.1), 2, sample_input=sample)
 
 
+def test_a_loss_of_ones_own_may_hand_the_model_a_part_of_x():
+    def loss(params, x, y, apply_fn, columns=None):
+        prediction = apply_fn({"params": params}, x if columns is None else x[:, :columns])
+        return jnp.mean((prediction[:, 0] - y) ** 2), prediction
+
+    wide = np.concatenate([X, X], axis=1)
+    weights = [train(x=x, loss=partial(loss, columns=columns))[0].params for x, columns in ((X, None), (wide, 3))]
+    jax.tree.map(np.testing.assert_array_equal, *weights)
+    with pytest.raises(ValueError, match=r"cannot take x with rows of shape \(6,\), as the swarm was made for \(3,\)"):
+        train(x=wide, loss=loss)
+    with pytest.raises(ValueError, match=r"cannot take x with rows of shape \[\(3,\), \(3,\)\], as .* per_member=True"):
+        train(x=[X, X], loss=loss)
+
+
 def test_a_loss_of_nothing_but_a_number_is_told_what_is_missing():
     def bare(params, x, y, apply_fn):
         return jnp.mean(apply_fn({"params": params}, x))

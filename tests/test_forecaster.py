@@ -535,7 +535,7 @@ def test_newer_rows_of_other_series_are_refused():
     forecaster = Forecaster(Line(), horizon=2, window=4, **QUIET).fit(WALKS)
     for newer, message in (
         (WALKS.assign(unique_id="z" + WALKS.unique_id), "No network was trained on series za: call fit with a table"),
-        (WALKS.groupby("unique_id").tail(3), "Series a has 3 values, a network sees 4: give its last ones"),
+        (WALKS.groupby("unique_id").tail(3), "Series a has 3 values from its first one on, a network sees 4: give its"),
         (
             WALKS.assign(ds=WALKS.groupby("unique_id").cumcount()),
             "The times were datetime64.* in fit, the table's are int64: give the same",

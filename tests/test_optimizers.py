@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import turbanet as tn
+from turbanet.core.plan import say_once
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(12, 3)).astype(np.float32)
@@ -184,6 +185,23 @@ def test_an_optimizers_own_noise_is_each_members_own():
     together, _ = tn.fit(swarm, X, Y, tn.mse, **settings)
     alone, _ = tn.fit(swarm[[2]], X, Y, tn.mse, **settings)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[2], b[0], rtol=1e-5), together.params, alone.params)
+
+
+class Halves(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, param_dtype=jnp.bfloat16)(x) * self.param(
+            "hyperparams", nn.initializers.ones, (1,), jnp.bfloat16
+        )
+
+
+def test_hyperparameters_in_16_bits_are_said_once(caplog):
+    say_once.cache_clear()
+    for dtype in (jnp.float32, None):
+        adam = optax.inject_hyperparams(optax.adam, hyperparam_dtype=dtype)(0.001)
+        tn.TurbaTrainState.swarm(Halves(), adam, 2, input_size=3)
+        assert len(caplog.records) == (dtype is None)
+    assert "The optimizer holds b1, b2, eps, eps_root, learning_rate in 16 bits" in caplog.text
 
 
 def test_a_loss_of_whole_numbers_is_refused():

@@ -136,6 +136,6 @@ def test_halving_leaves_out_who_has_no_finite_score(caplog):
     score = np.array([np.nan, 3.0, np.inf, np.nan, np.nan, -np.inf, 1.0, np.nan])
     best, table = tn.halving(swarm(), lambda members, rung: (members, score[np.asarray(members.id)]), rungs=2)
     assert best.id.tolist() == [1, 6] and len(table) == 10
-    assert "The score of member 0 and 5 more is NaN or infinite: it does not go on; with patience" in caplog.text
+    assert "6 of 8 members, such as 0, have a NaN or infinite score and do not go on; with patience" in caplog.text
     with pytest.raises(ValueError, match="All 8 members of rung 0 have a NaN or infinite score, so none can continue"):
         tn.halving(swarm(), lambda members, rung: (members, np.full(8, np.nan)), rungs=1)

@@ -38,10 +38,11 @@ def check_optimizer(optimizer: optax.GradientTransformation, params: Any) -> Non
         raise ValueError(f"The optimizer must make a step {needs}; this one raises: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, scored_by) != jax.tree.map(jnp.shape, params):
         raise ValueError("evaluation_params must return parameters of the model's structure and shapes.")
-    for name, leaf in ((name, leaf) for values in held for name, leaf in values.items()):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
-            advice = "give optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)"
-            say_once(f"The optimizer holds {name} in {leaf.dtype}, in which 0.999 is 1 or near it: {advice}.")
+    values = {name: leaf for each in held if isinstance(each, dict) for name, leaf in each.items()}
+    short = [name for name, leaf in values.items() if jnp.issubdtype(leaf, jnp.floating) and leaf.dtype.itemsize < 4]
+    if short:
+        advice = "give optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)"
+        say_once(f"The optimizer holds {', '.join(short)} in 16 bits, in which 0.999 is 1 or near it: {advice}.")
 
 
 def check_outer(optimizer: optax.GradientTransformation, params: Any, name: str) -> None:

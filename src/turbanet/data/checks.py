@@ -60,15 +60,15 @@ def check_data(
     sample_shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(swarm.sample)]
     trees: list[Any] = [jax.tree.structure(tree) for tree in (data.x, unfreeze(swarm.sample))]
     is_alike = shapes == sample_shapes and trees[0] == trees[1]
-    if check is None and (is_alike or (loss_fn is not None and trees[0] != trees[1])):  # a user's loss may take x apart
+    if check is None and is_alike:
         return
     try:
         prediction = one_prediction(swarm, data.x, shapes)
     except (InvalidRngError, member.AlwaysTrains):  # a model that always draws predicts only in a loss
         return
     except Exception as error:
-        if not sample_shapes or is_alike:  # a user's loss may hand it more than x
-            return
+        if not sample_shapes or is_alike or predicted_by_first(swarm, data, loss_fn, CHECKED_ROWS):
+            return  # a user's loss may hand it a part of x, or more
         given, made_for = _listed(data.x, shapes), _listed(swarm.sample, sample_shapes)
         received = f"rows of shape {given}, as the swarm was made for {made_for}"
         raise ValueError(f"The model cannot take {part}x with {received}{as_inputs(data.x)}.") from error

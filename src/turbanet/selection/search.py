@@ -133,12 +133,10 @@ def halving(
         if not finite.any():
             problem = f"All {len(swarm)} members of rung {rung} have a NaN or infinite score"
             raise ValueError(f"{problem}, so none can continue: use smaller learning rates.")
-        if not finite.all():
-            ids = swarm.id[~finite]
-            more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-            advice = "with patience, return history.best().validation_loss"
-            say_once(f"The score of member {ids[0]}{more} is NaN or infinite: it does not go on; {advice}.")
         if rung < rungs - 1:
+            if ids := swarm.id[~finite].tolist():
+                which = f"{len(ids)} of {len(swarm)} members, such as {ids[0]}, have a NaN or infinite score"
+                say_once(f"{which} and do not go on; with patience, return history.best().validation_loss.")
             survivors = min(int(np.ceil(round(keep * len(swarm), 9))), finite.sum())
             best = np.argsort(np.where(finite, score, np.inf), kind="stable")[:survivors]
             swarm = jax.tree.map(partial(jnp.take, indices=np.sort(best), axis=0), swarm)

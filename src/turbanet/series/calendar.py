@@ -331,7 +331,8 @@ def _week(wall):
     per_time = pd.Series(wall - dates).value_counts()
     clock = tuple(sorted(per_time.index[per_time >= per_time.max() / 2]))
     kept = pd.TimedeltaIndex(clock).asi8
-    other = np.searchsorted(kept, per_time.index[(per_time > 1) & ~per_time.index.isin(clock)].asi8)
+    often = per_time.index[per_time > max(1, per_time.max() / 4)]
+    other = np.searchsorted(kept, often.difference(clock).asi8)
     if ((kept[other % len(kept)] - kept[other - 1] - 1) % DAY.value < DAY.value / 2).any():
         return None  # rows lack times by day, and not the calendar by night
     regular = np.isin(wall.day_of_week, days) & (wall - dates).isin(clock)

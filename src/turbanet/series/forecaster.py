@@ -456,8 +456,8 @@ class Forecaster(Fitted):
         lengths = panel.end - panel.begin
         if (lengths < self.input_size).any():
             short = int((lengths < self.input_size).argmax())
-            which = f"Series {panel.ids[short]} has {lengths[short]} values, a network sees {self.input_size}"
-            raise ValueError(f"{which}: give its last ones.")
+            which = f"Series {panel.ids[short]} has {lengths[short]} values from its first one on"
+            raise ValueError(f"{which}, a network sees {self.input_size}: give its last ones.")
         new = tables.located(panel.ids.tolist(), self.series_) < 0
         if new.any() and LOCAL in self.kinds:
             advice = 'call fit with a table that holds it, take kind="global", or leave it out'

@@ -13,7 +13,8 @@ from turbanet.series import calendar as calendars, tables
 from turbanet.series.tables import Columns, Kind
 
 FORWARD = "forward"
-RHYTHM_ROWS = 30  # the last ones of a series, which tell its rhythm
+RHYTHM_ROWS = 20  # the last ones of a series, which tell its rhythm
+QUARTER = pd.Timedelta(weeks=13)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,30 +192,44 @@ def say_gaps(panel: Panel, calendar: calendars.Calendar | None) -> None:
 
 
 def check_rhythm(panel: Panel, calendar: calendars.Calendar) -> None:
-    """Raise ValueError for a series whose times are mostly not those of the calendar, as weeks are not of days."""
+    """Raise ValueError for a series of another rhythm than the calendar's, as weeks or working days are among days.
+
+    Most of its last times are not followed by the calendar's next one, or it has hardly a row of a weekday or an hour.
+    """
     leads = cache(partial(calendars.leads, calendar))
+    grid = cache(lambda first, last: _grid_of(calendar, (first, last)))
     for name, begin, end in zip(panel.ids, panel.begin, panel.end, strict=True):
-        pairs = list(pairwise(panel.ds[max(begin, end - RHYTHM_ROWS) : end]))
+        ds = panel.ds[begin:end]
+        if len(ds) < 5:  # fewer may be those of a holiday
+            continue
+        pairs = list(pairwise(ds[-RHYTHM_ROWS:]))
         off = [pair for pair in pairs if not leads(*pair)]
-        is_other = 2 * len(off) > len(pairs) or _lacks(calendar, panel.ds[begin:end][-RHYTHM_ROWS:], off)
-        if len(pairs) >= 4 and is_other:  # fewer may be those of a holiday
+        off = off if 2 * len(off) > len(pairs) else _lacking(calendar, ds, grid)
+        if off:
             time, following = off[-1]
             expected = calendar.after(time, 1)[0]
             time, following, expected = map(panel.kind.shown, (time, following, expected))
             problem = f"Series {name} goes on from {time} with {following}, its calendar with {expected}"
-            advice = "give series of another rhythm a Forecaster of their own, or fill missing rows by fill= and freq="
-            raise ValueError(f"{problem}: {advice}.")
+            advice = "name the freq that it has, give series of another rhythm a Forecaster of their own"
+            raise ValueError(f"{problem}: {advice}, or fill missing rows by fill= and freq=.")
 
 
-def _lacks(calendar, ds, off):
-    """Whether a series never has a weekday, or a time of day, with which its calendar goes on at least three times."""
-    if len(off) < 3 or not isinstance(calendar, calendars.Offset | calendars.Weekly):
-        return False
-    if calendar.after(ds[0], 1)[0] - ds[0] > 3 * calendars.DAY:
-        return False
-    expected = pd.DatetimeIndex([calendar.after(time, 1)[0] for time, _ in off])
-    kinds = [(times.day_of_week, times - times.normalize()) for times in (expected, ds)]
-    return any(each[~each.isin(there)].value_counts().max() >= 3 for each, there in zip(*kinds, strict=True))
+def _lacking(calendar, ds, grid):
+    """Return [(time, following) around one of a weekday or an hour that a series hardly has in its last quarter]."""
+    if not isinstance(calendar, calendars.Offset | calendars.Weekly):
+        return []
+    ds = ds[ds >= ds[-1] - QUARTER]
+    times = grid(ds[0], ds[-1])
+    if len(missing := times.difference(ds)) < 3:
+        return []
+    for kind in (lambda times: times.day_of_week, lambda times: times - times.normalize()):
+        expected = kind(times).value_counts()
+        found = kind(ds).value_counts().reindex(expected.index, fill_value=0)
+        hardly = expected.index[(expected >= 3) & (found < expected / 10)]
+        if kind(missing).isin(hardly).any():
+            position = ds.searchsorted(missing[kind(missing).isin(hardly)][-1])
+            return [(ds[position - 1], ds[position])]
+    return []
 
 
 def _filled(panel, freq, fill):
@@ -254,6 +269,11 @@ def _filled(panel, freq, fill):
 
 
 def _grid_of(calendar, ds):
+    """Return the times of a calendar from the first of `ds` to the last."""
+    if isinstance(calendar, calendars.Weekly):
+        weeks = 2 + (ds[-1] - ds[0]).days // 7
+        times = calendar.after(ds[0], weeks * len(calendar.days) * len(calendar.clock))
+        return times[times <= ds[-1]].insert(0, ds[0])
     if isinstance(calendar, calendars.Offset):
         return calendar.times(ds[0], end=ds[-1])
     if isinstance(calendar, calendars.Steps):
