@@ -109,6 +109,16 @@ def test_series_without_a_scale_are_named(caplog):
     assert "MASE leaves out 2 of 2 series" in caplog.text
 
 
+def test_rows_that_fill_made_are_to_stand_in_the_table_of_scores(caplog):
+    table = pd.DataFrame({"unique_id": np.repeat(["a", "b"], 12), "ds": list(range(12)) * 2, "y": np.arange(24.0) % 3})
+    rows = table[table.ds > 9].assign(cutoff=9, Naive=0.0)
+    scores(rows, table)
+    assert not caplog.records
+    for lacking, said in ((15, "lacks rows of 1 series, such as b, and MASE"), (23, "lacks rows, and MASE")):
+        scores(rows, table.drop(lacking))
+        assert said in caplog.text
+
+
 def test_tables_without_the_columns_of_scores_are_refused():
     table = pd.DataFrame({"unique_id": "a", "ds": range(9), "y": 1.0})
     ahead = table.rename(columns={"y": "M"})

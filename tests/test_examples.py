@@ -45,6 +45,7 @@ def test_trees_and_equal_lengths():
     [
         (X, Y[:2], {}, "an entry for each member, got 3 and 2"),
         (X[:2], Y[:2], {}, r"x has shape \(2, 30, 3\); per_member, it must lead with 3 members"),
+        (dict(enumerate(X)), Y, {}, "it must lead with 3 members; a list, not a dict, has the rows of each"),
         (X, [Y[0], Y[1][:5], Y[2]], {}, "same number of rows, at least one; member 1 has"),
         (X, Y, {"rows": np.zeros((3, 1), int)}, "as lists of each member's own rows, and rows too"),
         ([X[0], X[1][:, :2], X[2]], Y, {}, "of one shape and type but for their rows"),

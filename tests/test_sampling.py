@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 from sklearn.model_selection import KFold
@@ -246,6 +247,20 @@ def test_a_seed_is_an_int_or_a_key():
 def test_ragged_takes_row_numbers_alone(rows):
     with pytest.raises(ValueError, match=r"rows must be int \[row\] for each member, got (bool|float32)"):
         ragged([np.array(row) for row in rows])
+
+
+def test_rows_are_no_labels_of_pandas():
+    table = pd.DataFrame({"store": ["a", "b", "b", "a", "b"]}, index=[4, 3, 2, 1, 0])
+    labels = table.groupby("store").groups.values()
+    for call in (lambda: ragged(labels), lambda: check_rows([table.index, table.index], members=2, length=5)):
+        with pytest.raises(ValueError, match="rows are positions, counted from 0, and got the labels of pandas"):
+            call()
+    assert ragged(table.groupby("store").indices.values()).tolist() == [[0, 3, -1], [1, 2, 4]]
+
+
+def test_draws_of_rows_are_called_by_name():
+    with pytest.raises(TypeError, match="bootstrap takes seed, members, rows, size, by name: too many"):
+        bootstrap(0, 3, 9)
 
 
 @pytest.mark.parametrize("draw", [partial(shards, per_client=1), partial(dirichlet, alpha=0.5)])

@@ -270,7 +270,7 @@ def test_reduce_in_fit_follows_the_validation_loss(metric):
         (lambda: tn.with_schedule(made(), lambda epoch, base: jnp.ones(2)), "returns one number"),
         (
             lambda: tn.with_schedule(made(), optax.cosine_decay_schedule(0.1, 9)),
-            r"A schedule is a function \(epoch, base\) -> learning rate; one of Optax's is lambda epoch, base",
+            r"A schedule is a function \(epoch, base\) -> learning rate; one of Optax's, of steps, is lambda epoch",
         ),
         (lambda: train(tn.with_schedule(made(), "reduce")), "follow the validation loss"),
     ],

@@ -106,7 +106,11 @@ def seeded(function: Callable[P, T]) -> Callable[P, T]:
     def with_key(*args: P.args, **kwargs: P.kwargs) -> T:
         if "key" in kwargs:
             kwargs["seed"] = kwargs.pop("key")
-        bound = signature(function).bind(*args, **kwargs)
+        try:
+            bound = signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            names = ", ".join(signature(function).parameters)
+            raise TypeError(f"{function.__name__} takes {names}, by name: {error}.") from None
         seed = bound.arguments["seed"]
         if not is_jax_key(seed):
             bound.arguments["seed"] = jax.random.key(int(check_seed(seed)))

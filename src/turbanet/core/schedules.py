@@ -176,7 +176,7 @@ def with_schedule(swarm: Swarm, schedule: Any) -> Swarm:
         try:
             value = jax.eval_shape(function, jnp.int32(0), next(iter(base.values()))[0])
         except TypeError as error:
-            optax_schedule = "one of Optax's is lambda epoch, base: base * schedule(epoch)"
+            optax_schedule = "one of Optax's, of steps, is lambda epoch, base: schedule(epoch * steps_of_an_epoch)"
             problem = f"A schedule is a function (epoch, base) -> learning rate; {optax_schedule}"
             advice = "It is in jax.numpy, with jnp.where in place of if"
             raise ValueError(f"{problem}. {advice}. {function} raised: {first_line(error)}") from error

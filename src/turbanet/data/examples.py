@@ -67,7 +67,9 @@ def prepare(
     lengths = set()
     for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):
         if own and leaf.shape[:1] != (members,):
-            raise ValueError(f"{path[0].key} has shape {leaf.shape}; per_member, it must lead with {members} members.")
+            advice = "; a list, not a dict, has the rows of each" if len(path) > 1 else ""
+            lead = f"per_member, it must lead with {members} members{advice}"
+            raise ValueError(f"{path[0].key} has shape {leaf.shape}; {lead}.")
         lengths.add(leaf.shape[own : own + 1])
     if not is_predicted and not any(is_own):
         _check_not_own(swarm, examples, part)

@@ -161,7 +161,7 @@ def ragged(rows: Iterable[Any]) -> jax.Array:
 
     Shorter ones are padded at the end with -1. Raises ValueError for a member without rows, and for a mask of rows.
     """
-    arrays = [as_array(array, "rows") for array in rows]
+    arrays = [as_array(_positions(array), "rows") for array in rows]
     if several := [array.shape for array in arrays if array.ndim != 1]:
         raise ValueError(f"rows must be int [row] for each member, got shape {several[0]}: give a list of such arrays.")
     width = max(map(len, arrays), default=0)
@@ -213,7 +213,7 @@ def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.
 
     Raises ValueError for anything out of range.
     """
-    rows = np.asarray(as_array(rows, "rows"))
+    rows = np.asarray(as_array(list(map(_positions, rows)) if isinstance(rows, list | tuple) else rows, "rows"))
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
         raise ValueError(f"rows must be integers [member, row], got {rows.dtype} of shape {rows.shape}.")
     if len(rows) != members:
@@ -261,6 +261,14 @@ def own_order(key: jax.Array | None, count: Any, *, length: int, batch_size: int
     """
     sizes = {"length": length, "batch_size": batch_size}
     return jnp.where(count <= batch_size, epoch_order(None, count, **sizes), epoch_order(key, count, **sizes))
+
+
+def _positions(rows):
+    """Return rows as they came; ValueError for an index of pandas, whose labels are no positions."""
+    if hasattr(rows, "get_indexer"):
+        advice = "give those, such as table.groupby(...).indices, or table.index.get_indexer(labels)"
+        raise ValueError(f"rows are positions, counted from 0, and got the labels of pandas: {advice}.")
+    return rows
 
 
 def _labels(labels, clients):

@@ -102,9 +102,11 @@ def check_lengths(panel: Panel, origins: Any, stops: list[np.ndarray], needed: i
         raise ValueError(f"{which}: leave it out, or take a shorter window or horizon.")
     for stop, origin in zip(stops[1:], origins[1:], strict=True):
         if len(short := np.flatnonzero(panel.end - stop < horizon)):
-            which = f"Series {panel.ids[short[0]]} has fewer than {horizon} values after {panel.kind.shown(origin)}"
-            advice = "leave it out, fill its gaps by freq= and fill=, or take calibration=0"
-            raise ValueError(f"{which}, an origin of the calibration: {advice}.")
+            series = short[0]
+            last = panel.kind.shown(panel.ds[panel.end[series] - 1])
+            which = f"Series {panel.ids[series]}, which ends at {last}, has fewer than {horizon} values after"
+            advice = "leave it out, fill gaps before its end by freq= and fill=, or take calibration=0"
+            raise ValueError(f"{which} {panel.kind.shown(origin)}, an origin of the calibration: {advice}.")
     ended = np.flatnonzero(panel.ds[panel.end - 1] < origins[0])
     if len(ended):
         origin = panel.kind.shown(origins[0])

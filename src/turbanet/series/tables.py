@@ -73,7 +73,8 @@ def located(ids: Sequence[Any], among: Sequence[Any]) -> np.ndarray:
 def check_columns(table: pd.DataFrame, named: Sequence[str], name: str = "The table") -> None:
     """Raise ValueError if a table has no rows, lacks a column, has one twice, or one that nobody named."""
     if missing := [each for each in named if each not in table]:
-        raise ValueError(f"{name} needs the columns {', '.join(named)}; it has no {', '.join(missing)}.")
+        advice = "rename yours, or name the first three by id_col=, time_col= and target_col="
+        raise ValueError(f"{name} needs the columns {', '.join(named)}; it has no {', '.join(missing)}: {advice}.")
     if further := list((Counter(table.columns) - Counter(named)).elements()):
         beside = "name it in hist_exog_list (known so far) or futr_exog_list (known ahead), or drop it"
         advice = beside if name == "The table" else "drop it"
