@@ -154,11 +154,9 @@ def scores(
     scale = np.empty(len(rows))
     if missing := set(rows[id_col]) - values.keys():
         raise ValueError(f"The table has no series {min(missing, key=str)!r}, which was forecast: give its rows.")
-    names = [id_col, time_col]
-    times = pd.Index(table.loc[table[time_col] <= rows["cutoff"].max(), time_col].unique()).sort_values()
-    places = {name: times.get_indexer(each[time_col]) for name, each in values.items()}
-    lacking = [name for name, each in places.items() if (np.diff(each[each >= 0]) > 1).any()]
-    if lacking or not pd.MultiIndex.from_frame(rows[names]).isin(pd.MultiIndex.from_frame(table[names])).all():
+    times = pd.Index(table[time_col].unique()).sort_values()
+    lacking = [name for name, each in values.items() if (np.diff(times.get_indexer(each[time_col])) > 1).any()]
+    if lacking or not pd.MultiIndex.from_frame(rows[named[:2]]).isin(pd.MultiIndex.from_frame(table[named[:2]])).all():
         which = f"The table lacks rows{f' of {len(lacking)} series, such as {lacking[0]}' if lacking else ''}"
         advice = f'table.set_index("{time_col}").groupby("{id_col}").{target_col}.resample(freq).ffill().reset_index()'
         say_once(f"{which}, and MASE counts steps from row to row: if fill= made them, give scores {advice}.")

@@ -73,8 +73,8 @@ def located(ids: Sequence[Any], among: Sequence[Any]) -> np.ndarray:
 def check_columns(table: pd.DataFrame, named: Sequence[str], name: str = "The table") -> None:
     """Raise ValueError if a table has no rows, lacks a column, has one twice, or one that nobody named."""
     if missing := [each for each in named if each not in table]:
-        advice = "rename yours, or name the first three by id_col=, time_col= and target_col="
-        raise ValueError(f"{name} needs the columns {', '.join(named)}; it has no {', '.join(missing)}: {advice}.")
+        lacks = f"it has no {', '.join(missing)}: rename yours, or give id_col=, time_col=, target_col="
+        raise ValueError(f"{name} needs the columns {', '.join(named)}; {lacks}.")
     if further := list((Counter(table.columns) - Counter(named)).elements()):
         beside = "name it in hist_exog_list (known so far) or futr_exog_list (known ahead), or drop it"
         advice = beside if name == "The table" else "drop it"
@@ -99,8 +99,7 @@ def encoded(table: pd.DataFrame, names: Sequence[str]) -> tuple[np.ndarray, tupl
     """
     parts, labels, plain = [np.empty((len(table), 0))], [], [np.empty(0, bool)]
     for name in names:
-        column = table[name]
-        levels = None
+        column, levels = table[name], None
         if isinstance(column.dtype, pd.CategoricalDtype):
             codes, levels = column.cat.codes.to_numpy(), column.cat.categories
             values = np.where(codes[:, None] < 0, np.nan, codes[:, None] == np.arange(len(levels)))
@@ -127,8 +126,8 @@ def as_pandas(table, columns):
     try:
         frame = narwhals.from_native(table, eager_only=True)
     except TypeError as error:
-        what = f"got {type(table).__name__}"
-        raise TypeError(f"The series must be a table (pandas, polars, Arrow) of rows, {what}: make it one.") from error
+        advice = f"got {type(table).__name__}: make it one"
+        raise TypeError(f"The series must be a table (pandas, polars, Arrow) of rows, {advice}.") from error
     table = frame.to_pandas()
     for name, dtype in frame.schema.items():
         if dtype == narwhals.Categorical:  # in the order of its rows; pandas sorts
