@@ -557,6 +557,11 @@ def test_a_failed_or_other_fit_leaves_nothing_of_the_one_before():
         model.set_params(batch_size=0).fit(X_NOISE, 1000 * Y_NOISE)
     with pytest.raises(NotFittedError):
         model.predict(X_NOISE)
+    model.set_params(batch_size=32).fit(X_NOISE, Y_NOISE)
+    with pytest.raises(ValueError, match="Negative values"):
+        model.fit(np.c_[X_NOISE, X_NOISE], Y_NOISE, sample_weight=-np.ones(120))
+    with pytest.raises(NotFittedError):
+        model.predict(X_NOISE)
     model.set_params(batch_size=32, oob_score=False).fit(X_NOISE, Y_NOISE)
     with pytest.raises(ValueError, match="fit with oob_score=True"):
         model.predict_interval(X_NOISE)
@@ -604,6 +609,14 @@ def test_a_warm_start_knows_its_columns():
     model = TurbaRegressor(20, hidden=(4,), epochs=1, warm_start=True).fit(table, Y_NOISE)
     with pytest.raises(ValueError, match="feature names should match"):
         model.fit(table[["c", "b", "a"]], Y_NOISE)
+
+
+def test_rows_on_which_all_members_diverge_leave_an_estimator_as_it_was():
+    model = TurbaRegressor(3, hidden=(4,), epochs=1, random_state=0).fit(X_NOISE, Y_NOISE)
+    before = model.predict(X_NOISE)
+    with pytest.raises(ValueError, match="All 3 members diverged"):
+        model.partial_fit(np.where(X_NOISE > 0, 3e38, X_NOISE), Y_NOISE)
+    np.testing.assert_array_equal(model.predict(X_NOISE), before)
 
 
 def test_members_that_diverged_are_left_out(caplog):

@@ -1,9 +1,12 @@
 """The architectures, against NumPy and PyTorch."""
 
+import copy
+import pickle
 import subprocess
 import sys
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +23,14 @@ def test_mlp_is_dense_relu_dense():
     hidden = np.maximum(X[:, 0] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
     expected = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
     np.testing.assert_allclose(MLP((3, 4)).apply({"params": params}, X[:, 0]), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [nn.relu, nn.tanh, nn.silu, nn.gelu], ids=lambda each: each.__name__)
+def test_a_model_is_pickled_with_its_activation(activation):
+    kept = pickle.loads(pickle.dumps(MLP((3, 4), activation=activation)))
+    assert kept == MLP((3, 4), activation=activation) and kept.activation is activation
+    own = jax.jit(lambda x: x + 1)
+    assert copy.deepcopy(own)(1) == 2
 
 
 @pytest.mark.parametrize("shape", [(100, 3), (3,), (4, 30, 3)], ids=str)

@@ -84,6 +84,7 @@ def test_search_draws_each_candidate_and_the_median_of_a_value():
     np.testing.assert_allclose(points(ax.lines[0]), table)
     np.testing.assert_allclose(points(ax.lines[1]), [[0.001, 2], [0.1, 6]])
     assert ax.get_xscale() == "log" and plot.search(table, "validation_loss", "rate").get_xscale() == "linear"
+    assert len(plot.search(pytest.importorskip("polars").from_pandas(table), "rate").lines) == 2
     with pytest.raises(ValueError, match="it lacks 'width'"):
         plot.search(table, "width")
 

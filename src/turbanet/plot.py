@@ -138,6 +138,7 @@ def search(table: Any, by: str, score: str | None = None, *, ax: Any = None) -> 
     if hasattr(table, "cv_results_"):
         table = pandas.DataFrame({name: _plain(column) for name, column in table.cv_results_.items()})
         by, score = by if by in table else f"param_{by}", score or "mean_test_score"
+    table = table.to_pandas() if hasattr(table, "to_pandas") else table
     score = score or "validation_loss"
     if missing := {by, score} - set(table):
         raise ValueError(f"The table has the columns {', '.join(map(str, table))}; it lacks {missing.pop()!r}.")

@@ -120,15 +120,15 @@ class SwarmEstimator(Fitted, BaseEstimator):
             if partial and getattr(self, name):
                 raise ValueError(f"partial_fit does not support {name}=True: it has no rows but those it is given.")
         resume = (partial or self.warm_start) and hasattr(self, "swarm_")
+        results = ["oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"]
+        for name in () if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
+            self.__dict__.pop(name, None)
         kwargs = {"multi_output": True, "y_numeric": True} if is_regressor(self) else {}
         x, y = validate_data(self, X, y, dtype=np.float32, accept_sparse="csr", reset=not resume, **kwargs)
         x = _dense(x)
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, x, dtype=np.float32, ensure_non_negative=True)
-        results = ["oob_score_", "oob_prediction_", "oob_deviations_", "oob_decision_function_"]
-        for name in () if resume else [*results, "swarm_"]:  # a failing fit leaves no mixture of old and new
-            self.__dict__.pop(name, None)
         epochs = 1 if partial else self.epochs
         encoded, outputs, loss_fn, total_weight = self._encode(y, weight, resume, classes)
         length = len(x)
@@ -195,11 +195,11 @@ class SwarmEstimator(Fitted, BaseEstimator):
         if not isinstance(self.random_state, int | np.integer):
             drawn = self.members, self.bootstrap, self.early_stopping, self.validation_fraction
         job, trained, history = train(Job(swarm, x, y, loss_fn, rows, held_out, kwargs, drawn), self.cluster)
-        self._sound = ~diverged(trained, history)
-        if not self._sound.any():
+        sound = ~diverged(trained, history)
+        if not sound.any():
             problem = f"All {self.members} members diverged, their losses or weights are NaN or infinite"
             raise ValueError(f"{problem}: take a smaller learning_rate than {self.learning_rate}, or scale X.")
-        self.swarm_ = trained
+        self.swarm_, self._sound = trained, sound
         self._drawn = str(fingerprint((job.rows, job.validation))) if "rows" in settings else None
         self.history_ = self.history_ + history if resume else history
         self.n_iter_ = int(self.history_.epochs.max())

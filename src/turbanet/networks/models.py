@@ -1,8 +1,11 @@
 """Small dense and recurrent architectures in plain Flax (convolutional ones: `convnets`)."""
 
+import copyreg
+import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
+from pkgutil import resolve_name
 from typing import Any
 
 import jax
@@ -16,6 +19,19 @@ from turbanet.networks.cpu.lstm import lstm
 # Functions of each number, to which the order of axes is nothing.
 ELEMENTWISE: tuple[Callable, ...] = (nn.relu, nn.relu6, nn.leaky_relu, nn.elu, nn.celu, nn.selu, nn.gelu, nn.silu)
 ELEMENTWISE += (nn.sigmoid, nn.log_sigmoid, nn.hard_sigmoid, nn.softplus, nn.soft_sign, jnp.tanh, jnp.asarray)
+
+
+def _by_public_name(function):
+    """Reduce a function for pickle, which does not find JAX's own, such as nn.relu and nn.tanh, where they are made."""
+    for module in ("jax.nn", "jax.numpy"):
+        if getattr(resolve_name(module), function.__name__, None) is function:
+            return resolve_name, (f"{module}:{function.__name__}",)
+    return function.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+for _kind in (type(nn.relu), type(nn.tanh)):  # so that a model can be pickled with its activation
+    copyreg.pickle(_kind, _by_public_name)
+
 FEATURES_FIRST_ROWS = 64  # from this number on rows fill the vector units that narrow layers leave half empty
 
 
