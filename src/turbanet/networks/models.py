@@ -23,9 +23,10 @@ ELEMENTWISE += (nn.sigmoid, nn.log_sigmoid, nn.hard_sigmoid, nn.softplus, nn.sof
 
 def _by_public_name(function):
     """Reduce a function for pickle, which does not find JAX's own, such as nn.relu and nn.tanh, where they are made."""
+    name = function.__name__
     for module in ("jax.nn", "jax.numpy"):
-        if getattr(resolve_name(module), function.__name__, None) is function:
-            return resolve_name, (f"{module}:{function.__name__}",)
+        if getattr(resolve_name(module), name, None) is function:
+            return resolve_name, (f"{module}:{name}",)
     return function.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
