@@ -27,6 +27,8 @@ def test_lists_of_members_own_rows_are_rows_of_one_table():
     ours, history = train(X, Y, per_member=True, validation=(X, Y))
     ends = np.cumsum((0, *LENGTHS))
     rows = tn.ragged([np.arange(*ends[member : member + 2]) for member in range(3)])
+    pairs, _ = train(X, Y, per_member=(True, True), validation=(X, Y))
+    np.testing.assert_array_equal(*(jax.tree.leaves(one.params)[0] for one in (ours, pairs)))
     table = np.concatenate(X), np.concatenate(Y)
     theirs, other = train(*table, rows=rows, validation=table, validation_rows=rows)
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
@@ -36,15 +38,18 @@ def test_lists_of_members_own_rows_are_rows_of_one_table():
 
 
 def test_trees_and_equal_lengths():
-    x, y, rows = one_a_member([{"a": part[:5]} for part in X], [part[:5] for part in Y])
+    x, y, rows = one_a_member([{"a": part[:5]} for part in X], [part[:5] for part in Y], None, members=3)
     assert x["a"].shape == (3, 5, 3) and y.shape == (3, 5) and rows is None
 
 
 @pytest.mark.parametrize(
     ("x", "y", "more", "message"),
     [
-        (X, Y[:2], {}, "an entry for each member, got 3 and 2"),
-        (X[:2], Y[:2], {}, r"x has shape \(2, 30, 3\); per_member, it must lead with 3 members"),
+        (X, Y[:2], {}, "an entry for each of 3 members, got 3 and 2"),
+        (X[:2], Y[:2], {}, "an entry for each of 3 members, got 2 and 2"),
+        (X, np.stack([Y[0]] * 3), {}, "must lead with 3 members; x is a list .* with per_member=True lists x and y"),
+        (X, Y, {"validation": (X[0], Y[0])}, "validation x has shape .*members, as np.broadcast_to"),
+        (X, Y, {"validation": (X[:2], Y[:2])}, "validation x and y as lists have an entry for each of 3 members"),
         (dict(enumerate(X)), Y, {}, "it must lead with 3 members; a list, not a dict, has the rows of each"),
         (X, [Y[0], Y[1][:5], Y[2]], {}, "same number of rows, at least one; member 1 has"),
         (X, Y, {"rows": np.zeros((3, 1), int)}, "as lists of each member's own rows, and rows too"),

@@ -190,6 +190,10 @@ class Once:
         return next(self.batches)
 
 
+SEEN = np.tile(np.arange(10) > 6, (5, 1))
+WITHOUT_9 = np.where(np.arange(10)[:, None] == 9, np.nan, X[:10])
+
+
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
@@ -208,8 +212,9 @@ class Once:
         (Once(in_order(10)), "There was no batch in epoch 1: what ends for good"),
         ([], "There was no batch in epoch 0"),
         (lambda epoch: None, r"batches\(0\) must return an iterable of batches .*; got None: does the function lack"),
-        ([(X, Y + 5)], "In epoch 0, among batches 0 to 0: y holds 5 in row 0|y holds 6"),
-        ([(X[:10], Y[:10]), (X[:10] * np.nan, Y[:10])], "In epoch 0, among batches 0 to 1: x holds nan in row 10"),
+        ([(X, Y + 5)], "In epoch 0, batch 0: y holds 5 in row 0|y holds 6"),
+        ([(X[:10], Y[:10]), (X[:10] * np.nan, Y[:10])], "In epoch 0, batch 1: x holds nan in row 0"),
+        ([(X[:10], Y[:10], SEEN), (WITHOUT_9, Y[:10], SEEN)], "In epoch 0, batch 1: x holds nan in row 9"),
         ([(X[:, :2], Y)], "cannot take x"),
     ],
 )
@@ -364,7 +369,7 @@ class Normed(nn.Module):
 )
 def test_rows_of_each_members_own_are_refused_where_none_can_be_left_out(loss, model, needs):
     batches = [(X[:10], Y[:10], np.ones((5, 10), bool))]
-    with pytest.raises(ValueError, match=f"In epoch 0, among batches 0 to 0: Batches with rows of each .*{needs}"):
+    with pytest.raises(ValueError, match=f"In epoch 0, batch 0: Batches with rows of each .*{needs}"):
         tn.fit_batches(made(model=model), batches, loss, **HOW)
 
 

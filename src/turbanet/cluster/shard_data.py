@@ -66,7 +66,7 @@ def as_dict(data: Any, **more: Any) -> dict:
     if present.get("per_member") is True and isinstance(data["x"], list) and isinstance(data["y"], list):
         if "validation" in present or "predict" in present:
             raise ValueError("Lists of each member's own rows came with validation or predict: make them arrays.")
-        x, y, rows = one_a_member(data["x"], data["y"], present.get("rows"))
+        x, y, rows = one_a_member(data["x"], data["y"], present.get("rows"), members=len(data["x"]))
         present |= {"x": x, "y": y} | ({} if rows is None else {"rows": rows})
     return {name: part if name == "per_member" else as_arrays(part, name) for name, part in present.items()}
 

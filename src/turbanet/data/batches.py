@@ -45,14 +45,15 @@ class Chunk(NamedTuple):
         return any(self.data.is_own)
 
     def trained_on(self) -> Data:
-        """Return the rows that at least one member sees, without the mask."""
+        """Return the rows that at least one member sees, each at its place, without the mask."""
         x, y = self.data.x, self.data.y
         length = self.steps * self.batch_size
         rows: Any = slice(length)
         if self.is_masked:
             y, mask = y
-            rows = np.flatnonzero(mask[:, :length].any(axis=0))
-            length = len(rows)
+            seen = mask[:, :length].any(axis=0)
+            length *= bool(seen.any())
+            rows = np.where(seen, np.arange(len(seen)), seen.argmax())[:length]  # others are the first of them again
         x, y = jax.tree.map(lambda leaf: leaf[rows], (x, y))
         return Data(x, y, None, None, (False,) * len(jax.tree.leaves((x, y))), length, False)
 
@@ -97,9 +98,13 @@ class Batches:
             chunk = self._chunk(group, capacity, ends=following is None)
             try:
                 self.check(chunk)
-            except ValueError as error:
-                position = f"In epoch {epoch}, among batches {number} to {number + len(group) - 1}"
-                raise ValueError(f"{position}: {error}") from error
+            except ValueError:  # batch by batch, to name the one
+                for place, batch in enumerate(group, number):
+                    try:
+                        self.check(self._chunk([batch], 1, ends=False))
+                    except ValueError as error:
+                        raise ValueError(f"In epoch {epoch}, batch {place}: {error}") from error
+                raise
             yield chunk
             number += len(group)
             first = following

@@ -56,9 +56,9 @@ def prepare(
     """
     members = len(check_swarm(swarm))
     own_lists = isinstance(y, list) or (y is None and not isinstance(swarm.sample, list))
-    if per_member is True and isinstance(x, list) and own_lists:
-        x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows)
-    examples = {"x": as_arrays(x, "x"), "y": as_arrays(y, "y")}
+    if per_member in (True, (True, y is not None)) and isinstance(x, list) and own_lists:
+        x, y, rows = one_a_member(x, [None] * len(x) if y is None else y, rows, members=members, part=part)
+    examples = {name: as_arrays(tree, f"{part}{name}") for name, tree in (("x", x), ("y", y))}
     try:
         is_own = tuple(map(bool, jax.tree.leaves(jax.tree.broadcast(per_member, tuple(examples.values())))))
     except ValueError as error:
@@ -67,9 +67,10 @@ def prepare(
     lengths = set()
     for (path, leaf), own in zip(jax.tree.leaves_with_path(examples), is_own, strict=True):
         if own and leaf.shape[:1] != (members,):
-            advice = "; a list, not a dict, has the rows of each" if len(path) > 1 else ""
+            advice = "; a list, not a dict, has the rows of each" if isinstance(x, dict) else as_inputs(x)
+            advice = advice or f", as np.broadcast_to(x, ({members}, *x.shape)) does" * bool(part)
             lead = f"per_member, it must lead with {members} members{advice}"
-            raise ValueError(f"{path[0].key} has shape {leaf.shape}; {lead}.")
+            raise ValueError(f"{part}{path[0].key} has shape {leaf.shape}; {lead}.")
         lengths.add(leaf.shape[own : own + 1])
     if not is_predicted and not any(is_own):
         _check_not_own(swarm, examples, part)
@@ -79,7 +80,7 @@ def prepare(
     (length,) = lengths.pop()
     if rows is None:
         return Data(**examples, rows=None, count=None, is_own=is_own, length=length, ragged=False)
-    rows, count = check_rows(rows, members=members, length=length)
+    rows, count = check_rows(rows, members=members, length=length, name=f"{part}rows".replace(" ", "_"))
     rows = rows if is_predicted else rows[:, : count.max()]  # padding changes nothing but the width of predictions
     ragged = bool((count < rows.shape[1]).any())
     return Data(**examples, rows=rows, count=count, is_own=(*is_own, True, True), length=rows.shape[1], ragged=ragged)
@@ -101,23 +102,23 @@ def as_inputs(x: Any) -> str:
     if not isinstance(x, list | tuple) or hasattr(x, "_fields"):
         return ""
     given = f"; x is a {type(x).__name__} of {len(x)} arrays, one for each input of a model"
-    return f"{given}: np.stack(x) makes rows of them, and with per_member=True a list has an entry for each member"
+    return f"{given}: np.stack(x) makes rows of them, and with per_member=True lists x and y have an entry a member"
 
 
-def one_a_member(x: list, y: list, rows: Any = None) -> tuple[Any, Any, Any]:
+def one_a_member(x: list, y: list, rows: Any, *, members: int, part: str = "") -> tuple[Any, Any, Any]:
     """Pad lists of each member's own x and y, of different lengths, to arrays for `prepare`: -> (x, y, rows)."""
+    names = f"{part}x and y"
     if rows is not None:
-        raise ValueError(
-            "x and y came as lists of each member's own rows, and rows too: leave out what they do not see."
-        )
-    if len(x) != len(y) or not x:
-        raise ValueError(f"x and y as lists have an entry for each member, got {len(x)} and {len(y)}.")
-    each = [(as_arrays(one, "x"), as_arrays(other, "y")) for one, other in zip(x, y, strict=True)]
+        advice = "leave out what they do not see"
+        raise ValueError(f"{names} came as lists of each member's own rows, and rows too: {advice}.")
+    if not x or {len(x), len(y)} != {members}:
+        raise ValueError(f"{names} as lists have an entry for each of {members} members, got {len(x)} and {len(y)}.")
+    each = [(as_arrays(one, f"{part}x"), as_arrays(other, f"{part}y")) for one, other in zip(x, y, strict=True)]
     lengths = [{leaf.shape[:1] for leaf in jax.tree.leaves(one)} for one in each]
     for member, found in enumerate(lengths):
         if len(found) != 1 or () in found or (0,) in found:
             received = f"member {member} has {sorted(found)}"
-            raise ValueError(f"x and y must have the same number of rows, at least one; {received}.")
+            raise ValueError(f"{names} must have the same number of rows, at least one; {received}.")
     counts = [length for ((length,),) in lengths]
     kinds = {jax.tree.structure(one) for one in each} | {tuple(_kinds(one)) for one in each}
     if len(kinds) > 2:

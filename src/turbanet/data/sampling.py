@@ -208,21 +208,21 @@ def deal(*, rows: int, workers: int, epochs: int, batch_size: int, seed: int = 0
     return order
 
 
-def check_rows(rows: Any, *, members: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def check_rows(rows: Any, *, members: int, length: int, name: str = "rows") -> tuple[np.ndarray, np.ndarray]:
     """Return `rows` of `length` examples as int32 [member, row], and how many of them are no padding, int32 [member].
 
-    Raises ValueError for anything out of range.
+    Raises ValueError, which calls them `name`, for anything out of range.
     """
-    rows = np.asarray(as_array(list(map(_positions, rows)) if isinstance(rows, list | tuple) else rows, "rows"))
+    rows = np.asarray(as_array(list(map(_positions, rows)) if isinstance(rows, list | tuple) else rows, name))
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"rows must be integers [member, row], got {rows.dtype} of shape {rows.shape}.")
+        raise ValueError(f"{name} must be integers [member, row], got {rows.dtype} of shape {rows.shape}.")
     if len(rows) != members:
-        raise ValueError(f"rows has {len(rows)} members, the swarm has {members}.")
+        raise ValueError(f"{name} has {len(rows)} members, the swarm has {members}.")
     counts = (rows >= 0).sum(1)
     padded_at_end = (np.arange(rows.shape[1]) < counts[:, None]) == (rows >= 0)
     if rows.min(initial=0) < -1 or rows.max(initial=0) >= length or not padded_at_end.all() or not counts.all():
-        got = f"{rows.min(initial=0)} to {rows.max(initial=0)}, {counts.min(initial=0)} at the fewest"
-        raise ValueError(f"rows must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {got}.")
+        got = f"{rows.min()} to {rows.max()}, {counts.min()} at the fewest" if rows.size else "none"
+        raise ValueError(f"{name} must lie in 0..{length - 1}, at least one a member, -1 only at the end, got {got}.")
     return rows.astype(np.int32), counts.astype(np.int32)
 
 

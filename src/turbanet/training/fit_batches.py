@@ -54,10 +54,11 @@ def fit_batches(
     swarm, loss_fn : as `fit` takes them
     batches : an iterable of (x, y), [row, ...] shared by all members, that starts again each time it is iterated over:
         a PyTorch DataLoader, a grain or tf.data pipeline, a list. Or a function batches(epoch) that returns such an
-        iterable or a generator; for an endless stream, lambda epoch: itertools.islice(stream, 100). With (x, y, rows),
-        rows bool [member, row], each member sees the rows that are True for it. The loss must then take mask=, bool
-        [batch], as all losses of this library do. Rows that no member sees may hold anything. A batch of which a
-        member sees no row is no step for it; its loss is NaN in an epoch in which it sees no row
+        iterable or a generator; epoch counts from 0 in each call: to go on with other orders add int(swarm.epoch[0]).
+        For an endless stream, lambda epoch: itertools.islice(stream, 100). With (x, y, rows), rows bool [member, row],
+        each member sees the rows that are True for it. The loss must then take mask=, bool [batch], as all losses of
+        this library do. Rows that no member sees may hold anything. A batch of which a member sees no row is no step
+        for it; its loss is NaN in an epoch in which it sees no row
     epochs : passes over the batches
     validation, validation_rows, metric, patience, min_delta, monitor, mode : as `fit` takes them
     checkpoints : as `fit` takes them. A training resumes at the beginning of an epoch, with the batches that then come;
